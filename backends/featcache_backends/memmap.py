@@ -1,0 +1,110 @@
+"""NumPy arrays: one `<feature>.npy` a feature, `np.load(path, mmap_mode="r")` opens it.
+
+On disk::
+
+    0     "\\x93NUMPY" 01 00, little-endian u16 246
+    10    "{'descr': '<f4', 'fortran_order': False, 'shape': (total_frames, *dims), }", spaces, "\\n"
+    256   frames of all utterances in the order of writing, C order, without gaps
+
+The header has its final size from the start, so `total_frames` (0 until then) is patched into it when the file is
+closed. A feature without a time axis counts as one frame an utterance. bfloat16 is stored as the uint16 of its bits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, ClassVar
+
+from numpy.lib.format import dtype_to_descr
+
+from featcache.interface import EncodedArray, Extent, FeatureSpec
+
+HEADER_BYTES = 256  # a multiple of 64, so that frames start aligned
+
+
+@dataclass(frozen=True)
+class MemmapBackend:
+    """One memory-mappable `.npy` file per feature."""
+
+    codecs: ClassVar[tuple[str, ...]] = ("raw",)
+
+    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> MemmapWriter:
+        """Start one `.npy` file per feature."""
+        return MemmapWriter(directory, features)
+
+
+class MemmapWriter:
+    """Appends frames to `.npy` files."""
+
+    def __init__(self, directory: Path, features: Sequence[FeatureSpec]) -> None:
+        self._files = {feature.name: _NpyFile(directory / f"{feature.name}.npy", feature) for feature in features}
+
+    def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
+        """Write the arrays of one utterance behind those of the one before."""
+        return {name: self._files[name].append(array) for name, array in arrays.items()}
+
+    def flush(self) -> None:
+        """Make all frames durable."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Patch the shapes into the headers and close the files."""
+        for file in self._files.values():
+            file.close()
+
+    def abort(self) -> None:
+        """Close the files without patching their headers."""
+        for file in self._files.values():
+            file.abort()
+
+
+class _NpyFile:
+    def __init__(self, path: Path, feature: FeatureSpec) -> None:
+        self._path = path
+        self._feature = feature
+        self._rows = 0
+        self._end = HEADER_BYTES
+        self._file: BinaryIO = path.open("xb", buffering=0)
+        self._file.write(_header(feature, 0))
+
+    def append(self, array: EncodedArray) -> tuple[Extent, ...]:
+        start = self._end
+        for block in array.blocks:
+            write_all(self._file, block)
+            self._end += len(block)
+        self._rows += array.rows
+        return (Extent(self._path.name, start, self._end - start),) if self._end > start else ()
+
+    def flush(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.seek(0)
+        write_all(self._file, _header(self._feature, self._rows))
+        self.flush()
+        self._file.close()
+
+    def abort(self) -> None:
+        self._file.close()
+
+
+def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of `data`: an unbuffered file may take less than it is given."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _header(feature: FeatureSpec, rows: int) -> bytes:
+    entries = {
+        "descr": dtype_to_descr(feature.storage_dtype),
+        "fortran_order": False,
+        "shape": (rows, *feature.dims),
+    }
+    text = "{" + "".join(f"'{key}': {value!r}, " for key, value in entries.items()) + "}"
+    length = HEADER_BYTES - 10
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.encode("latin1").ljust(length - 1) + b"\n"

@@ -1,0 +1,112 @@
+"""Every error that featcache raises on purpose.
+
+::
+
+    FeatcacheError
+    ├── ConfigError (ValueError)             a declaration that cannot work
+    │   └── UnknownNameError (KeyError)      no such backend, codec or option
+    ├── MissingDependencyError (ImportError) a format's library is not installed
+    ├── FeatureError (ValueError)            an array that cannot be stored as declared
+    ├── DuplicateIdError (ValueError)        an id given twice in one run
+    ├── ComputeError (RuntimeError)          computing the features of an utterance failed
+    ├── KeyNotFoundError (KeyError)          no such utterance or feature in a cache
+    ├── WindowError (IndexError)             frames outside of an utterance
+    ├── CacheError (OSError)                 a cache that cannot be used as asked
+    │   ├── NotACacheError                   the path holds no cache
+    │   ├── FormatVersionError               written by a newer featcache
+    │   ├── CorruptCacheError                bytes are not what was written
+    │   ├── StaleCacheError                  made from something else than what is declared now
+    │   ├── CacheLockedError                 another writer is at work
+    │   └── StorageFullError                 no space left for what is coming
+    └── IncompleteError (RuntimeError)       extraction stopped before the end; what is done is kept
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FeatcacheError(Exception):
+    """Root of all errors of featcache."""
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class ConfigError(FeatcacheError, ValueError):
+    """A declaration that cannot work."""
+
+
+class UnknownNameError(ConfigError, KeyError):
+    """No such backend, codec, option or feature."""
+
+
+class MissingDependencyError(FeatcacheError, ImportError):
+    """A format's library is not installed."""
+
+
+class FeatureError(FeatcacheError, ValueError):
+    """An array that cannot be stored as declared."""
+
+
+class DuplicateIdError(FeatcacheError, ValueError):
+    """An id that was given twice in one run."""
+
+
+class ComputeError(FeatcacheError, RuntimeError):
+    """Computing the features of an utterance failed."""
+
+
+class KeyNotFoundError(FeatcacheError, KeyError):
+    """No such utterance or feature in a cache."""
+
+
+class WindowError(FeatcacheError, IndexError):
+    """Frames outside of an utterance."""
+
+
+class CacheError(FeatcacheError, OSError):
+    """A cache that cannot be used as asked."""
+
+
+class NotACacheError(CacheError):
+    """The path holds no cache."""
+
+
+class FormatVersionError(CacheError):
+    """The cache was written by a newer featcache."""
+
+
+class CorruptCacheError(CacheError):
+    """Bytes on disk are not what was written."""
+
+
+class StaleCacheError(CacheError):
+    """The cache was made from something else than what is declared now."""
+
+
+class CacheLockedError(CacheError):
+    """Another writer is at work on the cache."""
+
+
+class StorageFullError(CacheError):
+    """No space is left for what is coming."""
+
+
+class IncompleteError(FeatcacheError, RuntimeError):
+    """Extraction stopped before the end; what is done is kept."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known names are close to `name`, or which there are, as the end of a message.
+
+    >>> nearest("hdf", ["hdf5", "zarr"])
+    "did you mean 'hdf5'?"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"known: {', '.join(map(repr, names)) or 'none'}"

@@ -1,0 +1,159 @@
+"""The seam between featcache and a storage format.
+
+A backend writes its ecosystem's own standard file and tells, for every array, where its bytes lie. Nothing else:
+durability, index, statistics, resume and all reading belong to the store, which goes straight to those bytes.
+
+A new format is one frozen dataclass (its fields are the format's options) and one `ContainerWriter`, entered under the
+entry point group `featcache.backends`; `featcache.testing.BackendContract` tells whether it keeps its word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where bytes lie: `nbytes` bytes from `offset` in a file."""
+
+    container: str  # POSIX path, relative to the directory given to `Backend.open_writer`
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """What a backend must know of a feature before its first array."""
+
+    name: str
+    dtype: str  # the declared dtype, "float32", "bfloat16", ...
+    dims: tuple[int, ...]  # shape of one frame; () for one number a frame
+    has_frames: bool = True  # False: one array of shape `dims` an utterance, stored as one row
+    codec: Codec | None = None  # None: raw bytes
+
+    @property
+    def storage_dtype(self) -> np.dtype[np.generic]:
+        """The dtype on disk: little-endian; bfloat16 as the uint16 of its bits, since numpy has none."""
+        return storage_dtype(self.dtype)
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of one uncompressed frame in bytes."""
+        size = self.storage_dtype.itemsize
+        for dim in self.dims:
+            size *= dim
+        return size
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        """The shape that the user sees of an array of `rows` frames."""
+        return (rows, *self.dims) if self.has_frames else self.dims
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedArray:
+    """One utterance's array on its way to disk.
+
+    Without a codec `blocks` is one C-ordered little-endian buffer, with one it is one buffer per block.
+    """
+
+    rows: int  # frames; 1 for a feature without a time axis
+    blocks: tuple[bytes | memoryview, ...]  # empty when `rows` is 0
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all blocks in bytes."""
+        return sum(len(block) for block in self.blocks)
+
+
+class ContainerWriter(Protocol):
+    """Writes the arrays of some features into the files of one format, append only.
+
+    Used by one thread. Bytes of earlier arrays never move: extents stay valid for ever, also when the process dies.
+    """
+
+    def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
+        """Write one utterance, all features of this container, and return where the bytes of each lie.
+
+        Without a codec, the extents of a feature joined together are the array's bytes; with one, there is one extent
+        per block. An array of zero bytes has no extents. `id` is any non-empty Unicode string without NUL.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Return once all that was appended would survive a power cut."""
+        ...
+
+    def close(self) -> None:
+        """Finish the files so that the format's own tools open them, durably, and let go of them."""
+        ...
+
+    def abort(self) -> None:
+        """Let go of the files as they are; never raises."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A storage format; a frozen dataclass whose fields are its options, checked when made.
+
+    Importing its module and making it must not import the format's library; `open_writer` may.
+    """
+
+    codecs: ClassVar[tuple[str, ...]]  # names of the codecs that the format can declare; the first is the default
+
+    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> ContainerWriter:
+        """Start new files for `features` in the existing, empty or foreign `directory`.
+
+        Raises `MissingDependencyError` when the format's library is not installed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How the arrays of a feature are cut into blocks before a codec encodes them."""
+
+    rows: int | None  # rows a block; None: the whole array is one block
+    padded: bool = False  # True: the last block is filled up with zero rows
+
+
+@runtime_checkable
+class SupportsBlocks(Protocol):
+    """A backend that can hold encoded blocks."""
+
+    def blocks(self, feature: FeatureSpec) -> Blocks:
+        """Say how to cut the arrays of `feature`; only asked when `feature.codec` is set."""
+        ...
+
+
+@runtime_checkable
+class Codec(Protocol):
+    """How blocks of rows become bytes; a frozen dataclass whose fields are its options, checked when made."""
+
+    lossless: ClassVar[bool]
+    dtypes: ClassVar[frozenset[str] | None]  # declared dtypes that it can hold; None: all
+
+    def encode(self, block: Array) -> bytes:
+        """Encode a C-ordered, little-endian block of shape (rows, *dims), rows > 0; must not change `block`."""
+        ...
+
+    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
+        """Return the block of shape (rows, *dims) that `data` holds."""
+        ...
+
+
+def storage_dtype(dtype: str) -> np.dtype[np.generic]:
+    """Return the little-endian numpy dtype that holds the declared `dtype` on disk.
+
+    >>> storage_dtype("bfloat16"), storage_dtype("bool")
+    (dtype('uint16'), dtype('bool'))
+    """
+    return np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")
