@@ -1,1 +1,1 @@
-"""featcache: compute speech features once, store them in the format you pick, feed them to training at memory speed."""
+"""featcache: compute speech features once, store them in the format you pick, feed them to training."""

@@ -59,7 +59,7 @@ def _load(group: str, kind: str, name: str) -> type:
     try:
         loaded = entry.load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind} {name!r} is registered as {entry.value!r}, which cannot be loaded: {error}") from error
+        raise ConfigError(f"{kind} {name!r} is registered as {entry.value!r}, which does not load: {error}") from error
     return cast(type, loaded)
 
 

@@ -1,0 +1,1 @@
+"""featcache's own storage formats, one module each."""

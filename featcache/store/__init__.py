@@ -1,0 +1,1 @@
+"""One cache on disk."""
