@@ -138,6 +138,7 @@ class SupportsBlocks(Protocol):
 class Codec(Protocol):
     """How blocks of rows become bytes; a frozen dataclass whose fields are its options, checked when made."""
 
+    name: ClassVar[str]  # as registered
     lossless: ClassVar[bool]
     dtypes: ClassVar[frozenset[str] | None]  # declared dtypes that it can hold; None: all
 
