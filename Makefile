@@ -1,0 +1,51 @@
+# Every word sets up what it needs: on a fresh machine `make demo` and `make test` are enough.
+# Another interpreter: make PYTHON=python3.12 <word>
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+.PHONY: setup demo test check bench clean
+
+setup: $(STAMP)  ## make .venv and install the pinned versions
+
+demo: setup  ## cache the features of spoken digits, train from the cache, test
+	$(BIN)/python recipes/digits/train.py recipes/digits/hparams.yaml
+
+test: setup  ## run the tests
+	$(BIN)/pytest
+
+check: setup  ## lint, types, direction of imports
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup  ## measure reading speed
+	$(BIN)/python benchmarks/read.py
+
+clean:  ## remove everything that the words above made
+	rm -rf $(VENV) recipes/*/results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and pinned: a bare `torch` would be chosen anew, and brings several GB with it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "featcache needs Python 3.11 or newer, $(PYTHON) is older; try: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(call drop_cuda_torchaudio)
+	@touch $@
+
+# torchaudio's wheel is built against CUDA torch: beside another torch one optional library fails to load and takes
+# `import torchaudio` down; without that file torchaudio works.
+define drop_cuda_torchaudio
+if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' \
+  && ! $(BIN)/python -c 'import torchaudio' 2>/dev/null; then \
+  for library in $(VENV)/lib/python3*/site-packages/torchaudio/lib/_torchaudio*.so; do \
+    mv "$$library" "$$library.unused" \
+    && echo "torch has no CUDA: moved torchaudio's optional $$library out of the way (to .unused), it fails to load"; \
+  done; \
+fi
+endef
