@@ -1,0 +1,145 @@
+"""Mean and variance over all frames of a feature, gathered as a by-product of writing and merged exactly."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featcache.errors import CorruptCacheError, FeatureError
+
+# Blocks small enough to stay in the processor's cache, so that a long array never needs a float64 copy of itself, and
+# of few enough rows that plain summation over them rounds no worse than 4,096 * 2^-53.
+_BLOCK_VALUES = 1 << 17
+_BLOCK_ROWS = 1 << 12
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureStats:
+    """Number, mean and spread of the frames of a feature, float64, per element of a frame.
+
+    `mean` and `m2` have the shape of one frame. Two of these made from different frames merge into the one of all
+    frames, whatever the partition and the order: within 1e-12 relative while a mean is below 1,000 standard deviations,
+    beyond that within 2^-53 times their ratio a merge. NaN or infinity in a frame makes its elements NaN.
+
+    >>> stats = FeatureStats.of([[1.0, 5.0], [3.0, 5.0]]).merge(FeatureStats.of([[5.0, 5.0]]))
+    >>> stats.count, stats.mean.tolist(), stats.var.round(3).tolist()
+    (3, [3.0, 5.0], [2.667, 0.0])
+    """
+
+    count: int  # frames
+    mean: NDArray[np.float64]  # zeros while there are no frames
+    m2: NDArray[np.float64]  # sum of squared differences from the mean
+
+    def __post_init__(self) -> None:
+        mean, m2 = _frozen(self.mean), _frozen(self.m2)
+        if mean.shape != m2.shape:
+            raise FeatureError(f"mean of shape {mean.shape!r} and m2 of shape {m2.shape!r} do not belong together")
+        if self.count < 0:
+            raise FeatureError(f"a count of frames cannot be negative: {self.count!r}")
+        object.__setattr__(self, "count", int(self.count))
+        object.__setattr__(self, "mean", mean)
+        object.__setattr__(self, "m2", m2)
+
+    @classmethod
+    def empty(cls, dims: tuple[int, ...]) -> FeatureStats:
+        """Start with no frames; `dims` is the shape of one frame."""
+        return cls(0, np.zeros(dims), np.zeros(dims))
+
+    @classmethod
+    def of(cls, frames: ArrayLike) -> FeatureStats:
+        """Take the statistics of an array of shape (frames, *dims), of any real number type, read only."""
+        array = np.asarray(frames)
+        if array.ndim == 0:
+            raise FeatureError("statistics need an array of shape (frames, ...), not a single number")
+        width = max(array.size // max(len(array), 1), 1)
+        rows = max(min(_BLOCK_VALUES // width, _BLOCK_ROWS), 1)
+        stats = cls.empty(array.shape[1:])
+        for start in range(0, len(array), rows):
+            stats = stats.merge(cls._of_block(array[start : start + rows]))
+        return stats
+
+    @classmethod
+    def _of_block(cls, block: NDArray[Any]) -> FeatureStats:
+        values = block.astype(np.float64, order="C").reshape(len(block), -1)
+        with _nan_and_infinity_allowed():
+            mean = np.add.reduce(values, axis=0) / len(block)
+            values -= mean  # two passes: squares of values far from zero would swallow the variance
+            m2 = np.einsum("ij,ij->j", values, values)
+        return cls(len(block), mean.reshape(block.shape[1:]), m2.reshape(block.shape[1:]))
+
+    def merge(self, other: FeatureStats) -> FeatureStats:
+        """Return the statistics of the frames of both."""
+        if self.mean.shape != other.mean.shape:
+            raise FeatureError(
+                f"statistics of frames of shape {self.mean.shape!r} and {other.mean.shape!r} do not merge"
+            )
+        if not self.count or not other.count:
+            return self if self.count else other
+        # merge two (n, mean, M2): Chan, Golub & LeVeque, The American Statistician 37(3), 1983
+        count = self.count + other.count
+        with _nan_and_infinity_allowed():
+            delta = other.mean - self.mean
+            mean = self.mean + delta * (other.count / count)
+            m2 = self.m2 + other.m2 + delta * delta * (self.count * other.count / count)
+        return FeatureStats(count, mean, m2)
+
+    @property
+    def var(self) -> NDArray[np.float64]:
+        """Population variance (divided by the count); NaN while there are no frames."""
+        return self.m2 / self.count if self.count else np.full_like(self.m2, np.nan)
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        """Population standard deviation; NaN while there are no frames."""
+        return np.sqrt(self.var)
+
+    @property
+    def sum(self) -> NDArray[np.float64]:
+        """Sum over all frames, as ESPnet and Kaldi keep it."""
+        return self.mean * self.count
+
+    @property
+    def sum_square(self) -> NDArray[np.float64]:
+        """Sum of squares over all frames, as ESPnet and Kaldi keep it."""
+        with _nan_and_infinity_allowed():
+            return self.m2 + self.mean * self.mean * self.count
+
+    def save(self, file: str | PathLike[str] | BinaryIO) -> None:
+        """Write an uncompressed `.npz` of `count`, `mean`, `m2`, `sum` and `sum_square`; same statistics, same bytes.
+
+        ESPnet's `GlobalMVN(stats_file=...)` reads it as it is.
+        """
+        if isinstance(file, str | PathLike):
+            with Path(file).open("wb") as stream:  # given a path, NumPy would add a suffix of its own
+                self.save(stream)
+            return
+        np.savez(file, count=np.int64(self.count), mean=self.mean, m2=self.m2, sum=self.sum, sum_square=self.sum_square)
+
+    @classmethod
+    def load(cls, file: str | PathLike[str] | BinaryIO) -> FeatureStats:
+        """Read what `save` wrote; raises `CorruptCacheError` for anything else."""
+        if isinstance(file, str | PathLike):
+            with Path(file).open("rb") as stream:  # given a path, NumPy would leave a damaged file open
+                return cls.load(stream)
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                return cls(int(arrays["count"]), arrays["mean"], arrays["m2"])
+        except (ValueError, LookupError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+            name = getattr(file, "name", "the file")
+            raise CorruptCacheError(f"{name!r} does not hold statistics that featcache wrote: {error}") from error
+
+
+def _nan_and_infinity_allowed() -> np.errstate:
+    return np.errstate(invalid="ignore", over="ignore")  # whether they may be stored is for the writer to say
+
+
+def _frozen(values: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64).view()
+    array.flags.writeable = False
+    return array
