@@ -1,1 +1,51 @@
 """featcache: compute speech features once, store them in the format you pick, feed them to training."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from featcache.config import FeatureStorage as FeatureStorage
+    from featcache.errors import FeatcacheError as FeatcacheError
+    from featcache.feature import FeatureStorageConfig as FeatureStorageConfig
+    from featcache.mvn import GlobalMVN as GlobalMVN
+    from featcache.registry import backend_names as backend_names
+    from featcache.registry import get_backend as get_backend
+    from featcache.stats import FeatureStats as FeatureStats
+    from featcache.store.cache import Cache as Cache
+    from featcache.store.cache import PaddedFeatures as PaddedFeatures
+    from featcache.store.cache import open as open
+    from featcache.store.reader import FeatureReader as FeatureReader
+    from featcache.store.writer import CacheWriter as CacheWriter
+
+# loaded when first used: `import featcache` brings in neither torch nor any format's library
+_HOMES = {
+    "Cache": "featcache.store.cache",
+    "CacheWriter": "featcache.store.writer",
+    "FeatcacheError": "featcache.errors",
+    "FeatureReader": "featcache.store.reader",
+    "FeatureStats": "featcache.stats",
+    "FeatureStorage": "featcache.config",
+    "FeatureStorageConfig": "featcache.feature",
+    "GlobalMVN": "featcache.mvn",
+    "PaddedFeatures": "featcache.store.cache",
+    "backend_names": "featcache.registry",
+    "get_backend": "featcache.registry",
+    "open": "featcache.store.cache",
+}
+
+__all__ = sorted(_HOMES)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'featcache' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]

@@ -157,4 +157,4 @@ def storage_dtype(dtype: str) -> np.dtype[np.generic]:
     >>> storage_dtype("bfloat16"), storage_dtype("bool")
     (dtype('uint16'), dtype('bool'))
     """
-    return np.dtype("uint16" if dtype == "bfloat16" else dtype).newbyteorder("<")
+    return np.dtype("<" + np.dtype("uint16" if dtype == "bfloat16" else dtype).str[1:])

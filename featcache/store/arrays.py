@@ -1,0 +1,141 @@
+"""From what the user gives to the bytes that are stored: checks, casts, and the copy that makes it ours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Union
+
+import numpy as np
+
+from featcache.errors import FeatureError, nearest
+from featcache.feature import FeatureStorageConfig
+from featcache.interface import Array, storage_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+ArrayLike = Union[Array, "torch.Tensor"]
+MAX_RANK = 4
+
+
+def check_id(id: str) -> None:
+    """Raise `FeatureError` unless `id` is a non-empty Unicode string without NUL."""
+    if not isinstance(id, str) or not id or "\0" in id:
+        raise FeatureError(f"utterance id {id!r} is not usable: a non-empty string without NUL is needed")
+    try:
+        id.encode()
+    except UnicodeEncodeError as error:
+        raise FeatureError(f"utterance id {id!r} is not usable: it is not valid Unicode ({error.reason})") from error
+
+
+def check_features(id: str, arrays: Mapping[str, ArrayLike], declared: Mapping[str, FeatureStorageConfig]) -> None:
+    """Raise `FeatureError` unless `arrays` has exactly the declared features."""
+    for name in arrays:
+        if name not in declared:
+            raise FeatureError(f"utterance {id!r}: feature {name!r} is not declared; {nearest(name, declared)}")
+    for name in declared:
+        if name not in arrays:
+            raise FeatureError(f"utterance {id!r}: feature {name!r} is missing; given: {', '.join(arrays) or 'none'}")
+
+
+def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
+    """Return a copy of `value` as it is stored: C order, little-endian, the declared dtype, shape (rows, *dims).
+
+    Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
+    """
+    where = f"utterance {id!r}, feature {feature.name!r}"
+    array, is_bfloat16 = _as_numpy(value, where)
+    if array.dtype.kind not in "fiub":
+        raise FeatureError(f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool")
+    if array.ndim > MAX_RANK or (feature.time_axis == 0 and array.ndim == 0):
+        rank = f"1 to {MAX_RANK}" if feature.time_axis == 0 else f"0 to {MAX_RANK}"
+        raise FeatureError(f"{where}: shape {array.shape} has rank {array.ndim}, but must have {rank}")
+    if feature.time_axis is None:
+        array = array[np.newaxis]
+    if is_bfloat16 and feature.dtype == "bfloat16":
+        stored = np.array(array, storage_dtype("bfloat16"), order="C")
+        _check_finite(_from_bfloat16(stored), feature, where)
+        return stored
+    if is_bfloat16:
+        array = _from_bfloat16(array)
+    if array.dtype.kind == "f":
+        _check_finite(array, feature, where)
+    if feature.dtype == "bfloat16":
+        return _to_bfloat16(array, where)
+    return _cast(array, storage_dtype(feature.dtype), where)
+
+
+def from_storage(stored: Array, dtype: str) -> Array:
+    """Return stored numbers as the user sees them in numpy: bfloat16 as the float32 of the same value."""
+    return _from_bfloat16(stored) if dtype == "bfloat16" else stored
+
+
+def _as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
+    """Return a numpy array over the value, and whether it holds the bits of bfloat16."""
+    torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
+    if torch is not None and isinstance(value, torch.Tensor):
+        tensor = value.detach()
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise FeatureError(f"{where}: only dense tensors can be stored, not {tensor.layout}, {tensor.dtype}")
+        tensor = tensor.cpu().resolve_conj().resolve_neg()
+        if tensor.dtype == torch.bfloat16:
+            return tensor.contiguous().view(torch.uint16).numpy(), True
+        return tensor.numpy(), False
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value), False
+    raise FeatureError(f"{where}: a numpy array or a torch tensor is needed, not {type(value).__name__}")
+
+
+def _check_finite(array: Array, feature: FeatureStorageConfig, where: str) -> None:
+    if feature.nonfinite == "error" and not np.isfinite(array).all():
+        bad = np.argwhere(~np.isfinite(array))[0]
+        raise FeatureError(
+            f"{where}: {array[tuple(bad)]} at {tuple(map(int, bad))} is not finite; "
+            "mend it, or declare nonfinite: keep to store it as it is"
+        )
+
+
+def _cast(array: Array, dtype: np.dtype[np.generic], where: str) -> Array:
+    if array.dtype.newbyteorder("<") == dtype:
+        return np.array(array, dtype, order="C")
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = np.array(array, dtype, order="C")  # casts and copies at once
+    source, target = array.dtype.kind, dtype.kind
+    if source == "f" and target != "f":
+        raise FeatureError(f"{where}: {array.dtype} does not fit {dtype}; round and convert it before it is written")
+    if target == "f":
+        _check_overflow(array, np.isinf(cast), dtype.name, where)
+    elif not np.can_cast(array.dtype, dtype):
+        _check_integers(array, cast, dtype, where)
+    return cast
+
+
+def _check_integers(array: Array, cast: Array, dtype: np.dtype[np.generic], where: str) -> None:
+    # int64 and uint64 wrap into each other and compare equal through float64, so the sign must agree too
+    wrong = (cast.astype(array.dtype) != array) | (np.less(cast, 0) != np.less(array, 0))
+    if wrong.any():
+        bad = tuple(map(int, np.argwhere(wrong)[0]))
+        raise FeatureError(f"{where}: {array[bad]} at {bad} does not fit {dtype.name}")
+
+
+def _check_overflow(array: Array, infinite: Array, dtype: str, where: str) -> None:
+    if infinite.any():
+        overflowed = infinite & np.isfinite(array)
+        if overflowed.any():
+            bad = tuple(map(int, np.argwhere(overflowed)[0]))
+            raise FeatureError(f"{where}: {array[bad]} at {bad} does not fit {dtype}")
+
+
+def _to_bfloat16(array: Array, where: str) -> Array:
+    import torch
+
+    with np.errstate(over="ignore"):
+        single = np.array(array, np.float64 if array.dtype.itemsize > 4 else np.float32, order="C")
+    stored = torch.from_numpy(single).to(torch.bfloat16).view(torch.uint16).numpy()
+    _check_overflow(array, np.isinf(_from_bfloat16(stored)), "bfloat16", where)
+    return stored
+
+
+def _from_bfloat16(stored: Array) -> Array:
+    return (stored.astype(np.uint32) << 16).view(np.float32)

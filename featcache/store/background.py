@@ -1,0 +1,87 @@
+"""One thread that works off a queue bounded in bytes, so that storing overlaps with computing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+Task = Callable[[], object]
+
+
+class Background:
+    """Runs tasks in order, in a thread of its own.
+
+    An error in the thread ends it; `put` and `drain` raise it from then on.
+
+    Args:
+        idle: run between two tasks about every `idle_s` seconds, also while no tasks come.
+        limit_bytes: `put` waits while more than this would be queued; a larger task passes alone.
+    """
+
+    def __init__(self, idle: Task, idle_s: float, limit_bytes: int) -> None:
+        self._idle, self._idle_s, self._limit = idle, idle_s, limit_bytes
+        self._tasks: deque[tuple[Task, int]] = deque()
+        self._stopping = False
+        self._changed = threading.Condition()
+        self.queued_bytes = 0
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="featcache-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, task: Task, nbytes: int) -> None:
+        """Queue a task that holds `nbytes`; waits while the queue is full."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.error or not self._tasks or self.queued_bytes + nbytes <= self._limit
+            )
+            self._raise_error()
+            self._tasks.append((task, nbytes))
+            self.queued_bytes += nbytes
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Return once all tasks are done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error or not self._tasks)
+            self._raise_error()
+
+    def stop(self, finish: bool) -> None:
+        """End the thread, after the queued tasks or before them; never raises."""
+        with self._changed:
+            self._stopping = True
+            if not finish and self._tasks:  # the first one may be running: leave it to `_run`
+                self._tasks = deque([self._tasks[0]])
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            idle_at = time.monotonic() + self._idle_s
+            while self._wait(idle_at):
+                if self._tasks:
+                    task, nbytes = self._tasks[0]
+                    task()
+                    with self._changed:  # only now, so that an empty queue means all done
+                        self._tasks.popleft()
+                        self.queued_bytes -= nbytes
+                        self._changed.notify_all()
+                if time.monotonic() >= idle_at:
+                    self._idle()
+                    idle_at = time.monotonic() + self._idle_s
+        except BaseException as error:
+            with self._changed:
+                self.error = error
+                self._changed.notify_all()
+
+    def _wait(self, until: float) -> bool:
+        """Wait for a task or until a time; False once all is done and the thread shall end."""
+        with self._changed:
+            timeout = max(until - time.monotonic(), 0)
+            self._changed.wait_for(lambda: self._tasks or self._stopping, timeout)
+            return bool(self._tasks) or not self._stopping

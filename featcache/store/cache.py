@@ -1,0 +1,235 @@
+"""Reading a cache: ids, lengths, statistics, and arrays straight from their bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import CacheError, KeyNotFoundError, WindowError, nearest
+from featcache.interface import Array
+from featcache.stats import FeatureStats
+from featcache.store.arrays import from_storage
+from featcache.store.extents import Containers
+from featcache.store.index import Index, load_index
+from featcache.store.manifest import Manifest, read_manifest
+from featcache.store.reading import FeatureArrays
+from featcache.store.verify import verify_arrays, verify_columns
+
+if TYPE_CHECKING:
+    from featcache.store.reader import FeatureReader
+
+CachePath = str | os.PathLike[str]
+
+
+class PaddedFeatures(NamedTuple):
+    """Arrays of several utterances in one, padded at the end of the frame axis.
+
+    data: (utterances, longest, *dims), or (utterances, *dims) without a time axis.
+    lengths: frames of each utterance, int64; ones without a time axis.
+    """
+
+    data: NDArray[Any]
+    lengths: NDArray[np.int64]
+
+
+def open(path: CachePath, verify: Literal["columns", "arrays"] | None = None, *, mapped: bool = True) -> Cache:
+    """Open a cache for reading.
+
+    Args:
+        path: the cache directory.
+        verify: None checks sizes only; "columns" the checksums of index and statistics too; "arrays" those of all
+            stored arrays as well, which reads the whole cache.
+        mapped: read through memory maps; False uses pread, for network file systems.
+
+    Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
+    """
+    return Cache(path, verify, mapped=mapped)
+
+
+class Cache:
+    """One published generation of a cache; safe to share between threads, to fork and to pickle (it opens again).
+
+    Behaves as a mapping from utterance ids to dicts of arrays. Rows, and with them iteration and `lengths`, are in the
+    order of the ids' UTF-8 bytes.
+    """
+
+    def __init__(
+        self, path: CachePath, verify: Literal["columns", "arrays"] | None = None, *, mapped: bool = True
+    ) -> None:
+        self.path = Path(path)
+        self._mapped = mapped
+        self._manifest, self._index = _load(self.path)
+        entries = [entry for part in self._manifest.parts for entry in part.containers]
+        self._containers = Containers(
+            self.path, [file for file, _ in entries], [size for _, size in entries], mapped
+        )
+        self._arrays = {
+            name: FeatureArrays(self._manifest, name, self._index.features[name], self._containers)
+            for name in self._manifest.features
+        }
+        if verify is not None:
+            verify_columns(self.path, self._manifest)
+        if verify == "arrays":
+            verify_arrays(self._manifest, self._index, self._containers)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopen, (self.path, self._mapped)
+
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "incomplete"
+        return f"<Cache {str(self.path)!r}: {len(self)} utterances of {', '.join(self.features)}, {state}>"
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._index.ids()
+
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self._index.find(id) >= 0
+
+    def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
+        row = self._row(id)
+        return {name: from_storage(arrays.read(row), self.dtype(name)) for name, arrays in self._arrays.items()}
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return tuple(self._manifest.features)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What the cache was made from, the declarations of its features under "features"."""
+        return dict(self._manifest.fingerprint)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the extraction had come to its end when this generation was published."""
+        return self._manifest.complete
+
+    @property
+    def generation(self) -> int:
+        """Number of this generation, counted up with each publish."""
+        return self._manifest.generation
+
+    def dtype(self, feature: str) -> str:
+        """Return the declared dtype of a feature."""
+        self._feature(feature)
+        return str(self._manifest.features[feature]["dtype"])
+
+    def read(self, id: str, feature: str, start: int | None = None, stop: int | None = None) -> NDArray[Any]:
+        """Return a writable copy of an utterance's array, or of its frames from `start` to before `stop`.
+
+        Shape (frames, *dims), or `dims` without a time axis; declared dtype, bfloat16 as the float32 of the same value.
+        Only the bytes of these frames are read, or the blocks that hold them where a codec is used.
+
+        Raises `KeyNotFoundError` for an unknown id or feature, `WindowError` unless 0 <= start <= stop <= frames.
+        """
+        return from_storage(self._read_stored(id, feature, start, stop), self.dtype(feature))
+
+    def read_batch(self, ids: Sequence[str], feature: str) -> PaddedFeatures:
+        """Return the arrays of several utterances, copied straight into one array padded with zeros.
+
+        Raises `KeyNotFoundError` for an unknown id or feature.
+        """
+        arrays = self._feature(feature)
+        rows = self._rows(ids)
+        lengths = arrays.lengths[rows]
+        longest = int(lengths.max(initial=0))
+        data = np.empty((len(rows), longest, *arrays.dims), arrays.dtype)
+        for out, row, length in zip(data, rows.tolist(), lengths.tolist(), strict=True):
+            arrays.read_into(row, out[:length])
+            out[length:] = 0
+        if not arrays.has_frames:
+            data = data.reshape(len(rows), *arrays.dims)
+        return PaddedFeatures(from_storage(data, self.dtype(feature)), lengths)
+
+    def lengths(self, feature: str, ids: Sequence[str] | None = None) -> NDArray[np.int64]:
+        """Return the frames of all utterances in row order, or of some; ones for a feature without a time axis."""
+        lengths = self._feature(feature).lengths
+        return lengths.copy() if ids is None else lengths[self._rows(ids)]
+
+    def stats(self, feature: str) -> FeatureStats:
+        """Return count, mean and variance over all frames of a feature.
+
+        Raises `KeyNotFoundError` if none were collected.
+        """
+        self._feature(feature)
+        if not self._manifest.features[feature]["stats"]:
+            raise KeyNotFoundError(
+                f"cache {str(self.path)!r} has no statistics of feature {feature!r}; declare it with stats: true"
+            )
+        return FeatureStats.load(self.path / self._manifest.stats_directory / f"{feature}.npz")
+
+    def reader(self, feature: str) -> FeatureReader:
+        """Return a picklable callable that gives the torch tensor of an id."""
+        from featcache.store.reader import FeatureReader
+
+        self._feature(feature)
+        return FeatureReader(self.path, feature)
+
+    def _read_stored(self, id: str, feature: str, start: int | None, stop: int | None) -> Array:
+        arrays = self._feature(feature)
+        row = self._row(id)
+        if start is None and stop is None:
+            return arrays.read(row)
+        return arrays.read(row, *self._window(id, arrays, row, start, stop))
+
+    def _feature(self, feature: str) -> FeatureArrays:
+        try:
+            return self._arrays[feature]
+        except KeyError:
+            raise KeyNotFoundError(
+                f"no feature {feature!r} in cache {str(self.path)!r}; {nearest(feature, self._arrays)}"
+            ) from None
+
+    def _row(self, id: str) -> int:
+        row = self._index.find(id)
+        if row < 0:
+            raise self._not_found(id)
+        return row
+
+    def _rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        rows = self._index.find_many(ids)
+        if len(rows) and rows.min() < 0:
+            raise self._not_found(ids[int(rows.argmin())])
+        return rows
+
+    def _not_found(self, id: str) -> KeyNotFoundError:
+        if not isinstance(id, str):
+            return KeyNotFoundError(f"utterance ids are strings, not {id!r}")
+        return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}; {self._index.nearest(id)}")
+
+    def _window(
+        self, id: str, arrays: FeatureArrays, row: int, start: int | None, stop: int | None
+    ) -> tuple[int, int]:
+        length = int(arrays.lengths[row])
+        begin, end = 0 if start is None else start, length if stop is None else stop
+        if not arrays.has_frames:
+            raise WindowError(f"feature {arrays.name!r} has no time axis, so there are no frames to choose from")
+        if not 0 <= begin <= end <= length:
+            raise WindowError(
+                f"utterance {id!r}, feature {arrays.name!r}: frames {begin} to {end} are not within 0 to {length}"
+            )
+        return begin, end
+
+
+def _reopen(path: Path, mapped: bool) -> Cache:
+    return Cache(path, mapped=mapped)
+
+
+def _load(path: Path) -> tuple[Manifest, Index]:
+    manifest = read_manifest(path)
+    while True:
+        try:
+            return manifest, load_index(path / manifest.index_directory, list(manifest.features))
+        except FileNotFoundError as error:
+            newer = read_manifest(path)  # published anew in between: the columns of the generation before go then
+            if newer.generation == manifest.generation:
+                raise CacheError(f"cache {str(path)!r} lacks {error.filename!r}") from error
+            manifest = newer

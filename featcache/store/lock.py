@@ -1,0 +1,54 @@
+"""Who may write: advisory locks that vanish with the process that holds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from featcache.errors import CacheLockedError
+
+NAME = "writer.lock"
+
+
+class WriterLock:
+    """Held by the one process that may publish a cache, or write a part."""
+
+    def __init__(self, directory: Path) -> None:
+        self._holder = directory / "writer.json"
+        self._lock = FileLock(directory / NAME, thread_local=False)  # a part is sealed by another thread
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise CacheLockedError(
+                f"{str(directory)!r} is being written by {self._holder_text()}; wait for it, or end it and try again: "
+                "what it has committed is kept"
+            ) from error
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
+
+    def release(self) -> None:
+        """Let others write; harmless the second time."""
+        if self._lock.is_locked:
+            self._holder.unlink(missing_ok=True)
+            self._lock.release()
+
+    def _holder_text(self) -> str:
+        try:
+            holder = json.loads(self._holder.read_text())
+            return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+        except (OSError, ValueError, KeyError):
+            return "another process"
+
+
+def is_locked(directory: Path) -> bool:
+    """Say whether a live process holds the lock of a directory."""
+    try:
+        with FileLock(directory / NAME).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True

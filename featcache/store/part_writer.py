@@ -1,0 +1,262 @@
+"""Storing utterances: checks in the caller's thread, encoding and writing in another, part after part."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from featcache.errors import (
+    ConfigError,
+    DuplicateIdError,
+    FeatcacheError,
+    FeatureError,
+    StorageFullError,
+)
+from featcache.feature import FeatureStorageConfig
+from featcache.interface import Array
+from featcache.store.arrays import ArrayLike, check_features, check_id, to_storage
+from featcache.store.background import Background
+from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.store.manifest import PARTS, read_manifest
+from featcache.store.merge import sealed_parts
+from featcache.store.part import OpenPart, header_for, new_part_name
+
+COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time
+QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
+PART_BYTES = 8 << 30  # a killed writer's part is copied once when it is recovered
+PART_ROWS = 100_000  # the notes on these stay in memory until the part is sealed, about 1 KB each
+
+Features = Mapping[str, FeatureStorageConfig] | Iterable[FeatureStorageConfig]
+
+
+class PartWriter:
+    """Adds utterances to a cache whose `CacheWriter` is open in another process.
+
+    What is written is in the cache once the `CacheWriter` publishes, after this one was closed.
+
+    Args:
+        path: the cache directory.
+        features: the declarations, the same as the `CacheWriter`'s.
+        fingerprint: what the features are made from, the same as the `CacheWriter`'s.
+    """
+
+    def __init__(self, path: str | Path, features: Features, fingerprint: Mapping[str, object] | None = None) -> None:
+        self.path = Path(path)
+        self.features = by_name(features)
+        self.bytes_written = 0
+        self._build = read_manifest(self.path).building
+        self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
+        stored = sealed_parts(self.path, self._build, self._fingerprint)
+        self._stored = [part.index(self.path, list(self.features)) for part in stored]
+        self._dims = dict(stored[0].header.dims) if stored else {}
+        self._numbers: dict[str, int] = {}  # id -> how many utterances this writer took before it
+        self._expected: int | None = None
+        self._closed = False
+        self._part: OpenPart | None = None  # takes what is written now; the thread may still be at the one before
+        self._part_bytes = self._part_rows = 0
+        self._unsealed: list[OpenPart] = []  # oldest first, as the thread works them off
+        self._sealed: list[str] = []
+        self._sealed_rows = 0
+        self._committed = 0
+        self._background = Background(self._commit, COMMIT_INTERVAL_S, QUEUE_BYTES)
+
+    def __contains__(self, id: str) -> bool:
+        """Say whether an utterance is stored already, or was written now."""
+        return id in self._numbers or any(index.find(id) >= 0 for index in self._stored)
+
+    def write(self, id: str, arrays: Mapping[str, ArrayLike]) -> None:
+        """Store the features of one utterance; the arrays may be used again as soon as this returns.
+
+        Args:
+            id: any non-empty Unicode string without NUL.
+            arrays: exactly the declared features, each a numpy array or torch tensor of shape (frames, *dims), or
+                `dims` for a feature without a time axis.
+
+        Raises `FeatureError` for arrays that cannot be stored as declared and `DuplicateIdError` for a known id; then
+        nothing of the utterance is stored and writing may go on. Raises `StorageFullError` before the disk is full.
+        """
+        if self._closed:
+            raise ConfigError(f"the writer of {str(self.path)!r} is closed")
+        check_id(id)
+        self._check_new(id)
+        check_features(id, arrays, self.features)
+        stored = {name: to_storage(id, arrays[name], feature) for name, feature in self.features.items()}
+        self._check_dims(id, stored)
+        nbytes = sum(array.nbytes for array in stored.values())
+        self._check_space(nbytes)
+        part = self._part or self._start_part(stored)
+        self._put(partial(part.append, id, stored), nbytes)
+        self._numbers[id] = len(self._numbers)
+        self.bytes_written += nbytes
+        self._part_bytes += nbytes
+        self._part_rows += 1
+        if self._part_bytes >= PART_BYTES or self._part_rows >= PART_ROWS:
+            self._end_part()
+
+    def expect(self, utterances: int) -> None:
+        """Say how many utterances are still to come, so that a disk that is too small is noticed early."""
+        self._expected = len(self._numbers) + utterances
+
+    def commit(self) -> int:
+        """Make all that was written durable; returns how many utterances this writer has made so."""
+        self._put(self._commit, 0)
+        self._drain()
+        return self._committed
+
+    def seal(self) -> None:
+        """Finish the files of what was written so far, ready to be published; what follows goes to new ones."""
+        self._end_part()
+        self._drain()
+
+    def close(self) -> None:
+        """Seal what was written and stop."""
+        if not self._closed:
+            try:
+                self.seal()
+            finally:
+                self._stop(finish=True)
+
+    def published(self) -> None:
+        """Take note that what was sealed is published: `abort` leaves it alone from now on."""
+        self._sealed.clear()
+
+    def abort(self) -> None:
+        """Remove what this writer has written and what is not published."""
+        if not self._closed:
+            self._stop(finish=False)
+            for name in [part.name for part in self._unsealed] + self._sealed:
+                shutil.rmtree(self.path / PARTS / name, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        close_after(error, self.close)
+
+    def _check_new(self, id: str) -> None:
+        if id in self._numbers:
+            raise DuplicateIdError(
+                f"utterance {id!r} was given twice: as number {self._numbers[id]} and as number {len(self._numbers)} "
+                f"of this run (counted from 0)"
+            )
+        if id in self:
+            raise DuplicateIdError(
+                f"utterance {id!r} was given as number {len(self._numbers)} of this run (counted from 0), but is in "
+                f"{str(self.path)!r} from an earlier one; skip it (`id in writer` tells), or overwrite the cache"
+            )
+
+    def _check_dims(self, id: str, arrays: Mapping[str, Array]) -> None:
+        for name, array in arrays.items():
+            dims = self._dims.setdefault(name, array.shape[1:])
+            if array.shape[1:] != dims:
+                axes = "frames" if self.features[name].time_axis == 0 else "arrays"
+                raise FeatureError(
+                    f"utterance {id!r}, feature {name!r}: {axes} have shape {array.shape[1:]}, those before have {dims}"
+                )
+
+    def _check_space(self, nbytes: int) -> None:
+        free = shutil.disk_usage(self.path).free
+        coming = self._background.queued_bytes + nbytes
+        if coming > free:
+            raise StorageFullError(
+                f"{free:,} bytes are free on the disk of {str(self.path)!r}, too few for the {coming:,} "
+                f"that are coming; {self._kept()}"
+            )
+        if self._expected is not None and len(self._numbers) >= 100:
+            needed = self.bytes_written * (self._expected - len(self._numbers)) // len(self._numbers)
+            if needed > free:
+                warnings.warn(
+                    f"{str(self.path)!r} will need about {needed:,} more bytes, only {free:,} are free on its disk",
+                    stacklevel=3,
+                )
+                self._expected = None
+
+    def _kept(self) -> str:
+        return (
+            f"{self._committed} utterances of this run are committed and kept: free some space and run the same "
+            "again, it goes on from there"
+        )
+
+    def _put(self, task: Callable[[], object], nbytes: int) -> None:
+        try:
+            self._background.put(task, nbytes)
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def _drain(self) -> None:
+        try:
+            self._background.drain()
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: OSError) -> OSError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StorageFullError(f"the disk of {str(self.path)!r} is full; {self._kept()}")
+        return error
+
+    def _start_part(self, arrays: Mapping[str, Array]) -> OpenPart:
+        # here rather than in the thread, so that a missing library is an error of the first `write`
+        dims = {name: array.shape[1:] for name, array in arrays.items()}
+        header = header_for(self.features, dims, self._build, self._fingerprint)
+        self._part = OpenPart(self.path, new_part_name(), self.features, header)
+        self._unsealed.append(self._part)
+        return self._part
+
+    def _end_part(self) -> None:
+        if self._part is not None:
+            self._put(partial(self._seal, self._part), 0)
+            self._part = None
+            self._part_bytes = self._part_rows = 0
+
+    def _stop(self, finish: bool) -> None:
+        self._closed = True
+        self._background.stop(finish)
+        for part in self._unsealed:
+            part.release()
+
+    # in the background thread:
+
+    def _commit(self) -> None:
+        if self._unsealed:
+            self._committed = self._sealed_rows + self._unsealed[0].commit()
+
+    def _seal(self, part: OpenPart) -> None:
+        sealed = part.seal()
+        self._unsealed.remove(part)
+        if sealed is not None:
+            self._sealed.append(sealed.entry.name)
+            self._sealed_rows += sealed.entry.rows
+            self._committed = self._sealed_rows
+
+
+def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
+    """Close at the end of a `with` block; an error that is on its way is not hidden by one of `close`, but notes it."""
+    try:
+        close()
+    except (FeatcacheError, OSError) as second:
+        if error is None:
+            raise
+        if second is not error:
+            error.add_note(f"then closing the cache failed: {second}")
+
+
+def by_name(features: Features) -> dict[str, FeatureStorageConfig]:
+    """Return declarations by feature name; raises `ConfigError` for two that files could not tell apart."""
+    listed = list(features.values() if isinstance(features, Mapping) else features)
+    if not listed:
+        raise ConfigError("a cache needs at least one feature")
+    found: dict[str, FeatureStorageConfig] = {}
+    for feature in listed:
+        for other in found:  # WebDataset and some file systems do not tell upper from lower case
+            if other.lower() == feature.name.lower():
+                raise ConfigError(f"features {other!r} and {feature.name!r} have the same name but for upper case")
+        found[feature.name] = feature
+    return found

@@ -1,0 +1,58 @@
+"""`FeatureReader`: from an id to a torch tensor, wherever a pipeline takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from featcache.store.cache import Cache, CachePath
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FeatureReader:
+    """Read one feature of a cache by id, as a SpeechBrain dynamic item or any other callable.
+
+    Costs nothing to make, copy, pickle, fork or spawn: the cache is opened at the first call in each process, and
+    copies share nothing. What is read is a tensor of its own, shape (frames, *dims), or `dims` without a time axis.
+
+    >>> reader = FeatureReader("features/train", "fbank")  # dataset.add_dynamic_item(reader, "id", "fbank")
+    """
+
+    def __init__(self, path: CachePath, feature: str) -> None:
+        self.path = Path(path)
+        self.feature = feature
+        self._cache: Cache | None = None
+
+    def __call__(self, id: str) -> torch.Tensor:
+        """Return the tensor of an utterance; raises `KeyNotFoundError` for an unknown id."""
+        return self.read(id)
+
+    def read(self, id: str, start: int | None = None, stop: int | None = None) -> torch.Tensor:
+        """Return the frames from `start` to before `stop` of an utterance, as `Cache.read` does."""
+        import torch
+
+        tensor = torch.from_numpy(self.cache._read_stored(id, self.feature, start, stop))
+        return tensor.view(torch.bfloat16) if self.cache.dtype(self.feature) == "bfloat16" else tensor
+
+    def lengths_for(self, ids: Sequence[str]) -> list[int]:
+        """Return the frames of utterances; `DynamicBatchSampler` takes those of `dataset.data_ids`: `lengths_list`."""
+        lengths: list[int] = self.cache.lengths(self.feature, ids).tolist()
+        return lengths
+
+    @property
+    def cache(self) -> Cache:
+        """The cache, opened when first needed."""
+        if self._cache is None:
+            cache = Cache(self.path)
+            cache.dtype(self.feature)  # an unknown feature is an error here, with its name
+            self._cache = cache
+        return self._cache
+
+    def __repr__(self) -> str:
+        return f"FeatureReader({str(self.path)!r}, {self.feature!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FeatureReader, (self.path, self.feature)

@@ -1,0 +1,93 @@
+"""The arrays of one feature: from a row of the index to numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import CorruptCacheError
+from featcache.interface import Array, Codec, storage_dtype
+from featcache.registry import RAW, get_codec
+from featcache.store.extents import Containers
+from featcache.store.index import FeatureColumns
+from featcache.store.manifest import Manifest
+
+
+class FeatureArrays:
+    """Reads the arrays of one feature as they are stored."""
+
+    def __init__(self, manifest: Manifest, name: str, columns: FeatureColumns, containers: Containers) -> None:
+        declared = manifest.features[name]
+        self.name = name
+        self.dtype = storage_dtype(declared["dtype"])
+        self.dims = manifest.dims.get(name, ())
+        self.has_frames = declared["time_axis"] is not None
+        self.lengths = columns.rows
+        self._columns = columns
+        self._containers = containers
+        self._row_bytes = self.dtype.itemsize * int(np.prod(self.dims, dtype=np.int64))
+        self._codec_name = declared["codec"]
+        self._options: Mapping[str, object] = declared["options"]
+        self._codec: Codec | None = None
+        self._block_rows = np.array(
+            [part.block_rows[name] for part in manifest.parts for _ in part.containers], np.int64
+        )
+
+    def read(self, row: int, start: int = 0, stop: int | None = None) -> Array:
+        """Return a writable copy of frames `start` to before `stop`, in the shape that the user sees."""
+        length = int(self.lengths[row]) if stop is None else stop
+        out = np.empty((length - start, *self.dims), self.dtype)
+        self.read_into(row, out, start)
+        return out if self.has_frames else out[0]
+
+    def read_into(self, row: int, out: Array, start: int = 0) -> None:
+        """Copy the frames from `start` on into the contiguous `out` of shape (frames, *dims)."""
+        if out.size == 0:
+            return
+        if self._codec_name == RAW:
+            self._copy_bytes(row, start * self._row_bytes, out.reshape(-1).view(np.uint8))
+        else:
+            self._decode(row, start, out)
+
+    def _copy_bytes(self, row: int, skip: int, target: NDArray[np.uint8]) -> None:
+        columns = self._columns
+        for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
+            nbytes = int(columns.nbytes[extent])
+            if skip < nbytes:
+                here = target[: nbytes - skip]
+                self._containers.read_into(int(columns.container[extent]), int(columns.offset[extent]) + skip, here)
+                target = target[len(here) :]
+                if not len(target):
+                    return
+            skip = max(skip - nbytes, 0)
+        raise CorruptCacheError(f"the extents of row {row} of feature {self.name!r} are shorter than its length")
+
+    def _decode(self, row: int, start: int, out: Array) -> None:
+        columns = self._columns
+        first, last = int(columns.first[row]), int(columns.first[row + 1])
+        if first == last:
+            raise CorruptCacheError(f"row {row} of feature {self.name!r} has frames but no extents")
+        size = int(self._block_rows[columns.container[first]]) or int(self.lengths[row])
+        done = 0
+        for extent in range(first + start // size, last):
+            block = self._block(extent)[max(start - (extent - first) * size, 0) :][: len(out) - done]
+            out[done : done + len(block)] = block
+            done += len(block)
+            if done == len(out):
+                return
+        raise CorruptCacheError(f"the blocks of row {row} of feature {self.name!r} are shorter than its length")
+
+    def _block(self, extent: int) -> Array:
+        columns = self._columns
+        data = self._containers.view(
+            int(columns.container[extent]), int(columns.offset[extent]), int(columns.nbytes[extent])
+        )
+        if self._codec is None:
+            kind = get_codec(self._codec_name)
+            known = {field.name for field in dataclasses.fields(cast(Any, kind))}
+            self._codec = kind(**{key: value for key, value in self._options.items() if key in known})
+        return self._codec.decode(data.data, self.dtype, self.dims)
