@@ -74,9 +74,6 @@ class OpenPart:
         self._journal = JournalWriter(self.directory, header)
         self._open_containers()
 
-    def __len__(self) -> int:
-        return len(self._utterances)
-
     def append(self, id: str, arrays: Mapping[str, Array]) -> None:
         """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype."""
         for name in self._stats:

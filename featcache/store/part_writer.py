@@ -13,6 +13,7 @@ from typing import Self
 
 from featcache.errors import (
     ConfigError,
+    CorruptCacheError,
     DuplicateIdError,
     FeatcacheError,
     FeatureError,
@@ -90,7 +91,7 @@ class PartWriter:
         self._check_dims(id, stored)
         nbytes = sum(array.nbytes for array in stored.values())
         self._check_space(nbytes)
-        part = self._part or self._start_part(stored)
+        part = self._start_part(stored) if self._part is None else self._part
         self._put(partial(part.append, id, stored), nbytes)
         self._numbers[id] = len(self._numbers)
         self.bytes_written += nbytes
@@ -113,6 +114,10 @@ class PartWriter:
         """Finish the files of what was written so far, ready to be published; what follows goes to new ones."""
         self._end_part()
         self._drain()
+        if self._committed != len(self._numbers):  # never: a promise worth a comparison
+            raise CorruptCacheError(
+                f"{len(self._numbers)} utterances were written to {str(self.path)!r} but {self._committed} are stored"
+            )
 
     def close(self) -> None:
         """Seal what was written and stop."""
