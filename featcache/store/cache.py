@@ -95,7 +95,7 @@ class Cache:
 
     def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
         row = self._row(id)
-        return {name: from_storage(arrays.read(row), self.dtype(name)) for name, arrays in self._arrays.items()}
+        return {name: from_storage(arrays.read(row), arrays.declared_dtype) for name, arrays in self._arrays.items()}
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -119,8 +119,7 @@ class Cache:
 
     def dtype(self, feature: str) -> str:
         """Return the declared dtype of a feature."""
-        self._feature(feature)
-        return str(self._manifest.features[feature]["dtype"])
+        return self._feature(feature).declared_dtype
 
     def read(self, id: str, feature: str, start: int | None = None, stop: int | None = None) -> NDArray[Any]:
         """Return a writable copy of an utterance's array, or of its frames from `start` to before `stop`.
@@ -130,7 +129,8 @@ class Cache:
 
         Raises `KeyNotFoundError` for an unknown id or feature, `WindowError` unless 0 <= start <= stop <= frames.
         """
-        return from_storage(self._read_stored(id, feature, start, stop), self.dtype(feature))
+        arrays = self._feature(feature)
+        return from_storage(self._read_stored(id, arrays, start, stop), arrays.declared_dtype)
 
     def read_batch(self, ids: Sequence[str], feature: str) -> PaddedFeatures:
         """Return the arrays of several utterances, copied straight into one array padded with zeros.
@@ -147,7 +147,7 @@ class Cache:
             out[length:] = 0
         if not arrays.has_frames:
             data = data.reshape(len(rows), *arrays.dims)
-        return PaddedFeatures(from_storage(data, self.dtype(feature)), lengths)
+        return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
     def lengths(self, feature: str, ids: Sequence[str] | None = None) -> NDArray[np.int64]:
         """Return the frames of all utterances in row order, or of some; ones for a feature without a time axis."""
@@ -173,8 +173,7 @@ class Cache:
         self._feature(feature)
         return FeatureReader(self.path, feature)
 
-    def _read_stored(self, id: str, feature: str, start: int | None, stop: int | None) -> Array:
-        arrays = self._feature(feature)
+    def _read_stored(self, id: str, arrays: FeatureArrays, start: int | None, stop: int | None) -> Array:
         row = self._row(id)
         if start is None and stop is None:
             return arrays.read(row)

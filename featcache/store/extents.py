@@ -36,6 +36,13 @@ class Containers:
         self._open: dict[int, Bytes | _File] = {}
         self._lock = threading.Lock()
 
+    def mapped(self, container: int) -> Bytes | None:
+        """Return the read-only bytes of a whole container; None unless it is mapped."""
+        source = self._open.get(container)
+        if source is None:
+            source = self._start(container)
+        return None if isinstance(source, _File) else source
+
     def view(self, container: int, offset: int, nbytes: int) -> Bytes:
         """Return read-only bytes, without a copy where the container is mapped."""
         source = self._open.get(container)

@@ -6,8 +6,10 @@ Rows are sorted by the UTF-8 bytes of their ids, so that they do not depend on t
 from __future__ import annotations
 
 import difflib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar, cast
@@ -40,7 +42,7 @@ class FeatureColumns:
     nbytes: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Index:
     """The columns of a part or of a generation."""
 
@@ -52,6 +54,11 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.hashes)
+
+    @cached_property
+    def _views(self) -> tuple[memoryview, memoryview, memoryview, memoryview]:
+        # one item of a memoryview costs a third of one of an array
+        return self.hashes.data, self.hash_rows.data, self.id_ends.data, self.id_bytes.data
 
     def id(self, row: int) -> str:
         """Return the id of a row."""
@@ -69,10 +76,11 @@ class Index:
         """Return the row of an id, -1 if there is none."""
         key = id.encode("utf-8", "surrogatepass")
         hash_ = xxhash.xxh3_64_intdigest(key)
-        position = int(self.hashes.searchsorted(np.uint64(hash_)))
-        while position < len(self.hashes) and int(self.hashes[position]) == hash_:
-            row = int(self.hash_rows[position])
-            if self.id_bytes[self.id_ends[row] : self.id_ends[row + 1]].tobytes() == key:
+        hashes, hash_rows, ends, data = self._views
+        position = bisect_left(hashes, hash_)
+        while position < len(hashes) and hashes[position] == hash_:
+            row: int = hash_rows[position]
+            if data[ends[row] : ends[row + 1]] == key:
                 return row
             position += 1
         return -1

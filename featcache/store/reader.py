@@ -34,8 +34,10 @@ class FeatureReader:
         """Return the frames from `start` to before `stop` of an utterance, as `Cache.read` does."""
         import torch
 
-        tensor = torch.from_numpy(self.cache._read_stored(id, self.feature, start, stop))
-        return tensor.view(torch.bfloat16) if self.cache.dtype(self.feature) == "bfloat16" else tensor
+        cache = self.cache
+        arrays = cache._feature(self.feature)
+        tensor = torch.from_numpy(cache._read_stored(id, arrays, start, stop))
+        return tensor.view(torch.bfloat16) if arrays.declared_dtype == "bfloat16" else tensor
 
     def lengths_for(self, ids: Sequence[str]) -> list[int]:
         """Return the frames of utterances; `DynamicBatchSampler` takes those of `dataset.data_ids`: `lengths_list`."""

@@ -23,11 +23,14 @@ class FeatureArrays:
     def __init__(self, manifest: Manifest, name: str, columns: FeatureColumns, containers: Containers) -> None:
         declared = manifest.features[name]
         self.name = name
-        self.dtype = storage_dtype(declared["dtype"])
+        self.declared_dtype: str = declared["dtype"]
+        self.dtype = storage_dtype(self.declared_dtype)
         self.dims = manifest.dims.get(name, ())
         self.has_frames = declared["time_axis"] is not None
         self.lengths = columns.rows
-        self._columns = columns
+        # one item of a memoryview costs a third of one of an array
+        self._length, self._first = columns.rows.data, columns.first.data
+        self._container, self._offset, self._nbytes = columns.container.data, columns.offset.data, columns.nbytes.data
         self._containers = containers
         self._row_bytes = self.dtype.itemsize * int(np.prod(self.dims, dtype=np.int64))
         self._codec_name = declared["codec"]
@@ -39,27 +42,45 @@ class FeatureArrays:
 
     def read(self, row: int, start: int = 0, stop: int | None = None) -> Array:
         """Return a writable copy of frames `start` to before `stop`, in the shape that the user sees."""
-        length = int(self.lengths[row]) if stop is None else stop
+        view = self.view(row)
+        if view is not None:
+            return view[start:stop].copy() if self.has_frames else view[0, ...].copy()
+        length: int = self._length[row] if stop is None else stop
         out = np.empty((length - start, *self.dims), self.dtype)
         self.read_into(row, out, start)
-        return out if self.has_frames else out[0]
+        return out if self.has_frames else out[0, ...]
 
     def read_into(self, row: int, out: Array, start: int = 0) -> None:
         """Copy the frames from `start` on into the contiguous `out` of shape (frames, *dims)."""
-        if out.size == 0:
+        view = self.view(row)
+        if view is not None:
+            out[...] = view[start : start + len(out)]
+        elif out.nbytes == 0:
             return
-        if self._codec_name == RAW:
+        elif self._codec_name == RAW:
             self._copy_bytes(row, start * self._row_bytes, out.reshape(-1).view(np.uint8))
         else:
             self._decode(row, start, out)
 
+    def view(self, row: int) -> Array | None:
+        """Return the read-only array of shape (rows, *dims) without a copy; None unless it lies mapped in one piece."""
+        extent = self._first[row]
+        if self._codec_name != RAW or self._first[row + 1] != extent + 1:
+            return None
+        source = self._containers.mapped(self._container[extent])
+        if source is None:
+            return None
+        rows, offset = self._length[row], self._offset[extent]
+        if rows * self._row_bytes > min(self._nbytes[extent], len(source) - offset):
+            raise CorruptCacheError(f"the extent of row {row} of feature {self.name!r} is shorter than its length")
+        return np.ndarray((rows, *self.dims), self.dtype, source.data, offset)
+
     def _copy_bytes(self, row: int, skip: int, target: NDArray[np.uint8]) -> None:
-        columns = self._columns
-        for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
-            nbytes = int(columns.nbytes[extent])
+        for extent in range(self._first[row], self._first[row + 1]):
+            nbytes: int = self._nbytes[extent]
             if skip < nbytes:
                 here = target[: nbytes - skip]
-                self._containers.read_into(int(columns.container[extent]), int(columns.offset[extent]) + skip, here)
+                self._containers.read_into(self._container[extent], self._offset[extent] + skip, here)
                 target = target[len(here) :]
                 if not len(target):
                     return
@@ -67,11 +88,10 @@ class FeatureArrays:
         raise CorruptCacheError(f"the extents of row {row} of feature {self.name!r} are shorter than its length")
 
     def _decode(self, row: int, start: int, out: Array) -> None:
-        columns = self._columns
-        first, last = int(columns.first[row]), int(columns.first[row + 1])
+        first, last = self._first[row], self._first[row + 1]
         if first == last:
             raise CorruptCacheError(f"row {row} of feature {self.name!r} has frames but no extents")
-        size = int(self._block_rows[columns.container[first]]) or int(self.lengths[row])
+        size = int(self._block_rows[self._container[first]]) or self._length[row]
         done = 0
         for extent in range(first + start // size, last):
             block = self._block(extent)[max(start - (extent - first) * size, 0) :][: len(out) - done]
@@ -82,10 +102,7 @@ class FeatureArrays:
         raise CorruptCacheError(f"the blocks of row {row} of feature {self.name!r} are shorter than its length")
 
     def _block(self, extent: int) -> Array:
-        columns = self._columns
-        data = self._containers.view(
-            int(columns.container[extent]), int(columns.offset[extent]), int(columns.nbytes[extent])
-        )
+        data = self._containers.view(self._container[extent], self._offset[extent], self._nbytes[extent])
         if self._codec is None:
             kind = get_codec(self._codec_name)
             known = {field.name for field in dataclasses.fields(cast(Any, kind))}
