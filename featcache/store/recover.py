@@ -45,6 +45,15 @@ def recover_parts(
             _recover(cache, name, features, journal)
 
 
+def holds_utterances(cache: Path) -> bool:
+    """Say whether any part, sealed or not, has committed utterances."""
+    for name, sealed in list_parts(cache):
+        journal = None if sealed is not None else read_journal(cache / PARTS / name)
+        if sealed is not None or (journal is not None and journal.utterances):
+            return True
+    return False
+
+
 def _is_unfinished_copy(directory: Path) -> bool:
     original = directory.name.removesuffix(SUFFIX)
     return original != directory.name and directory.with_name(original).exists()

@@ -14,9 +14,8 @@ from featcache.store.fingerprint import cache_fingerprint, differences, fingerpr
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import NAME, PARTS, Manifest, read_manifest, write_manifest
 from featcache.store.merge import publish, sealed_parts
-from featcache.store.part import list_parts
 from featcache.store.part_writer import Features, PartWriter, by_name, close_after
-from featcache.store.recover import recover_parts
+from featcache.store.recover import holds_utterances, recover_parts
 
 
 class CacheWriter:
@@ -134,7 +133,7 @@ class CacheWriter:
         if overwrite and manifest.rows:
             return self._start_overwrite(manifest, content)
         changed = differences(manifest.fingerprint, content)
-        if changed and (manifest.rows or any(list_parts(self.path))):
+        if changed and (manifest.rows or holds_utterances(self.path)):
             lines = "".join(f"\n  {line}" for line in changed)
             raise StaleCacheError(
                 f"cache {str(self.path)!r} was made from something else than is declared now:{lines}\n"
