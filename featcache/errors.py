@@ -99,14 +99,14 @@ class IncompleteError(FeatcacheError, RuntimeError):
     """Extraction stopped before the end; what is done is kept."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """Say which known names are close to `name`, or which there are, as the end of a message.
 
     >>> nearest("hdf", ["hdf5", "zarr"])
     "did you mean 'hdf5'?"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known: {', '.join(map(repr, names)) or 'none'}"

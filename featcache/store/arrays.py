@@ -31,6 +31,8 @@ def check_id(id: str) -> None:
 
 def check_features(id: str, arrays: Mapping[str, ArrayLike], declared: Mapping[str, FeatureStorageConfig]) -> None:
     """Raise `FeatureError` unless `arrays` has exactly the declared features."""
+    if not isinstance(arrays, Mapping):
+        raise FeatureError(f"utterance {id!r}: a dict of arrays by feature is needed, not {type(arrays).__name__}")
     for name in arrays:
         if name not in declared:
             raise FeatureError(f"utterance {id!r}: feature {name!r} is not declared; {nearest(name, declared)}")

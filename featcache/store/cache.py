@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import CacheError, KeyNotFoundError, WindowError, nearest
+from featcache.errors import CacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.arrays import from_storage
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from featcache.store.reader import FeatureReader
 
 CachePath = str | os.PathLike[str]
+VERIFY = ("columns", "arrays")
 
 
 class PaddedFeatures(NamedTuple):
@@ -73,6 +74,8 @@ class Cache:
             for name in self._manifest.features
         }
         if verify is not None:
+            if verify not in VERIFY:
+                raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
             verify_columns(self.path, self._manifest)
         if verify == "arrays":
             verify_arrays(self._manifest, self._index, self._containers)
@@ -188,12 +191,15 @@ class Cache:
             ) from None
 
     def _row(self, id: str) -> int:
-        row = self._index.find(id)
+        row = self._index.find(id) if isinstance(id, str) else -1
         if row < 0:
             raise self._not_found(id)
         return row
 
     def _rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        for id in ids:
+            if not isinstance(id, str):
+                raise self._not_found(id)
         rows = self._index.find_many(ids)
         if len(rows) and rows.min() < 0:
             raise self._not_found(ids[int(rows.argmin())])

@@ -89,14 +89,10 @@ class Index:
         """Say which ids are close to one that is not there, as the end of a message."""
         if not len(self):
             return "the cache is empty"
-        low = 0
-        if len(self) > 10_000:  # only those around its place in the order
-            key, low, high = id.encode("utf-8", "surrogatepass"), 0, len(self)
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (middle + 1, high) if self.id(middle).encode() < key else (low, middle)
-            low = max(low - 100, 0)
-        around = [self.id(row) for row in range(low, min(low + 10_000, len(self)))]
+        # only those around its place in the order: comparing takes 50 us an id, and more for long ones
+        key = id.encode("utf-8", "surrogatepass")
+        place = bisect_left(range(len(self)), key, key=lambda row: self.id(row).encode())
+        around = [self.id(row) for row in range(max(place - 1000, 0), min(place + 1000, len(self)))]
         close = difflib.get_close_matches(id, around, n=3, cutoff=0.0)
         return f"nearest ids: {', '.join(map(repr, close))}"
 

@@ -56,6 +56,7 @@ class OpenPart:
     ) -> None:
         self.name = name
         self.directory = cache / PARTS / name
+        self.dims = header.dims
         self._cache = cache
         self._header = header
         self._features = features

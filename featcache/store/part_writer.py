@@ -55,10 +55,10 @@ class PartWriter:
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         stored = sealed_parts(self.path, self._build, self._fingerprint)
         self._stored = [part.index(self.path, list(self.features)) for part in stored]
-        self._dims = dict(stored[0].header.dims) if stored else {}
+        self._dims = stored[0].header.dims if stored else {}
         self._numbers: dict[str, int] = {}  # id -> how many utterances this writer took before it
         self._expected: int | None = None
-        self._closed = False
+        self.closed = False
         self._part: OpenPart | None = None  # takes what is written now; the thread may still be at the one before
         self._part_bytes = self._part_rows = 0
         self._unsealed: list[OpenPart] = []  # oldest first, as the thread works them off
@@ -82,8 +82,7 @@ class PartWriter:
         Raises `FeatureError` for arrays that cannot be stored as declared and `DuplicateIdError` for a known id; then
         nothing of the utterance is stored and writing may go on. Raises `StorageFullError` before the disk is full.
         """
-        if self._closed:
-            raise ConfigError(f"the writer of {str(self.path)!r} is closed")
+        self._check_open()
         check_id(id)
         self._check_new(id)
         check_features(id, arrays, self.features)
@@ -93,6 +92,7 @@ class PartWriter:
         self._check_space(nbytes)
         part = self._start_part(stored) if self._part is None else self._part
         self._put(partial(part.append, id, stored), nbytes)
+        self._dims = part.dims
         self._numbers[id] = len(self._numbers)
         self.bytes_written += nbytes
         self._part_bytes += nbytes
@@ -102,16 +102,19 @@ class PartWriter:
 
     def expect(self, utterances: int) -> None:
         """Say how many utterances are still to come, so that a disk that is too small is noticed early."""
+        self._check_open()
         self._expected = len(self._numbers) + utterances
 
     def commit(self) -> int:
         """Make all that was written durable; returns how many utterances this writer has made so."""
+        self._check_open()
         self._put(self._commit, 0)
         self._drain()
         return self._committed
 
     def seal(self) -> None:
         """Finish the files of what was written so far, ready to be published; what follows goes to new ones."""
+        self._check_open()
         self._end_part()
         self._drain()
         if self._committed != len(self._numbers):  # never: a promise worth a comparison
@@ -121,7 +124,7 @@ class PartWriter:
 
     def close(self) -> None:
         """Seal what was written and stop."""
-        if not self._closed:
+        if not self.closed:
             try:
                 self.seal()
             finally:
@@ -133,7 +136,7 @@ class PartWriter:
 
     def abort(self) -> None:
         """Remove what this writer has written and what is not published."""
-        if not self._closed:
+        if not self.closed:
             self._stop(finish=False)
             for name in [part.name for part in self._unsealed] + self._sealed:
                 shutil.rmtree(self.path / PARTS / name, ignore_errors=True)
@@ -145,6 +148,10 @@ class PartWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         close_after(error, self.close)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ConfigError(f"the writer of {str(self.path)!r} is closed")
 
     def _check_new(self, id: str) -> None:
         if id in self._numbers:
@@ -160,7 +167,7 @@ class PartWriter:
 
     def _check_dims(self, id: str, arrays: Mapping[str, Array]) -> None:
         for name, array in arrays.items():
-            dims = self._dims.setdefault(name, array.shape[1:])
+            dims = self._dims.get(name, array.shape[1:])
             if array.shape[1:] != dims:
                 axes = "frames" if self.features[name].time_axis == 0 else "arrays"
                 raise FeatureError(
@@ -222,7 +229,7 @@ class PartWriter:
             self._part_bytes = self._part_rows = 0
 
     def _stop(self, finish: bool) -> None:
-        self._closed = True
+        self.closed = True
         self._background.stop(finish)
         for part in self._unsealed:
             part.release()

@@ -105,6 +105,8 @@ class CacheWriter:
 
     def close(self, complete: bool = True) -> None:
         """Publish, and let go of the cache."""
+        if self._parts.closed:
+            return
         try:
             self._parts.close()
             self._publish(complete)
@@ -113,8 +115,10 @@ class CacheWriter:
 
     def abort(self) -> None:
         """Remove what was written since the last `publish`, and let go of the cache."""
-        self._parts.abort()
-        self._lock.release()
+        try:
+            self._parts.abort()
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
