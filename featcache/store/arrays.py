@@ -53,8 +53,17 @@ def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Arra
     if array.ndim > MAX_RANK or (feature.time_axis == 0 and array.ndim == 0):
         rank = f"1 to {MAX_RANK}" if feature.time_axis == 0 else f"0 to {MAX_RANK}"
         raise FeatureError(f"{where}: shape {array.shape} has rank {array.ndim}, but must have {rank}")
-    if feature.time_axis is None:
-        array = array[np.newaxis]
+    stored = _converted(array, is_bfloat16, feature, where)
+    return stored if feature.time_axis == 0 else stored[np.newaxis]
+
+
+def from_storage(stored: Array, dtype: str) -> Array:
+    """Return stored numbers as the user sees them in numpy: bfloat16 as the float32 of the same value."""
+    return _from_bfloat16(stored) if dtype == "bfloat16" else stored
+
+
+def _converted(array: Array, is_bfloat16: bool, feature: FeatureStorageConfig, where: str) -> Array:
+    """Return a copy in the declared dtype."""
     if is_bfloat16 and feature.dtype == "bfloat16":
         stored = np.array(array, storage_dtype("bfloat16"), order="C")
         _check_finite(_from_bfloat16(stored), feature, where)
@@ -68,23 +77,20 @@ def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Arra
     return _cast(array, storage_dtype(feature.dtype), where)
 
 
-def from_storage(stored: Array, dtype: str) -> Array:
-    """Return stored numbers as the user sees them in numpy: bfloat16 as the float32 of the same value."""
-    return _from_bfloat16(stored) if dtype == "bfloat16" else stored
-
-
 def _as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
     """Return a numpy array over the value, and whether it holds the bits of bfloat16."""
     torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach()
-        if tensor.layout != torch.strided or tensor.is_quantized:
-            raise FeatureError(f"{where}: only dense tensors can be stored, not {tensor.layout}, {tensor.dtype}")
-        tensor = tensor.cpu().resolve_conj().resolve_neg()
-        if tensor.dtype == torch.bfloat16:
-            return tensor.contiguous().view(torch.uint16).numpy(), True
-        return tensor.numpy(), False
-    if isinstance(value, (np.ndarray, np.generic)):
+        try:
+            tensor = tensor.cpu().resolve_conj().resolve_neg()
+            if tensor.dtype == torch.bfloat16:
+                return tensor.contiguous().view(torch.uint16).numpy(), True
+            return tensor.numpy(), False
+        except (TypeError, RuntimeError) as error:  # sparse, quantised, without data, or of a dtype numpy lacks
+            what = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+            raise FeatureError(f"{where}: a tensor of {what} cannot be stored: {error}") from error
+    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
         return np.asarray(value), False
     raise FeatureError(f"{where}: a numpy array or a torch tensor is needed, not {type(value).__name__}")
 
@@ -133,7 +139,7 @@ def _to_bfloat16(array: Array, where: str) -> Array:
     import torch
 
     with np.errstate(over="ignore"):
-        single = np.array(array, np.float64 if array.dtype.itemsize > 4 else np.float32, order="C")
+        single = np.array(array, np.float32, order="C")
     stored = torch.from_numpy(single).to(torch.bfloat16).view(torch.uint16).numpy()
     _check_overflow(array, np.isinf(_from_bfloat16(stored)), "bfloat16", where)
     return stored
