@@ -1,0 +1,164 @@
+"""`FeatureCacheMixin`: a SpeechBrain `Brain`, or any object with modules and a device, computes and caches features."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+
+from featcache.config import FeatureStorage
+from featcache.errors import ConfigError
+from featcache.extraction import Extraction
+from featcache.fingerprint import find_ingredients, items_of, modules_of
+from featcache.ranks import Ranks
+from featcache.store.cache import Cache
+
+
+class FeatureCacheMixin:
+    """Gives a `Brain` the method `cache_features`; the class itself defines `compute_features`.
+
+    It may stand before or after `Brain` among the bases. Any other object needs `modules` (a `ModuleDict` or a dict)
+    and `device`; `hparams`, `evaluation_ctx`, `eval_precision`, `noprogressbar`, `debug` and `debug_batches` are used
+    if it has them::
+
+        class MyBrain(featcache.FeatureCacheMixin, sb.Brain):
+            def compute_features(self, batch, stage):
+                fbank = self.modules.fbank(batch.sig.data)
+                return featcache.unpad(batch.id, batch.num_samples // 160 + 1, fbank=fbank)
+
+        cache = MyBrain(modules, hparams=hparams).cache_features(train_set)
+    """
+
+    def compute_features(self, batch: Any, stage: Any) -> list[dict[str, Any]]:
+        """Compute the features of a batch, which has been moved to `self.device`; to be defined by the class.
+
+        Called without gradients, all modules in evaluation mode, in the precision of evaluation.
+
+        Returns for each utterance of the batch a dict of its "id" and all declared features, cut to the utterance's own
+        length: tensors or arrays of shape (frames, *dims), on any device. `featcache.unpad` makes it of padded ones.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has to define compute_features(batch, stage)")
+
+    def cache_features(
+        self,
+        dataset: Any,
+        stage: Any = None,
+        *,
+        split: str | None = None,
+        storage: FeatureStorage | None = None,
+        loader_kwargs: Mapping[str, Any] | None = None,
+        progressbar: bool | None = None,
+        resume: bool = True,
+        overwrite: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+        fingerprint: Mapping[str, object] | None = None,
+    ) -> Cache:
+        """Compute what the cache of a split lacks of the features of a dataset, and open the cache.
+
+        Returns at once when nothing is missing. Stopped at any moment, the same call goes on: utterances that are in
+        the cache are not loaded again where the dataset shows its ids (`data_ids` or `ids`), else not computed again.
+        Under torchrun each rank computes its share. With `--debug` a few batches are cached, as incomplete.
+
+        Args:
+            dataset: a dataset; or a loader, which is used as it is.
+            stage: given to `compute_features`; by default that of the split.
+            split: names the cache, `storage.path(split)`; by default after the stage, "train" without one.
+            storage: by default the one `FeatureStorage` in `self.hparams`.
+            loader_kwargs: arguments of the DataLoader: batch_size, num_workers, ... Never shuffles or drops anything.
+            progressbar: by default shown unless `self.noprogressbar`.
+            resume: False computes a cache that is incomplete from the start.
+            overwrite: computes a complete one anew; it stays good until the new one is.
+            on_error: "skip" goes on with the next utterance and leaves a line in the cache's `failures.jsonl` for each
+                that failed; the next call tries these again.
+            fingerprint: what else the features are made from, JSON values. A key that featcache finds out itself (see
+                `featcache.fingerprint`: "modules", "source", "hparams", ...) takes its place; None switches it off.
+
+        Raises `StaleCacheError`, with the differences, if the cache was made from something else; `ComputeError` if
+        computing fails; `FeatureError` for arrays that cannot be stored as declared; `IncompleteError` if it failed on
+        another rank. In each case what was computed before is kept.
+        """
+        if on_error not in ("raise", "skip"):
+            raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
+        split, stage = _split_and_stage(self, split, stage)
+        storage = _find_storage(self) if storage is None else storage
+        ingredients = find_ingredients(self)
+        with Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
+            extraction = Extraction(
+                owner=self,
+                source=dataset,
+                stage=stage,
+                storage=storage,
+                split=split,
+                loader_kwargs=dict(loader_kwargs or {}),
+                skip_failures=on_error == "skip",
+                progressbar=not getattr(self, "noprogressbar", False) if progressbar is None else progressbar,
+                ranks=ranks,
+            )
+            made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
+            return extraction.run(lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite)
+
+
+def _split_and_stage(owner: object, split: str | None, stage: Any) -> tuple[str, Any]:
+    if split is None:
+        split = "train" if stage is None else _name(stage).lower()
+    if stage is not None:
+        return split, stage
+    core = sys.modules.get("speechbrain.core")  # a Brain can only come from a loaded SpeechBrain
+    if core is None or not isinstance(owner, core.Brain):
+        return split, split
+    for prefix, name in (("valid", "VALID"), ("dev", "VALID"), ("test", "TEST")):
+        if split.lower().startswith(prefix):
+            return split, core.Stage[name]
+    return split, core.Stage.TRAIN
+
+
+def _name(stage: Any) -> str:
+    return str(getattr(stage, "name", stage))
+
+
+def _find_storage(owner: object) -> FeatureStorage:
+    hparams = items_of(getattr(owner, "hparams", {}))
+    found = {id(value): name for name, value in hparams.items() if isinstance(value, FeatureStorage)}
+    if len(found) != 1:
+        what = (
+            f"several: {', '.join(map(repr, found.values()))}"
+            if found
+            else f"none among {', '.join(hparams) or 'none'}"
+        )
+        raise ConfigError(f"give storage=, a FeatureStorage, or declare exactly one in hparams; there is {what}")
+    (name,) = found.values()
+    storage: FeatureStorage = hparams[name]
+    return storage
+
+
+def _settings(owner: object) -> dict[str, object]:
+    """Return what counts for features whatever `compute_features` names."""
+    settings: dict[str, object] = {}
+    precision = getattr(owner, "eval_precision", None)
+    if isinstance(precision, str):
+        settings["precision"] = precision
+    sample_rate = items_of(getattr(owner, "hparams", {})).get("sample_rate")
+    if isinstance(sample_rate, int | float):
+        settings["sample_rate"] = sample_rate
+    return settings
+
+
+@contextlib.contextmanager
+def _evaluating(owner: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put all modules into evaluation mode, without gradients; then give each of their submodules its mode back."""
+    container = getattr(owner, "modules", None)
+    modules = [container] if isinstance(container, torch.nn.Module) else list(modules_of(owner).values())
+    modules += others
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        for module in modules:
+            module.eval()
+        with torch.no_grad():  # not inference_mode: what modules keep of it could not be trained on later
+            yield
+    finally:
+        for part, training in modes:  # by `train`, which some modules define anew; parents come before their children
+            if part.training != training:
+                part.train(training)

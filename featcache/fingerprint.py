@@ -1,0 +1,259 @@
+"""What a `compute_features` makes its features from, as far as its code tells: the fingerprint of its caches.
+
+Followed are `compute_features`, the methods of its object and the functions and classes of its own file that it names,
+and those that these name in turn. What they name counts:
+
+- modules: `self.modules.X`, `self.modules["X"]`, `self.hparams.X`, `self.X`. Where they reach `self.modules` without a
+  name (a loop, a variable as key), or name no module at all, all of `self.modules` count. A classifier that is trained
+  on the features is not named, so training it makes no cache stale.
+- hparams: `self.hparams.X`, if it is a plain value. constants: plain values of the file likewise.
+- source: the code that was followed, without comments, docstrings and formatting.
+
+Of a module count its weights (parameters and persistent buffers) and its settings: the classes of its submodules and
+the plain values that these keep under the names of their constructors' arguments. Strings that look like paths do not.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+import xxhash
+
+from featcache.store.files import digest
+
+MAX_SETTINGS = 256  # of one module; beyond, their digest
+_LIBRARIES = ("featcache", "speechbrain", "torch")  # whose code is followed no further: versions do not count
+_CONTAINERS = ("modules", "raw_modules", "hparams")
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What the code of a `compute_features` names."""
+
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+    hparams: dict[str, object] = field(default_factory=dict)
+    constants: dict[str, object] = field(default_factory=dict)
+    source: dict[str, str] = field(default_factory=dict)  # qualified name -> xxh3-64
+
+    def fingerprint(self, given: Mapping[str, object]) -> dict[str, object]:
+        """Return the fingerprint; what the user has given takes the place of what was found."""
+        found: dict[str, object] = {"source": self.source}
+        if self.hparams:
+            found["hparams"] = self.hparams
+        if self.constants:
+            found["constants"] = self.constants
+        if "modules" not in given:  # reading large weights takes a moment
+            found["modules"] = {name: describe_module(module) for name, module in self.modules.items()}
+        return dict(sorted({**found, **given}.items()))
+
+
+def find_ingredients(owner: object) -> Ingredients:
+    """Follow the code of `owner.compute_features` and return what it names."""
+    found, names = Ingredients(), _Names()
+    seen: set[object] = set(type(owner).__mro__)  # of these only the methods that are named
+    pending: list[Any] = list(_definitions(type(owner), "compute_features"))
+    files = {function.__module__ for function in pending}
+    while True:
+        while pending:
+            item = pending.pop(0)
+            if item not in seen:
+                seen.add(item)
+                pending += _follow(item, type(owner), names, found)
+        _find_named(owner, names, found)
+        classes = {type(part): None for module in found.modules.values() for part in module.modules()}
+        pending = [cls for cls in classes if cls.__module__ in files and cls not in seen]
+        if not pending:
+            return found
+
+
+def describe_module(module: torch.nn.Module) -> dict[str, object]:
+    """Return class, weights and settings of a module as JSON-able values."""
+    module = _unwrapped(module)
+    settings = dict(sorted(_settings(module)))
+    return {
+        "weights": digest_weights(module),
+        "settings": settings if len(settings) <= MAX_SETTINGS else digest(repr(settings).encode()),
+    }
+
+
+def digest_weights(module: torch.nn.Module) -> str:
+    """Return the xxh3-64 of all parameters and persistent buffers: names, dtypes, shapes and values, by name.
+
+    Whatever the device; parameters of a `DataParallel` or compiled module are named as those of the module in it.
+    """
+    state = xxhash.xxh3_64()
+    for name, value in sorted(_unwrapped(module).state_dict().items()):
+        if isinstance(value, torch.Tensor):
+            state.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+            state.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return state.hexdigest()
+
+
+def _follow(item: Any, cls: type, names: _Names, found: Ingredients) -> list[Any]:
+    """Take note of what a function or class names, and return the functions and classes to follow from there."""
+    tree = _tree(item)
+    if tree is None:  # defined where no source is kept
+        names.modules.add(None)
+        _add_source(found, item, repr(_bytecode(item)))
+        return [value for value in vars(item).values() if isinstance(value, FunctionType)]
+    _add_source(found, item, ast.unparse(tree))
+    names.add(tree)
+    following: list[Any] = [method for name in sorted(names.attributes) for method in _definitions(cls, name)]
+    for name, value in _namespace(item, tree):
+        if isinstance(value, FunctionType | type) and value.__module__ == item.__module__:
+            following.append(value)
+        elif _is_plain(value) and not name.startswith("__"):
+            found.constants[name] = value
+    return following
+
+
+def _add_source(found: Ingredients, item: Any, text: str) -> None:
+    name = item.__qualname__  # shared by functions that another function makes
+    found.source[name] = digest((found.source.get(name, "") + text).encode())
+
+
+class _Names:
+    """The names that code mentions; None in `modules`: reached without a name."""
+
+    def __init__(self) -> None:
+        self.modules: set[str | None] = set()
+        self.hparams: set[str | None] = set()
+        self.attributes: set[str] = set()
+
+    def add(self, tree: ast.AST) -> None:
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                self.attributes.add(node.attr)
+                if node.attr == "hparams":
+                    self.hparams.add(_member(node, parents))
+                elif node.attr in _CONTAINERS:
+                    self.modules.add(_member(node, parents))
+
+
+def _member(node: ast.Attribute, parents: Mapping[ast.AST, ast.AST]) -> str | None:
+    """Return X of <node>.X, <node>["X"] and getattr(<node>, "X")."""
+    parent = parents.get(node)
+    if isinstance(parent, ast.Attribute):
+        return parent.attr
+    key: ast.AST | None = None
+    if isinstance(parent, ast.Subscript) and parent.value is node:
+        key = parent.slice
+    elif isinstance(parent, ast.Call) and getattr(parent.func, "id", "") == "getattr" and len(parent.args) > 1:
+        key = parent.args[1]
+    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
+
+
+def _find_named(owner: object, names: _Names, found: Ingredients) -> None:
+    modules = modules_of(owner)
+    hparams = items_of(getattr(owner, "hparams", {}))
+    own = {**vars(owner), **vars(owner).get("_modules", {})}
+    own = {name: own[name] for name in names.attributes - set(_CONTAINERS) if name in own}
+    named = {name: modules[name] for name in names.modules if name in modules}
+    named |= {name: hparams[name] for name in names.hparams if name in hparams} | own
+    found.modules.update((name, value) for name, value in named.items() if isinstance(value, torch.nn.Module))
+    found.hparams.update(
+        (name, hparams[name]) for name in names.hparams if name is not None and _is_plain(hparams.get(name, found))
+    )
+    if not names.modules <= modules.keys() or not found.modules:
+        found.modules.update(modules)
+
+
+def modules_of(owner: object) -> dict[str, torch.nn.Module]:
+    """Return the modules of a Brain or of anything like one."""
+    if isinstance(owner, torch.nn.Module):  # whose `modules` is a method
+        return dict(owner.named_children())
+    modules = getattr(owner, "modules", {})
+    if isinstance(modules, torch.nn.Module) and not isinstance(modules, torch.nn.ModuleDict):  # wrapped as a whole
+        return dict(_unwrapped(modules).named_children())
+    return items_of(modules)
+
+
+def items_of(container: Any) -> dict[str, Any]:
+    """Return the items of a mapping or the attributes of a namespace."""
+    return dict(container.items() if hasattr(container, "items") else vars(container))
+
+
+def _definitions(cls: type, name: str) -> Iterator[FunctionType]:
+    """Yield all definitions of a method or property, outside of libraries, that an object of `cls` has."""
+    for base in cls.__mro__:
+        value = vars(base).get(name)
+        for attribute in ("fget", "func", "__func__"):  # property, cached_property, staticmethod and classmethod
+            value = getattr(value, attribute, value)
+        value = inspect.unwrap(value) if callable(value) else value
+        if isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in _LIBRARIES:
+            yield value
+
+
+def _namespace(item: Any, tree: ast.AST) -> Iterator[tuple[str, object]]:
+    """Yield what the bare names in a function or class stand for."""
+    values = dict(vars(sys.modules[item.__module__])) if item.__module__ in sys.modules else {}
+    if isinstance(item, FunctionType):
+        values |= item.__globals__
+        for name, cell in zip(item.__code__.co_freevars, item.__closure__ or (), strict=True):
+            values[name] = cell.cell_contents
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in values:
+            yield node.id, values[node.id]
+
+
+def _tree(item: Any) -> ast.AST | None:
+    """Return the syntax tree of a function or class without its docstrings."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(item)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            and ast.get_docstring(node) is not None
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
+
+
+def _bytecode(item: Any) -> tuple[object, ...]:
+    code = item if isinstance(item, CodeType) else getattr(item, "__code__", None)
+    if code is None:
+        return ()
+    consts = [_bytecode(const) if isinstance(const, CodeType) else const for const in code.co_consts]
+    return code.co_code, consts, code.co_names, code.co_varnames
+
+
+def _settings(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
+    for path, part in module.named_modules():
+        yield path or "class", type(part).__qualname__
+        for name in inspect.signature(type(part).__init__).parameters:
+            value = vars(part).get(name, module)
+            if "device" not in name and _is_plain(value):
+                yield f"{path}.{name}" if path else name, value
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return not re.search(r"[/\\]", value)
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, bool | int) or (isinstance(value, float) and value - value == 0)
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside of a parallel or compiled one."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and isinstance(module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+            inner = module.module
+        if not isinstance(inner, torch.nn.Module):
+            return module
+        module = inner

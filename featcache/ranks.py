@@ -1,0 +1,78 @@
+"""The processes of one `torchrun`, which share the work and wait for each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+
+from featcache.errors import ConfigError, IncompleteError
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """This process's place among those that `torch.distributed` connects; alone if it does not.
+
+    A context manager: in it, the ranks talk through a group of their own, in which one may wait for the others as long
+    as it takes. The usual group would give up after minutes (NCCL) while another rank still computes.
+    """
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self.rank, self.size = 0, 1
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+            raise ConfigError(
+                "torchrun started several processes, but they are not connected; call ddp_init_group(run_opts) of "
+                "speechbrain.utils.distributed, or torch.distributed.init_process_group, first"
+            )
+
+    def __enter__(self) -> Self:
+        if self.size > 1:
+            self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=365))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._group is not None:
+            torch.distributed.destroy_process_group(self._group)
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, once all have come here; they must be picklable."""
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+    def together(self, task: Callable[[], T]) -> list[T]:
+        """Run `task` on every rank and return what all of them return.
+
+        A task that fails on one rank fails on all: there with its own error, elsewhere with `IncompleteError`.
+        """
+        if self._group is None:
+            return [task()]
+        result, error = None, None
+        try:
+            result = task()
+        except BaseException as failure:
+            error = failure
+        outcomes = self.gather((result, describe(error) if error is not None else None))
+        if error is not None:
+            raise error
+        for rank, (_, text) in enumerate(outcomes):
+            if text is not None:
+                raise IncompleteError(f"rank {rank} failed with {text}; what was computed is kept")
+        return [result for result, _ in outcomes]  # type: ignore[misc]
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's class and message, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
