@@ -6,10 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
     from featcache.config import FeatureStorage as FeatureStorage
     from featcache.errors import FeatcacheError as FeatcacheError
     from featcache.feature import FeatureStorageConfig as FeatureStorageConfig
     from featcache.mvn import GlobalMVN as GlobalMVN
+    from featcache.padding import unpad as unpad
     from featcache.registry import backend_names as backend_names
     from featcache.registry import get_backend as get_backend
     from featcache.stats import FeatureStats as FeatureStats
@@ -24,6 +26,7 @@ _HOMES = {
     "Cache": "featcache.store.cache",
     "CacheWriter": "featcache.store.writer",
     "FeatcacheError": "featcache.errors",
+    "FeatureCacheMixin": "featcache.brain",
     "FeatureReader": "featcache.store.reader",
     "FeatureStats": "featcache.stats",
     "FeatureStorage": "featcache.config",
@@ -33,6 +36,7 @@ _HOMES = {
     "backend_names": "featcache.registry",
     "get_backend": "featcache.registry",
     "open": "featcache.store.cache",
+    "unpad": "featcache.padding",
 }
 
 __all__ = sorted(_HOMES)

@@ -24,7 +24,7 @@ from featcache.errors import ComputeError, ConfigError, DuplicateIdError, Featur
 from featcache.feature import FeatureStorageConfig
 from featcache.store.cache import Cache
 from featcache.store.writer import CacheWriter
-from featcache.unpad import unpad
+from featcache.padding import unpad
 
 HOP = 10
 
@@ -634,7 +634,7 @@ def test_any_object_with_modules_and_a_device_will_do(tmp_path: Path) -> None:
     code = f"""if True:
         import sys, torch, featcache.brain
         from featcache import FeatureStorage, FeatureStorageConfig
-        from featcache.unpad import unpad
+        from featcache.padding import unpad
 
         class Set(torch.utils.data.Dataset):
             ids = ["a", "b", "c"]

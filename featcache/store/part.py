@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
+from featcache.errors import FeatureError
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array, Blocks, ContainerWriter, EncodedArray, FeatureSpec
 from featcache.stats import FeatureStats
@@ -75,13 +76,17 @@ class OpenPart:
         self._journal = JournalWriter(self.directory, header)
         self._open_containers()
 
-    def append(self, id: str, arrays: Mapping[str, Array]) -> None:
-        """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype."""
+    def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
+        """Encode the arrays of lossy codecs; these, and no others, may refuse numbers, with `FeatureError`."""
+        return {name: self._encode(id, name, array) for name, array in arrays.items() if self._is_lossy(name)}
+
+    def append(self, id: str, arrays: Mapping[str, Array], encoded: Mapping[str, EncodedArray]) -> None:
+        """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype; `encoded` is from before."""
+        rest = {name: self._encode(id, name, array) for name, array in arrays.items() if name not in encoded}
         for name in self._stats:
             frames = from_storage(arrays[name], self._specs[name].dtype)
             self._stats[name] = self._stats[name].merge(FeatureStats.of(frames))
-        encoded = {name: _encode(array, self._specs[name], self._blocks[name]) for name, array in arrays.items()}
-        self.append_encoded(id, encoded)
+        self.append_encoded(id, {**encoded, **rest})
 
     def append_encoded(self, id: str, arrays: Mapping[str, EncodedArray]) -> None:
         """Store one utterance as it is, without touching the statistics."""
@@ -149,6 +154,16 @@ class OpenPart:
         """Let go of everything and remove the part."""
         self.release()
         shutil.rmtree(self.directory)
+
+    def _is_lossy(self, name: str) -> bool:
+        codec = self._specs[name].codec
+        return codec is not None and not codec.lossless
+
+    def _encode(self, id: str, name: str, array: Array) -> EncodedArray:
+        try:
+            return _encode(array, self._specs[name], self._blocks[name])
+        except FeatureError as error:
+            raise FeatureError(f"utterance {id!r}, feature {name!r}: {error}") from error
 
     def _open_containers(self) -> None:
         try:

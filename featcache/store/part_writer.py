@@ -91,7 +91,9 @@ class PartWriter:
         nbytes = sum(array.nbytes for array in stored.values())
         self._check_space(nbytes)
         part = self._start_part(stored) if self._part is None else self._part
-        self._put(partial(part.append, id, stored), nbytes)
+        # in this thread, so that a refused utterance is an error of its own `write`
+        encoded = part.encode_lossy(id, stored)
+        self._put(partial(part.append, id, stored, encoded), nbytes)
         self._dims = part.dims
         self._numbers[id] = len(self._numbers)
         self.bytes_written += nbytes
