@@ -1,0 +1,224 @@
+"""Zarr v3: one group `<feature>.zarr` a feature, `zarr.open_group(path, mode="r")` opens it.
+
+On disk::
+
+    <feature>.zarr/zarr.json              the group
+    <feature>.zarr/<feature>/zarr.json    an array (frames, *dims)
+    <feature>.zarr/<feature>/c.<i>.0...   its shard i, with as many ".0" as there are dims: inner chunks (frames, *dims)
+                                          back to back, then their index: u64 offset and u64 size of each (2**64-1
+                                          twice: not there), u32 crc32c of these
+    <feature>.zarr/ids/                   utterance ids in the order of writing; strings, one chunk `c.0`: u32 count,
+                                          then u32 size and UTF-8 of each
+    <feature>.zarr/offsets/, lengths/     first frame and number of frames of each utterance; i64, one chunk `c.0`
+
+All numbers are little-endian; bfloat16 is stored as the uint16 of its bits, and the array's attribute `dtype_of_bits`
+says so. The `zarr.json` files come last, when the number of frames is known. The group's attribute `layout` is one of
+
+    contiguous_ragged   No codec: the frames of all utterances without gaps, the "contiguous ragged array" of the CF
+                        conventions, `lengths` its count variable. Frame follows frame in a shard file, so an utterance
+                        is one run of bytes, or several where it passes from shard to shard; only the last inner chunk
+                        of all is filled up with zeros.
+    padded_ragged       A codec: every utterance starts with a new inner chunk, and its last one is filled up with zero
+                        frames, which `offsets` and `lengths` leave out.
+    rows                A feature without a time axis, codec or not: one row of shape `dims` an utterance, with `ids`
+                        alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from featcache.errors import ConfigError, MissingDependencyError
+from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
+from featcache_backends._zarr_group import COLUMNS, Grid, GroupWriter
+
+PADDED_ROWS = 256  # most frames of an inner chunk with a codec: each utterance is filled up to a multiple
+SHARD_CHUNKS = 1 << 16  # most inner chunks of a shard: readers load its whole index
+COMPRESSORS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
+SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of Blosc's numbers for them
+
+
+@dataclass(frozen=True)
+class ZarrBackend:
+    """One Zarr v3 group per feature, inner chunks of about `chunk_bytes` in shards of about `shard_bytes`.
+
+    Both count bytes before a codec; an inner chunk has one frame at least. Raises `ConfigError` for impossible sizes.
+    """
+
+    codecs: ClassVar[tuple[str, ...]] = ("raw", "zstd", "blosc")
+
+    chunk_bytes: int = 1 << 17
+    shard_bytes: int = 1 << 28
+
+    def __post_init__(self) -> None:
+        _check_range("chunk_bytes", self.chunk_bytes, 1, 1 << 40)
+        _check_range("shard_bytes", self.shard_bytes, self.chunk_bytes, 1 << 40)
+
+    def blocks(self, feature: FeatureSpec) -> Blocks:
+        """Cut arrays into inner chunks, the last one filled up."""
+        return Blocks(self._grid(feature).chunk_rows, padded=True)
+
+    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> ZarrWriter:
+        """Start one group per feature.
+
+        Raises `ConfigError` for a name or a codec that cannot stand in a Zarr group.
+        """
+        try:
+            from google_crc32c import value as crc32c
+        except ImportError as error:
+            raise MissingDependencyError(
+                "backend 'zarr' needs 'google_crc32c'; try: pip install 'featcache[zarr]'"
+            ) from error
+        codecs = [_zarr_codec(feature) for feature in features]  # all checks before the first file
+        return ZarrWriter(
+            [
+                GroupWriter(directory, feature, self._grid(feature), codec, crc32c)
+                for feature, codec in zip(features, codecs, strict=True)
+            ]
+        )
+
+    def _grid(self, feature: FeatureSpec) -> Grid:
+        rows = max(1, self.chunk_bytes // max(1, feature.row_bytes))
+        if feature.codec is not None:
+            rows = min(rows, PADDED_ROWS) if feature.has_frames else 1
+        chunk_bytes = rows * feature.row_bytes
+        shard_chunks = max(1, self.shard_bytes // max(1, chunk_bytes))
+        return Grid(rows, min(shard_chunks, SHARD_CHUNKS), chunk_bytes)
+
+
+class ZarrWriter:
+    """Appends frames to Zarr groups."""
+
+    def __init__(self, groups: Sequence[GroupWriter]) -> None:
+        self._groups = {group.name: group for group in groups}
+
+    def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
+        """Write the arrays of one utterance behind those of the one before."""
+        return {name: self._groups[name].append(id, array) for name, array in arrays.items()}
+
+    def flush(self) -> None:
+        """Make all frames durable."""
+        for group in self._groups.values():
+            group.flush()
+
+    def close(self) -> None:
+        """Write the indexes of the last shards, the ids and the metadata."""
+        for group in self._groups.values():
+            group.close()
+
+    def abort(self) -> None:
+        """Close the shards without indexes and metadata."""
+        for group in self._groups.values():
+            group.abort()
+
+
+@runtime_checkable
+class ZarrCodec(Protocol):
+    """A codec that Zarr knows."""
+
+    def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
+        """Return the codec's entry in `zarr.json` for an array of `dtype`: `name` and `configuration`."""
+        ...
+
+
+@dataclass(frozen=True)
+class ZstdCodec:
+    """Zstandard, `level` 1 (fast) to 22 (small)."""
+
+    name: ClassVar[str] = "zstd"
+    lossless: ClassVar[bool] = True
+    dtypes: ClassVar[frozenset[str] | None] = None
+
+    level: int = 3
+
+    def __post_init__(self) -> None:
+        _check_range("level", self.level, 1, 22)
+
+    def encode(self, block: Array) -> bytes:
+        """Compress a block into one Zstandard frame."""
+        return bytes(_numcodecs(self.name).compress(block, self.level))
+
+    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
+        """Return the block, read-only."""
+        return np.frombuffer(_numcodecs(self.name).decompress(data), dtype).reshape(-1, *dims)
+
+    def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
+        """Return the codec's entry in `zarr.json`."""
+        return {"name": self.name, "configuration": {"level": self.level, "checksum": False}}
+
+
+@dataclass(frozen=True)
+class BloscCodec:
+    """Blosc: shuffles bytes or bits, then compresses with `cname` at `clevel` 1 (fast) to 9 (small)."""
+
+    name: ClassVar[str] = "blosc"
+    lossless: ClassVar[bool] = True
+    dtypes: ClassVar[frozenset[str] | None] = None
+
+    cname: str = "lz4"
+    clevel: int = 5
+    shuffle: str = "bitshuffle"
+
+    def __post_init__(self) -> None:
+        _check_choice("cname", self.cname, COMPRESSORS)
+        _check_range("clevel", self.clevel, 1, 9)
+        _check_choice("shuffle", self.shuffle, SHUFFLES)
+
+    def encode(self, block: Array) -> bytes:
+        """Compress a block into one Blosc buffer."""
+        blosc = _numcodecs(self.name)
+        # Blosc's own threads write in the order in which they finish, other bytes each time; zarr turns them off too
+        blosc.use_threads = False  # type: ignore[attr-defined]
+        shuffle = SHUFFLES.index(self.shuffle)
+        return bytes(blosc.compress(block, self.cname.encode(), self.clevel, shuffle, typesize=block.dtype.itemsize))
+
+    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
+        """Return the block, read-only."""
+        return np.frombuffer(_numcodecs(self.name).decompress(data), dtype).reshape(-1, *dims)
+
+    def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
+        """Return the codec's entry in `zarr.json`."""
+        options = {"cname": self.cname, "clevel": self.clevel, "shuffle": self.shuffle}
+        return {"name": self.name, "configuration": {**options, "typesize": dtype.itemsize, "blocksize": 0}}
+
+
+def _zarr_codec(feature: FeatureSpec) -> Mapping[str, object] | None:
+    if feature.name in COLUMNS or feature.name.startswith("__"):
+        raise ConfigError(
+            f"feature {feature.name!r}: a zarr group keeps this name, and those that start with '__', for itself; "
+            "rename the feature"
+        )
+    if feature.codec is None:
+        return None
+    if not isinstance(feature.codec, ZarrCodec):
+        raise ConfigError(
+            f"feature {feature.name!r}: zarr does not know codec {feature.codec.name!r}, which has no method "
+            f"zarr_metadata; use one of {', '.join(map(repr, ZarrBackend.codecs))}"
+        )
+    return feature.codec.zarr_metadata(feature.storage_dtype)
+
+
+def _check_range(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, int) or not least <= value <= most:
+        raise ConfigError(f"{name} must be an integer from {least} to {most}, not {value!r}")
+
+
+def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def _numcodecs(codec: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"numcodecs.{codec}")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"codec {codec!r} needs 'numcodecs'; try: pip install 'featcache[zarr]'"
+        ) from error
