@@ -76,7 +76,8 @@ class EncodedArray:
 class ContainerWriter(Protocol):
     """Writes the arrays of some features into the files of one format, append only.
 
-    Used by one thread. Bytes of earlier arrays never move: extents stay valid for ever, also when the process dies.
+    Used by one thread at a time. Bytes of earlier arrays never move: extents stay valid for ever, also when the process
+    dies. New files have durable names (their directory is synced) before a `flush` returns.
     """
 
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
@@ -84,6 +85,9 @@ class ContainerWriter(Protocol):
 
         Without a codec, the extents of a feature joined together are the array's bytes; with one, there is one extent
         per block. An array of zero bytes has no extents. `id` is any non-empty Unicode string without NUL.
+
+        Raises `FeatureError`, having written nothing, for an array that the format cannot hold. After any other error
+        the writer is broken and only `abort` is called.
         """
         ...
 
@@ -147,7 +151,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
-        """Return the block of shape (rows, *dims) that `data` holds."""
+        """Return the block of shape (rows, *dims) that `data` holds; raises `CorruptCacheError` if it holds none."""
         ...
 
 

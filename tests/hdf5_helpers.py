@@ -12,9 +12,9 @@ from typing import Any
 import h5py
 import hypothesis.strategies as st
 import numpy as np
-from featcache_backends.hdf5 import GzipCodec, Hdf5Backend, link_name
 
 from featcache.interface import Array, EncodedArray, Extent, FeatureSpec
+from featcache_backends.hdf5 import GzipCodec, Hdf5Backend, link_name
 
 FLOATS = ["float16", "float32", "float64", "bfloat16"]
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

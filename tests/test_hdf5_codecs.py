@@ -8,13 +8,13 @@ import h5py
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from featcache_backends.hdf5 import BLOCK_BYTES, GzipCodec, Hdf5Backend, link_name
-from featcache_backends.lilcom import LilcomCodec
 from hdf5_helpers import FBANK, make, specs, write
 from hypothesis import given, settings
 
 from featcache.errors import ConfigError, CorruptCacheError
 from featcache.interface import Array, FeatureSpec
+from featcache_backends.hdf5 import BLOCK_BYTES, GzipCodec, Hdf5Backend, link_name
+from featcache_backends.lilcom import LilcomCodec
 
 
 def decoded(codec: GzipCodec, block: bytes, feature: FeatureSpec) -> Array:

@@ -18,12 +18,12 @@ import h5py
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from featcache_backends.hdf5 import GzipCodec, Hdf5Backend, link_name
 from hdf5_helpers import FBANK, IDS, encoded, make, read, specs, write
 from hypothesis import example, given, settings
 
 from featcache.errors import FeatureError, MissingDependencyError
 from featcache.interface import Backend, Extent, FeatureSpec, SupportsBlocks
+from featcache_backends.hdf5 import GzipCodec, Hdf5Backend, link_name
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,13 +13,13 @@ import hypothesis.strategies as st
 import lilcom
 import numpy as np
 import pytest
-from featcache_backends.lilcom import LilcomBackend, LilcomCodec
 from hypothesis import example, given, settings
 from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Backend, EncodedArray, Extent, FeatureSpec, SupportsBlocks
+from featcache_backends.lilcom import LilcomBackend, LilcomCodec
 
 CODEC = LilcomCodec()
 FBANK = FeatureSpec("fbank", "float32", (80,), codec=CODEC)

@@ -18,11 +18,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import webdataset
-from featcache_backends.webdataset import WebDatasetBackend
 from hypothesis import example, given, settings
 
 from featcache.errors import ConfigError, FeatureError
 from featcache.interface import Array, EncodedArray, Extent, FeatureSpec
+from featcache_backends.webdataset import WebDatasetBackend
 
 FBANK = FeatureSpec("fbank", "float32", (4,))
 TOKENS = FeatureSpec("tokens", "int64", ())

@@ -10,11 +10,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import zarr
-from featcache_backends.zarr import BloscCodec, ZarrBackend, ZstdCodec
 from hypothesis import given, settings
 
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.interface import Array, Codec, FeatureSpec, SupportsBlocks, storage_dtype
+from featcache_backends.zarr import BloscCodec, ZarrBackend, ZstdCodec
 
 CODECS = (
     ZstdCodec(),

@@ -14,10 +14,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import zarr
-from featcache_backends.zarr import BloscCodec, ZarrBackend, ZstdCodec
 from hypothesis import example, given, settings
 
 from featcache.interface import Array, Codec, EncodedArray, Extent, FeatureSpec
+from featcache_backends.zarr import BloscCodec, ZarrBackend, ZstdCodec
 
 SMALL = ZarrBackend(chunk_bytes=64, shard_bytes=256)
 DTYPES = ["float16", "float32", "float64", "bfloat16", "bool"]

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from featcache.interface import EncodedArray, Extent, FeatureSpec
+from featcache_backends._files import create, sync_directory, write_all
 
 COLUMNS = ("ids", "offsets", "lengths")  # arrays beside the one of frames
 MISSING = 2**64 - 1  # offset and size of an inner chunk that a shard does not have
@@ -57,8 +57,8 @@ class GroupWriter:
         self._shards = 0
         self._shard: _Shard | None = None
         (self._path / self.name).mkdir(parents=True)
-        _sync_directory(self._path)
-        _sync_directory(directory)
+        sync_directory(self._path)
+        sync_directory(directory)
 
     def append(self, id: str, encoded: EncodedArray) -> tuple[Extent, ...]:
         """Write the frames of one utterance behind those of the one before."""
@@ -113,7 +113,6 @@ class GroupWriter:
         path = self._path / self.name / key
         chunk_bytes = self._grid.chunk_bytes if self._codec is None else None
         shard = _Shard(path, f"{self._path.name}/{self.name}/{key}", self._grid.shard_chunks, chunk_bytes)
-        _sync_directory(path.parent)  # flush alone would not make a new file's name durable
         self._shard = shard
         self._shards += 1
         return shard
@@ -167,7 +166,7 @@ class _Shard:
     """One shard file: inner chunks back to back, then their index."""
 
     def __init__(self, path: Path, container: str, slots: int, chunk_bytes: int | None) -> None:
-        self._file: BinaryIO = path.open("xb", buffering=0)
+        self._file = create(path)
         self._container = container
         self._slots = slots
         self._chunk_bytes = chunk_bytes  # None: with a codec, every chunk has its own size
@@ -178,7 +177,7 @@ class _Shard:
         """Write what there is room for: all of an encoded chunk, else as many frames as fit."""
         if self._chunk_bytes is not None:
             data = data[: self._slots * self._chunk_bytes - self._end]
-        _write_all(self._file, data)
+        write_all(self._file, data)
         extent = Extent(self._container, self._end, len(data))
         self._end += len(data)
         if self._chunk_bytes is None:
@@ -198,14 +197,14 @@ class _Shard:
         ends = np.array(self._ends, np.int64)
         if self._chunk_bytes is not None:
             chunks = -(-self._end // self._chunk_bytes)
-            _write_all(self._file, bytes(chunks * self._chunk_bytes - self._end))
+            write_all(self._file, bytes(chunks * self._chunk_bytes - self._end))
             ends = np.arange(1, chunks + 1) * self._chunk_bytes
         sizes = np.diff(ends, prepend=0)
         index = np.full((self._slots, 2), MISSING, "<u8")
         index[: len(ends), 0] = ends - sizes
         index[: len(ends), 1] = sizes
         data = index.tobytes()
-        _write_all(self._file, data + crc32c(data).to_bytes(4, "little"))
+        write_all(self._file, data + crc32c(data).to_bytes(4, "little"))
         self.flush()
         self._file.close()
 
@@ -247,22 +246,6 @@ def _write_json(directory: Path, document: Mapping[str, object]) -> None:
 
 
 def _write_file(path: Path, data: bytes) -> None:
-    with path.open("xb", buffering=0) as file:
-        _write_all(file, data)
+    with create(path) as file:
+        write_all(file, data)
         os.fsync(file.fileno())
-    _sync_directory(path.parent)
-
-
-def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    # an unbuffered file may take less than it is given
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

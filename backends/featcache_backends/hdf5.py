@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
+from featcache_backends._files import sync_directory
 
 if TYPE_CHECKING:
     from h5py import File
@@ -107,6 +108,7 @@ class Hdf5Writer:
         self._file: File = h5py.File(path, "x", alignment_threshold=1, alignment_interval=ALIGNMENT)
         # the same file once more: bytes are written beside HDF5, and made durable after HDF5 has closed it
         self._bytes = path.open("r+b", buffering=0)
+        sync_directory(directory)
         self._groups = {
             feature.name: _Group(h5py, self._file, path.name, self._bytes.fileno(), feature) for feature in features
         }

@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
+from featcache_backends._files import create, write_all
 
 BLOCK_ROWS = 500  # fixed in lhotse's reader
 TICK_POWERS = range(-20, 21)  # what lilcom accepts
@@ -135,16 +136,14 @@ class _Archive:
     def __init__(self, directory: Path, feature: FeatureSpec) -> None:
         self._name = f"{feature.name}.lca"
         self._end = 0
-        self._file: BinaryIO = (directory / self._name).open("xb", buffering=0)
+        self._file = create(directory / self._name)
 
     def append(self, array: EncodedArray) -> tuple[Extent, ...]:
         extents = []
         for block in array.blocks:
             extents.append(Extent(self._name, self._end, len(block)))
-            rest = memoryview(block).cast("B")
-            while rest:  # an unbuffered file may take less than it is given
-                written = self._file.write(rest)
-                rest, self._end = rest[written:], self._end + written
+            write_all(self._file, block)
+            self._end += len(block)
         return tuple(extents)
 
     def flush(self) -> None:

@@ -16,11 +16,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 from numpy.lib.format import dtype_to_descr
 
 from featcache.interface import EncodedArray, Extent, FeatureSpec
+from featcache_backends._files import create, write_all
 
 HEADER_BYTES = 256  # a multiple of 64, so that frames start aligned
 
@@ -68,8 +69,8 @@ class _NpyFile:
         self._feature = feature
         self._rows = 0
         self._end = HEADER_BYTES
-        self._file: BinaryIO = path.open("xb", buffering=0)
-        self._file.write(_header(feature, 0))
+        self._file = create(path)
+        write_all(self._file, _header(feature, 0))
 
     def append(self, array: EncodedArray) -> tuple[Extent, ...]:
         start = self._end
@@ -90,13 +91,6 @@ class _NpyFile:
 
     def abort(self) -> None:
         self._file.close()
-
-
-def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all of `data`: an unbuffered file may take less than it is given."""
-    rest = memoryview(data).cast("B")
-    while rest:
-        rest = rest[file.write(rest) :]
 
 
 def _header(feature: FeatureSpec, rows: int) -> bytes:

@@ -37,12 +37,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 from numpy.lib.format import dtype_to_descr
 
 from featcache.errors import ConfigError, FeatureError
 from featcache.interface import EncodedArray, Extent, FeatureSpec
+from featcache_backends._files import create, write_all
 
 BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
 END = bytes(2 * BLOCK_BYTES)
@@ -108,7 +109,7 @@ class WebDatasetWriter:
             self._finish_shard()
             self._open_shard()
         for piece in pieces:
-            _write_all(self._file, piece)
+            write_all(self._file, piece)
         extents: dict[str, tuple[Extent, ...]] = {
             name: (Extent(self._container, self._end + start, arrays[name].nbytes),) if arrays[name].nbytes else ()
             for name, start in starts.items()
@@ -158,13 +159,12 @@ class WebDatasetWriter:
 
     def _open_shard(self) -> None:
         self._container = f"shard-{self._shards:06d}.tar"
-        self._file: BinaryIO = (self._directory / self._container).open("xb", buffering=0)
+        self._file = create(self._directory / self._container)
         self._shards += 1
         self._end = 0
-        _sync_directory(self._directory)  # flush alone would not make a new file's name durable
 
     def _finish_shard(self) -> None:
-        _write_all(self._file, END)
+        write_all(self._file, END)
         self.flush()
         self._file.close()
 
@@ -202,18 +202,3 @@ def _pax_record(key: str, value: str) -> bytes:
 
 def _padded(data: bytes) -> bytes:
     return data + bytes(-len(data) % BLOCK_BYTES)
-
-
-def _write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    # an unbuffered file may take less than it is given
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -35,7 +35,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import ConfigError, CorruptCacheError, MissingDependencyError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
 from featcache_backends._zarr_group import COLUMNS, Grid, GroupWriter
 
@@ -147,7 +147,7 @@ class ZstdCodec:
 
     def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
         """Return the block, read-only."""
-        return np.frombuffer(_numcodecs(self.name).decompress(data), dtype).reshape(-1, *dims)
+        return _decompressed(self.name, data, dtype, dims)
 
     def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
         """Return the codec's entry in `zarr.json`."""
@@ -181,12 +181,19 @@ class BloscCodec:
 
     def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
         """Return the block, read-only."""
-        return np.frombuffer(_numcodecs(self.name).decompress(data), dtype).reshape(-1, *dims)
+        return _decompressed(self.name, data, dtype, dims)
 
     def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
         """Return the codec's entry in `zarr.json`."""
         options = {"cname": self.cname, "clevel": self.clevel, "shuffle": self.shuffle}
         return {"name": self.name, "configuration": {**options, "typesize": dtype.itemsize, "blocksize": 0}}
+
+
+def _decompressed(codec: str, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
+    try:
+        return np.frombuffer(_numcodecs(codec).decompress(data), dtype).reshape(-1, *dims)
+    except (RuntimeError, ValueError) as error:
+        raise CorruptCacheError(f"{codec}: a block of {len(data)} bytes cannot be decompressed: {error}") from error
 
 
 def _zarr_codec(feature: FeatureSpec) -> Mapping[str, object] | None:
