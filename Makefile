@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test torture check bench clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
@@ -15,6 +15,9 @@ demo: setup  ## cache the features of spoken digits, train from the cache, test
 
 test: setup  ## run the tests
 	$(BIN)/pytest
+
+torture: setup  ## kill the demo at random moments while it caches, again and again; some minutes
+	$(BIN)/pytest tests/torture -s --override-ini=timeout=3600
 
 check: setup  ## lint, types, direction of imports
 	$(BIN)/ruff check
