@@ -149,7 +149,7 @@ def _settings(owner: object) -> dict[str, object]:
 @contextlib.contextmanager
 def _evaluating(owner: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Put all modules into evaluation mode, without gradients; then give each of their submodules its mode back."""
-    container = getattr(owner, "modules", None)
+    container = owner if isinstance(owner, torch.nn.Module) else getattr(owner, "modules", None)
     modules = [container] if isinstance(container, torch.nn.Module) else list(modules_of(owner).values())
     modules += others
     modes = [(part, part.training) for module in modules for part in module.modules()]

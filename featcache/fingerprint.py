@@ -94,7 +94,7 @@ def digest_weights(module: torch.nn.Module) -> str:
     for name, value in sorted(_unwrapped(module).state_dict().items()):
         if isinstance(value, torch.Tensor):
             state.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-            state.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            state.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return state.hexdigest()
 
 
@@ -146,7 +146,7 @@ def _member(node: ast.Attribute, parents: Mapping[ast.AST, ast.AST]) -> str | No
     if isinstance(parent, ast.Attribute):
         return parent.attr
     key: ast.AST | None = None
-    if isinstance(parent, ast.Subscript) and parent.value is node:
+    if isinstance(parent, ast.Subscript):
         key = parent.slice
     elif isinstance(parent, ast.Call) and getattr(parent.func, "id", "") == "getattr" and len(parent.args) > 1:
         key = parent.args[1]
@@ -186,19 +186,20 @@ def items_of(container: Any) -> dict[str, Any]:
 def _definitions(cls: type, name: str) -> Iterator[FunctionType]:
     """Yield all definitions of a method or property, outside of libraries, that an object of `cls` has."""
     for base in cls.__mro__:
-        value = vars(base).get(name)
-        for attribute in ("fget", "func", "__func__"):  # property, cached_property, staticmethod and classmethod
+        value: Any = vars(base).get(name)
+        for attribute in ("fget", "func"):  # property; cached_property and partialmethod
             value = getattr(value, attribute, value)
-        value = inspect.unwrap(value) if callable(value) else value
+        value = inspect.unwrap(value)  # of decorators, staticmethod and classmethod
         if isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in _LIBRARIES:
             yield value
 
 
 def _namespace(item: Any, tree: ast.AST) -> Iterator[tuple[str, object]]:
     """Yield what the bare names in a function or class stand for."""
-    values = dict(vars(sys.modules[item.__module__])) if item.__module__ in sys.modules else {}
-    if isinstance(item, FunctionType):
-        values |= item.__globals__
+    if not isinstance(item, FunctionType):
+        values = vars(sys.modules[item.__module__])
+    else:
+        values = dict(item.__globals__)
         for name, cell in zip(item.__code__.co_freevars, item.__closure__ or (), strict=True):
             values[name] = cell.cell_contents
     for node in ast.walk(tree):
@@ -217,7 +218,7 @@ def _tree(item: Any) -> ast.AST | None:
             isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             and ast.get_docstring(node) is not None
         ):
-            node.body = node.body[1:] or [ast.Pass()]
+            node.body = node.body[1:]
     return tree
 
 

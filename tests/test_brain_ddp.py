@@ -1,0 +1,183 @@
+"""Caching under a real torchrun: gloo, CPU, two and three ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from featcache.config import FeatureStorage
+from featcache.errors import ConfigError
+from featcache.feature import FeatureStorageConfig
+from featcache.ranks import Ranks
+
+SCRIPT = """
+import json, os, sys
+from pathlib import Path
+
+import torch
+from speechbrain.core import Brain, Stage
+from speechbrain.dataio.batch import PaddedBatch
+from speechbrain.dataio.dataset import DynamicItemDataset
+from speechbrain.utils.distributed import ddp_init_group
+
+from featcache.brain import FeatureCacheMixin
+from featcache.config import FeatureStorage
+from featcache.errors import FeatcacheError
+from featcache.feature import FeatureStorageConfig
+from featcache.padding import unpad
+
+RANK = int(os.environ["RANK"])
+
+
+class Recipe(FeatureCacheMixin, Brain):
+    def compute_features(self, batch, stage):
+        self.computed += batch.id
+        for id in batch.id:
+            if id in self.bad:
+                raise ValueError(f"cannot compute {id}")
+            if id in self.interrupts:
+                raise KeyboardInterrupt
+        return unpad(batch.id, batch.frames, x=batch.sig.data + 0 * self.modules.encoder.weight)
+
+
+def dataset(utterances):
+    data = {f"utt-{number}": {"frames": 1 + number % 3} for number in range(utterances)}
+    signal = lambda id, frames: torch.full((frames, 2), float(id[4:]))
+    items = [{"func": signal, "takes": ["id", "frames"], "provides": "sig"}]
+    return DynamicItemDataset(data, items, ["id", "sig", "frames"])
+
+
+def main(out, steps):
+    ddp_init_group({"distributed_backend": "gloo"})
+    torch.manual_seed(RANK)  # other weights on each rank: rank 0 says what the cache is made from
+    storage = FeatureStorage(out / "features", [FeatureStorageConfig("x", dtype="float64")])
+    brain = Recipe({"encoder": torch.nn.Linear(1, 1)}, hparams={"storage": storage}, run_opts={"device": "cpu"})
+    report = []
+    for step in steps:
+        brain.computed, brain.bad, brain.interrupts = [], step.get("bad", []), step.get("interrupts", [])
+        data = dataset(step["utterances"])
+        if step.get("loader"):
+            data = torch.utils.data.DataLoader(data, collate_fn=PaddedBatch)
+        try:
+            cache = brain.cache_features(data, Stage.TRAIN, progressbar=False, **step["arguments"])
+            outcome = {"complete": cache.complete, "utterances": len(cache)}
+        except (FeatcacheError, KeyboardInterrupt) as error:
+            cache = storage.cache(step["arguments"]["split"])
+            outcome = {"error": type(error).__name__, "text": str(error), "notes": getattr(error, "__notes__", [])}
+        torch.distributed.barrier()
+        report.append({"computed": brain.computed, **outcome})
+    (out / f"rank-{RANK}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+"""
+
+
+def run(folder: Path, ranks: int, steps: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Run the steps under torchrun; returns, for each step, what each rank reports."""
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*torchrun, str(script), str(folder), json.dumps(steps)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    return [list(step) for step in zip(*reports, strict=True)]
+
+
+def storage_in(folder: Path) -> FeatureStorage:
+    return FeatureStorage(folder / "features", [FeatureStorageConfig("x", dtype="float64")])
+
+
+def ids(utterances: int) -> list[str]:
+    return [f"utt-{number}" for number in range(utterances)]
+
+
+def everything(reports: list[dict[str, Any]]) -> list[str]:
+    return sorted(id for report in reports for id in report["computed"])
+
+
+def test_two_ranks_share_the_work_and_go_on_after_errors(tmp_path: Path) -> None:
+    skip = {"split": "skipped", "on_error": "skip"}
+    batches = {"loader_kwargs": {"batch_size": 2}}
+    first, again, more, failed, resumed, interrupted, skipped, retried, refused, stale = run(
+        tmp_path,
+        2,
+        [
+            {"utterances": 11, "arguments": {"split": "train", **batches}},
+            {"utterances": 11, "arguments": {"split": "train"}},
+            {"utterances": 14, "arguments": {"split": "train"}},
+            {"utterances": 8, "arguments": {"split": "failed"}, "bad": ["utt-3"]},
+            {"utterances": 8, "arguments": {"split": "failed"}},
+            {"utterances": 8, "arguments": {"split": "stopped"}, "interrupts": ["utt-4"]},
+            {"utterances": 6, "arguments": {**skip, **batches}, "bad": ["utt-0", "utt-3"]},
+            {"utterances": 6, "arguments": skip},
+            {"utterances": 6, "arguments": {"split": "loader"}, "loader": True},
+            {"utterances": 11, "arguments": {"split": "train", "fingerprint": {"layer": 2}}},
+        ],
+    )
+
+    assert everything(first) == sorted(ids(11))
+    assert all(report["computed"] for report in first)
+    assert all(report["complete"] and report["utterances"] == 11 for report in first)
+    assert everything(again) == []
+    assert sorted(everything(more)) == ["utt-11", "utt-12", "utt-13"]
+    cache = storage_in(tmp_path).cache("train")
+    for id in cache:
+        number = int(id[4:])
+        np.testing.assert_array_equal(cache[id]["x"], np.full((1 + number % 3, 2), number))
+    assert cache.stats("x").count == sum(1 + number % 3 for number in range(14))
+
+    assert [report["error"] for report in failed] == ["IncompleteError", "ComputeError"]
+    assert "rank 1 failed with ComputeError: computing the features of 'utt-3'" in failed[0]["text"]
+    assert sorted({*everything(failed)} - {"utt-3"}) == sorted({*ids(8)} - {*everything(resumed)})
+    assert all(report["complete"] for report in resumed)
+
+    assert [report["error"] for report in interrupted] == ["KeyboardInterrupt", "IncompleteError"]
+    assert "6 of 8 utterances are in cache" in interrupted[0]["notes"][0]  # two of rank 0, all four of rank 1
+
+    assert all((report["complete"], report["utterances"]) == (False, 4) for report in skipped)
+    assert everything(retried) == ["utt-0", "utt-3"]
+    assert all(report["complete"] for report in retried)
+    assert [report["error"] for report in refused] == ["ConfigError", "ConfigError"]
+    assert "map-style dataset" in refused[1]["text"]
+
+    assert [report["error"] for report in stale] == ["StaleCacheError", "IncompleteError"]
+    assert "layer: was (absent), now 2" in stale[1]["text"]
+
+
+def test_three_ranks_with_less_to_do_than_ranks(tmp_path: Path) -> None:
+    split = {"split": "train"}
+    few, failed, overwritten = run(
+        tmp_path,
+        3,
+        [
+            {"utterances": 2, "arguments": split},
+            {"utterances": 4, "arguments": {**split, "on_error": "skip"}, "bad": ["utt-2", "utt-3"]},
+            {"utterances": 4, "arguments": {**split, "overwrite": True}},
+        ],
+    )
+    assert [report["computed"] for report in few] == [["utt-0"], ["utt-1"], []]
+    assert all(report["complete"] and report["utterances"] == 2 for report in few)
+    assert all((report["complete"], report["utterances"]) == (False, 2) for report in failed)
+    assert everything(overwritten) == ids(4)
+    assert all(report["complete"] for report in overwritten)
+    assert not (tmp_path / "features" / "train" / "failures.jsonl").exists()
+
+
+def test_processes_that_are_not_connected_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="not connected; call ddp_init_group"):
+        Ranks()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert (Ranks().rank, Ranks().size) == (0, 1)
