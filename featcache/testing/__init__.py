@@ -1,0 +1,22 @@
+"""Tests that every storage format has to pass, ours and others'; needs `pytest` and `hypothesis`.
+
+A test module of three lines tests a backend, entered under the entry point group `featcache.backends`, with all its
+codecs::
+
+    from featcache.testing import BackendContract
+    class TestMyBackend(BackendContract):
+        backend = "mine"
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# before the import below: failures shall show the values
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{name}" for name in ("contract", "reading", "round_trips", "seam", "storage", "writing"))
+)
+
+from featcache.testing.contract import BackendContract  # noqa: E402
+
+__all__ = ["BackendContract"]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# the same examples every time; `pytest --hypothesis-profile explore` tries new ones
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
+settings.load_profile("steady")
+
+# Every cache is made durable several times over: 0.3 s on an ordinary disk, a tenth of that on one in memory, which is
+# cleaned up at once. Set TMPDIR to have the files on disk, and to look at those of failed tests.
+MEMORY_DISK = Path("/dev/shm")
+in_memory: str | None = None
+if "TMPDIR" not in os.environ and os.access(MEMORY_DISK, os.W_OK) and shutil.disk_usage(MEMORY_DISK).free > 4 << 30:
+    in_memory = tempfile.mkdtemp(prefix="featcache-tests-", dir=MEMORY_DISK)
+    os.environ["TMPDIR"] = tempfile.tempdir = in_memory
+
+
+def pytest_unconfigure() -> None:
+    if in_memory is not None:
+        shutil.rmtree(in_memory, ignore_errors=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems() -> None:
+    leave_lazy_modules_alone()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    leave_lazy_modules_alone()
+
+
+def leave_lazy_modules_alone() -> None:
+    # Hypothesis asks every imported module for its `__file__`, and speechbrain's lazy ones then import what need not
+    # be installed: https://github.com/speechbrain/speechbrain/issues/2995
+    lazy = sys.modules.get("speechbrain.utils.importutils")
+    if lazy is not None:
+        lazy.LazyModule.__file__ = None

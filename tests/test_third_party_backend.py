@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import featcache
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import ConfigError, UnknownNameError
+from featcache.interface import Array
+from featcache.registry import BACKENDS, CODECS, codec_names
+
+SOURCE = Path(__file__).with_name("third_party_format.py").read_text()
+
+THREE_LINES = """
+from featcache.testing import BackendContract
+class TestFlat(BackendContract):
+    backend = "flat"
+"""
+
+# what a backend could do wrong: the right code, the wrong one, tests that must notice
+MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "Shifted": (
+        "offset = file.tell()\n",
+        "offset = file.tell() + 1\n",
+        ("test_every_dtype_is_read_back_bit_for_bit", "test_extents_hold_the_written_bytes"),
+    ),
+    "Unflushed": (
+        "            file.flush()\n            os.fsync(file.fileno())\n",
+        "            pass\n",
+        ("test_what_was_committed_survives_a_killed_writer", "test_extents_hold_the_written_bytes"),
+    ),
+    "Overlapping": (
+        "file.write(block)\n",
+        "file.write(block); file.seek(offset + len(block) // 2)\n",
+        ("test_every_rank_is_read_back", "test_extents_do_not_overlap"),
+    ),
+    "FilePerId": (
+        'self._append(self._files[name], f"{name}.flat", block)',
+        'self._append(Path(self._files[name].name).with_name(id).open("ab"), id, block)',
+        ("test_ids_are_any_text",),
+    ),
+    "Thawed": (
+        "@dataclass(frozen=True)\nclass FlatBackend",
+        "@dataclass\nclass FlatBackend",
+        ("test_a_backend_is_made_of_its_options",),
+    ),
+    "Raising": (
+        "    def abort(self) -> None:\n",
+        "    def abort(self) -> None:\n        self.flush()\n",
+        ("test_abort_never_raises",),
+    ),
+    "Wiping": (
+        "    def abort(self) -> None:\n        for file in self._files.values():\n",
+        "    def abort(self) -> None:\n        for file in self._files.values():\n            file.truncate(0)\n",
+        ("test_an_aborted_writer_leaves_flushed_bytes_in_place",),
+    ),
+    "Impatient": (
+        "            file.flush()\n            os.fsync",
+        "            assert file.tell()\n            file.flush()\n            os.fsync",
+        ("test_a_writer_without_arrays_closes_and_aborts", "test_one_utterance_without_frames_is_a_cache"),
+    ),
+    "Meddling": (
+        "return zlib.compress(block.tobytes(), self.level)",
+        "block[:1] = 1; return zlib.compress(block.tobytes(), self.level)",
+        ("test_a_codec_leaves_its_input_alone",),
+    ),
+    "Rounding": (
+        "return zlib.compress(block.tobytes(), self.level)",
+        "return zlib.compress(np.where(block > 3, block, 0).astype(block.dtype).tobytes(), self.level)",
+        ("test_every_dtype_is_read_back_bit_for_bit",),
+    ),
+    "Moody": (
+        "return zlib.compress(block.tobytes(), self.level)",
+        "return zlib.compress(block.tobytes() + os.urandom(4), self.level)",
+        ("test_the_same_block_gives_the_same_bytes",),
+    ),
+}
+
+
+def install(site: Path, distribution: str, entry_points: Mapping[str, Mapping[str, str]], **modules: str) -> None:
+    """Put a package into a directory as pip would."""
+    for name, source in modules.items():
+        (site / f"{name}.py").write_text(source)
+    info = site / f"{distribution}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    lines = (
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+        for group, entries in entry_points.items()
+    )
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+def install_flat(site: Path, name: str = "flat", source: str = SOURCE) -> None:
+    module, codec = f"{name}_format", "squeeze" if name == "flat" else f"squeeze_{name}"
+    entry_points = {BACKENDS: {name: f"{module}:FlatBackend"}, CODECS: {codec: f"{module}:SqueezeCodec"}}
+    install(site, name, entry_points, **{module: source.replace('"squeeze"', repr(codec))})
+
+
+def run_contract(site: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (site / "test_flat.py").write_text(test)
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "test_flat.py"]
+    environment = os.environ | {"PYTHONPATH": str(site), "COLUMNS": "500"}
+    return subprocess.run([*command, *options], cwd=site, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_a_third_partys_backend_is_used_like_ours(site: Path) -> None:
+    install_flat(site)
+    assert "flat" in featcache.backend_names()
+    assert featcache.get_backend("flat").codecs == ("raw", "squeeze")
+    fbank = FeatureStorageConfig("fbank", backend="flat", options={"alignment": 64})
+    tokens = FeatureStorageConfig("tokens", "int64", backend="flat", codec="squeeze", options={"level": 9})
+    arrays: dict[str, Array] = {"fbank": np.ones((250, 3), np.float32), "tokens": np.arange(250)}
+    with CacheWriter(site / "cache", [fbank, tokens]) as writer:
+        writer.write("a/b", arrays)
+    read = featcache.open(site / "cache")["a/b"]
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(read[name], array, strict=True)
+
+
+def test_declarations_with_a_third_partys_backend_are_checked_like_ours(site: Path) -> None:
+    install_flat(site)
+    with pytest.raises(UnknownNameError, match=r"backend 'flat' has no option 'alignmnet'; did you mean 'alignment'\?"):
+        FeatureStorageConfig("fbank", backend="flat", options={"alignmnet": 64})
+    with pytest.raises(UnknownNameError, match="backend 'flat' has no codec 'lilcom'"):
+        FeatureStorageConfig("fbank", backend="flat", codec="lilcom")
+
+
+def test_three_lines_test_a_third_partys_backend(tmp_path: Path) -> None:
+    install_flat(tmp_path)
+    ended = run_contract(tmp_path, THREE_LINES)
+    assert ended.returncode == 0, ended.stdout
+    assert "passed" in ended.stdout
+
+
+def test_the_contract_notices_mistakes(tmp_path: Path) -> None:
+    lines = ["from featcache.testing import BackendContract"]
+    for name, (right, wrong, _) in MISTAKES.items():
+        assert SOURCE.count(right) == 1
+        install_flat(tmp_path, name.lower(), SOURCE.replace(right, wrong))
+        lines += [f"class Test{name}(BackendContract):", f"    backend = {name.lower()!r}"]
+    wanted = {f"Test{name}::{test}" for name, (_, _, tests) in MISTAKES.items() for test in tests}
+    selected = " or ".join(f"({test.replace('::', ' and ')})" for test in wanted)
+    ended = run_contract(tmp_path, "\n".join(lines), "-k", selected)
+    failed = set(re.findall(r"^(?:FAILED|ERROR) test_flat\.py::(\w+::\w+)\[", ended.stdout, re.MULTILINE))
+    assert failed == wanted, ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("nowhere_format:FlatBackend", "No module named 'nowhere_format'"),
+        ("broken_format:BlatFackend", "has no attribute 'BlatFackend'"),
+        ("unimportable_format:FlatBackend", "No module named 'libflat'"),
+    ],
+)
+def test_a_broken_entry_point_is_named(site: Path, target: str, reason: str) -> None:
+    install(site, "acme", {BACKENDS: {"acme": target}}, broken_format=SOURCE, unimportable_format="import libflat")
+    with pytest.raises(ConfigError, match=f"backend 'acme' is registered as '{target}', .* not load: .*{reason}"):
+        FeatureStorageConfig("fbank", backend="acme")
+    assert FeatureStorageConfig("fbank", backend="memmap").codec == "raw"
+
+
+@pytest.mark.parametrize("group", [BACKENDS, CODECS])
+def test_a_name_that_two_packages_register_is_an_error_that_names_both(site: Path, group: str) -> None:
+    for package in ("acme", "zenith"):
+        install(site, package, {group: {"flat": f"{package}_format:Flat"}})
+    with pytest.raises(ConfigError, match="two packages register 'flat'") as raised:
+        featcache.backend_names() if group == BACKENDS else codec_names()
+    assert "'acme_format:Flat'" in str(raised.value)
+    assert "'zenith_format:Flat'" in str(raised.value)
+
+
+def test_a_package_that_is_found_twice_is_one(site: Path) -> None:
+    for package in ("acme", "acme_again"):
+        install(site, package, {BACKENDS: {"flat": "acme_format:FlatBackend"}}, acme_format=SOURCE)
+    assert featcache.get_backend("flat").__name__ == "FlatBackend"
