@@ -13,7 +13,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 
 Arrays = dict[str, NDArray[Any]]
-FINGERPRINT = {"model": "wavlm", "layer": 9}
+FINGERPRINT: dict[str, object] = {"model": "wavlm", "layer": 9}
 
 
 def two_features(backend: str = "memmap", other: str = "memmap") -> list[FeatureStorageConfig]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ class Cache:
     ) -> None:
         self.path = Path(path)
         self._mapped = mapped
-        self._manifest, self._index = _load(self.path)
+        self._manifest, self._index = load_generation(self.path)
         entries = [entry for part in self._manifest.parts for entry in part.containers]
         self._containers = Containers(
             self.path, [file for file, _ in entries], [size for _, size in entries], mapped
@@ -108,7 +109,7 @@ class Cache:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What the cache was made from, the declarations of its features under "features"."""
-        return dict(self._manifest.fingerprint)
+        return copy.deepcopy(dict(self._manifest.fingerprint))
 
     @property
     def complete(self) -> bool:
@@ -167,7 +168,13 @@ class Cache:
             raise KeyNotFoundError(
                 f"cache {str(self.path)!r} has no statistics of feature {feature!r}; declare it with stats: true"
             )
-        return FeatureStats.load(self.path / self._manifest.stats_directory / f"{feature}.npz")
+        try:
+            return FeatureStats.load(self.path / self._manifest.stats_directory / f"{feature}.npz")
+        except FileNotFoundError as error:
+            raise CacheError(
+                f"the statistics of feature {feature!r} of cache {str(self.path)!r} are not there; was it written or "
+                "overwritten while it was open? open it again"
+            ) from error
 
     def reader(self, feature: str) -> FeatureReader:
         """Return a picklable callable that gives the torch tensor of an id."""
@@ -228,7 +235,8 @@ def _reopen(path: Path, mapped: bool) -> Cache:
     return Cache(path, mapped=mapped)
 
 
-def _load(path: Path) -> tuple[Manifest, Index]:
+def load_generation(path: Path) -> tuple[Manifest, Index]:
+    """Read the manifest and map the index of the current generation, whatever a writer publishes meanwhile."""
     manifest = read_manifest(path)
     while True:
         try:

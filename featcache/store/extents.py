@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-import threading
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from featcache.errors import CorruptCacheError
 
 Bytes = NDArray[np.uint8]
-MAX_OPEN = 4096  # a process may have 65,530 mappings, and often only 1,024 to 4,096 more files
+MAX_OPEN = 4096  # a process may have 65,530 mappings
+SHARE_OPEN = 8  # a mapping keeps a file open in Python, and a process may often open no more than 1,024
 
 
 class Containers:
@@ -34,7 +36,7 @@ class Containers:
         self._sizes = sizes
         self._mapped = mapped
         self._open: dict[int, Bytes | _File] = {}
-        self._lock = threading.Lock()
+        self._most_open = min(MAX_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE_OPEN)
 
     def mapped(self, container: int) -> Bytes | None:
         """Return the read-only bytes of a whole container; None unless it is mapped."""
@@ -66,26 +68,29 @@ class Containers:
 
     def close(self) -> None:
         """Let go of all files; views that are still held stay valid."""
-        with self._lock:
-            self._open.clear()
+        self._open.clear()
 
     def _start(self, container: int) -> Bytes | _File:
-        with self._lock:
-            source = self._open.get(container)
-            if source is None:
-                source = self._open_file(self._root / self._paths[container], self._sizes[container])
-                while len(self._open) >= MAX_OPEN:
-                    self._open.pop(next(iter(self._open)))
-                self._open[container] = source
-        return source
+        # no lock: two threads may open a file twice at worst, but a process forked meanwhile would wait for ever
+        path, size = self._root / self._paths[container], self._sizes[container]
+        try:
+            source = self._open_file(path, size)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._open.clear()  # others have opened too many files: make do with one
+            source = self._open_file(path, size)
+        for oldest in list(self._open)[: max(len(self._open) + 1 - self._most_open, 0)]:
+            self._open.pop(oldest, None)
+        return self._open.setdefault(container, source)
 
     def _open_file(self, path: Path, size: int) -> Bytes | _File:
         try:
             descriptor = os.open(path, os.O_RDONLY)
-        except OSError as error:
+        except FileNotFoundError as error:
             raise CorruptCacheError(
-                f"container {str(path)!r} cannot be opened ({error.strerror}); was the cache overwritten or moved "
-                "while it was open? open it again"
+                f"container {str(path)!r} is not there; was the cache overwritten or moved while it was open? "
+                "open it again"
             ) from error
         source = _File(descriptor, path)  # closes the descriptor when it is dropped
         found = os.fstat(descriptor).st_size

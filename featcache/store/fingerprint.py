@@ -10,13 +10,15 @@ from featcache.errors import ConfigError
 from featcache.feature import FeatureStorageConfig
 from featcache.store.files import digest
 
-ABSENT = "(absent)"
+ABSENT = object()
 
 
 def cache_fingerprint(
     features: Mapping[str, FeatureStorageConfig], fingerprint: Mapping[str, object] | None
 ) -> dict[str, object]:
     """Join the declared features and what the user says into the fingerprint of a cache."""
+    if fingerprint and "features" in fingerprint:
+        raise ConfigError("the fingerprint cannot have a key 'features': the declarations have that name; rename it")
     declared = {name: feature.to_json() for name, feature in features.items()}
     return canonical({**(fingerprint or {}), "features": declared})
 
@@ -52,12 +54,14 @@ def differences(old: object, new: object, field: str = "") -> list[str]:
         for key in sorted({*old, *new}):
             lines += differences(old.get(key, ABSENT), new.get(key, ABSENT), f"{field}.{key}" if field else str(key))
         return lines
-    if old == new and type(old) is type(new):
-        return []
-    return [f"{field}: was {_shown(old)}, now {_shown(new)}"]
+    was, now = _text(old), _text(new)
+    # as text, like the digest: 1 and 1.0 and true are equal in Python, also within lists
+    return [f"{field}: was {_shortened(was)}, now {_shortened(now)}"] if was != now else []
 
 
-def _shown(value: object) -> str:
-    text = value if value is ABSENT else json.dumps(value, ensure_ascii=False)
-    text = str(text)
+def _text(value: object) -> str:
+    return "(absent)" if value is ABSENT else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= 200 else text[:197] + "..."

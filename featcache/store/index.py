@@ -12,19 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar, cast
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
-from featcache.store.files import digest_file, load_column, save_column, sync_directory
+from featcache.store.files import Number, digest_file, load_column, save_column, sync_directory
 from featcache.store.journal import Utterance
 
 Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
-Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,28 +161,28 @@ def save_index(index: Index, directory: Path) -> dict[str, str]:
     return {f"{name}.npy": digest_file(directory / f"{name}.npy") for name in _columns(index)}
 
 
-def load_index(directory: Path, names: Sequence[str]) -> Index:
-    """Map the columns of an index; raises `CorruptCacheError` if they do not fit each other."""
+def load_index(directory: Path, names: Sequence[str], mapped: bool = True) -> Index:
+    """Map or read the columns of an index; raises `CorruptCacheError` if they do not fit each other."""
 
-    def column(name: str) -> NDArray[np.generic]:
-        return load_column(directory / f"{name}.npy")
+    def column(name: str, dtype: type[Number]) -> NDArray[Number]:
+        return load_column(directory / f"{name}.npy", dtype, mapped)
 
     features = {
         name: FeatureColumns(
-            rows=cast(Ints, column(f"{name}.rows")),
-            checksum=cast(Hashes, column(f"{name}.checksum")),
-            first=cast(Ints, column(f"{name}.first")),
-            container=cast(NDArray[np.int32], column(f"{name}.container")),
-            offset=cast(Ints, column(f"{name}.offset")),
-            nbytes=cast(Ints, column(f"{name}.nbytes")),
+            rows=column(f"{name}.rows", np.int64),
+            checksum=column(f"{name}.checksum", np.uint64),
+            first=column(f"{name}.first", np.int64),
+            container=column(f"{name}.container", np.int32),
+            offset=column(f"{name}.offset", np.int64),
+            nbytes=column(f"{name}.nbytes", np.int64),
         )
         for name in names
     }
     index = Index(
-        hashes=cast(Hashes, column("hashes")),
-        hash_rows=cast(Ints, column("hash_rows")),
-        id_ends=cast(Ints, column("id_ends")),
-        id_bytes=cast(NDArray[np.uint8], column("id_bytes")),
+        hashes=column("hashes", np.uint64),
+        hash_rows=column("hash_rows", np.int64),
+        id_ends=column("id_ends", np.int64),
+        id_bytes=column("id_bytes", np.uint8),
         features=features,
     )
     _check_lengths(index, directory)

@@ -8,6 +8,7 @@ follows do not count, nor does anything from the first torn line on.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -75,9 +76,13 @@ class JournalWriter:
 
     def __init__(self, directory: Path, header: Header) -> None:
         self._file: BinaryIO = (directory / NAME).open("xb")
-        self._write({"header": header.to_json()})
-        self._sync()
-        sync_directory(directory)
+        try:
+            self._write({"header": header.to_json()})
+            self._sync()
+            sync_directory(directory)
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, utterance: Utterance) -> None:
         """Note an utterance; its bytes must be durable before the next `commit`."""
@@ -93,8 +98,9 @@ class JournalWriter:
         self._sync()
 
     def close(self) -> None:
-        """Let go of the file; what was not committed does not count."""
-        self._file.close()
+        """Let go of the file; what was not committed does not count; never raises."""
+        with contextlib.suppress(OSError):  # closing writes what waits in memory, on a full disk too
+            self._file.close()
 
     def _write(self, record: object) -> None:
         self._file.write(pack_json(record) + b"\n")

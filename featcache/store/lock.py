@@ -29,7 +29,11 @@ class WriterLock:
                 "what it has committed is kept"
             ) from error
         now = time.strftime("%Y-%m-%d %H:%M:%S")
-        self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
+        try:
+            self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
+        except BaseException:
+            self._lock.release()
+            raise
 
     def release(self) -> None:
         """Let others write; harmless the second time."""

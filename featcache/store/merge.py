@@ -9,11 +9,12 @@ from pathlib import Path
 
 from featcache.errors import DuplicateIdError, FeatureError
 from featcache.stats import FeatureStats
+from featcache.store.fingerprint import fingerprint_digest
 from featcache.store.index import Index, merge_indexes, save_index
 from featcache.store.journal import read_header
 from featcache.store.lock import is_locked
 from featcache.store.manifest import PARTS, Manifest, write_manifest
-from featcache.store.part import SealedPart, list_parts, save_stats
+from featcache.store.part import SealedPart, list_parts, remove_part, save_stats
 
 Dims = Mapping[str, tuple[int, ...]]
 
@@ -55,7 +56,7 @@ def publish(cache: Path, manifest: Manifest, complete: bool) -> Manifest:
     digests |= {f"{after.stats_directory}/{k}": v for k, v in save_stats(stats, stats_directory).items()}
     after = dataclasses.replace(after, digests=digests)
     write_manifest(cache, after)
-    _remove_superseded(cache, after)
+    remove_superseded(cache, after)
     return after
 
 
@@ -93,14 +94,20 @@ def _merged_stats(cache: Path, parts: Sequence[SealedPart], manifest: Manifest) 
     return merged
 
 
-def _remove_superseded(cache: Path, manifest: Manifest) -> None:
-    """Remove what no reader of this generation or of the one before needs, and the parts of overwritten builds."""
+def remove_superseded(cache: Path, manifest: Manifest) -> None:
+    """Remove what no reader of this generation or of the one before needs, and the parts of overwritten builds.
+
+    These are the parts of lower builds, and those of an overwrite that was given up for the one that took its number.
+    """
     for kind in ("index", "stats"):
         for directory in cache.glob(f"{kind}-" + "[0-9]" * 6):
             if int(directory.name[-6:]) < manifest.generation - 1:
                 shutil.rmtree(directory)
+    current = (manifest.build, fingerprint_digest(manifest.fingerprint))
     for name, part in list(list_parts(cache)):
         directory = cache / PARTS / name
         header = part.header if part is not None else read_header(directory)
-        if header is not None and header.build < manifest.build and not is_locked(directory):
-            shutil.rmtree(directory)
+        if header is None or header.build > manifest.build or (header.build, header.fingerprint) == current:
+            continue
+        if not is_locked(directory):
+            remove_part(directory)

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +22,15 @@ from featcache.interface import Array, Blocks, ContainerWriter, EncodedArray, Fe
 from featcache.stats import FeatureStats
 from featcache.store import journal, lock
 from featcache.store.arrays import from_storage
-from featcache.store.files import digest, digest_file, pack_json, sync_directory, unpack_json, write_durably
+from featcache.store.files import (
+    digest,
+    digest_file,
+    make_directory,
+    pack_json,
+    sync_directory,
+    unpack_json,
+    write_durably,
+)
 from featcache.store.index import Index, build_index, load_index, save_index
 from featcache.store.journal import Header, JournalWriter, Placed, Utterance
 from featcache.store.lock import WriterLock
@@ -41,8 +50,8 @@ class SealedPart:
     digests: Mapping[str, str]  # xxh3-64 of its column and statistics files
 
     def index(self, cache: Path, names: list[str]) -> Index:
-        """Map the part's columns."""
-        return load_index(cache / PARTS / self.entry.name / COLUMNS, names)
+        """Read the part's columns, those of ids and of some features; not mapped, for there may be many parts."""
+        return load_index(cache / PARTS / self.entry.name / COLUMNS, names, mapped=False)
 
     def stats(self, cache: Path, feature: str) -> FeatureStats:
         """Load the part's statistics of a feature."""
@@ -69,12 +78,17 @@ class OpenPart:
         self._utterances: list[Utterance] = []
         self._committed = 0
         self.nbytes = 0
-        self.directory.mkdir(parents=True)
-        sync_directory(self.directory.parent)
-        self._lock = WriterLock(self.directory)
         self._containers: list[tuple[str, list[str], ContainerWriter]] = []
-        self._journal = JournalWriter(self.directory, header)
-        self._open_containers()
+        self._held = ExitStack()
+        make_directory(self.directory)
+        try:
+            self._held.callback(WriterLock(self.directory).release)
+            self._journal = JournalWriter(self.directory, header)
+            self._held.callback(self._journal.close)
+            self._open_containers()
+        except BaseException:
+            self.discard()
+            raise
 
     def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
         """Encode the arrays of lossy codecs; these, and no others, may refuse numbers, with `FeatureError`."""
@@ -139,7 +153,7 @@ class OpenPart:
         write_durably(self.directory / SEAL, pack_json(content))
         self.release()
         for name in (journal.NAME, lock.NAME):
-            (self.directory / name).unlink()
+            (self.directory / name).unlink(missing_ok=True)
         return read_part(self._cache, self.name)
 
     def release(self) -> None:
@@ -147,13 +161,12 @@ class OpenPart:
         for _, _, container in self._containers:
             container.abort()
         self._containers = []
-        self._journal.close()
-        self._lock.release()
+        self._held.close()
 
     def discard(self) -> None:
         """Let go of everything and remove the part."""
         self.release()
-        shutil.rmtree(self.directory)
+        remove_part(self.directory)
 
     def _is_lossy(self, name: str) -> bool:
         codec = self._specs[name].codec
@@ -166,16 +179,22 @@ class OpenPart:
             raise FeatureError(f"utterance {id!r}, feature {name!r}: {error}") from error
 
     def _open_containers(self) -> None:
-        try:
-            for prefix, names in container_groups(self._features):
-                directory = self.directory / prefix
-                directory.mkdir(exist_ok=True)
-                backend = self._features[names[0]].make_backend()
-                writer = backend.open_writer(directory, [self._specs[name] for name in names])
-                self._containers.append((f"{prefix}/" if prefix else "", names, writer))
-        except BaseException:
-            self.discard()
-            raise
+        for prefix, names in container_groups(self._features):
+            directory = self.directory / prefix
+            directory.mkdir(exist_ok=True)
+            backend = self._features[names[0]].make_backend()
+            writer = backend.open_writer(directory, [self._specs[name] for name in names])
+            self._containers.append((f"{prefix}/" if prefix else "", names, writer))
+            sync_directory(directory)
+        sync_directory(self.directory)
+
+
+def remove_part(directory: Path) -> None:
+    """Remove a part; wherever this ends, what is left of it counts as nothing written."""
+    for name in (SEAL, journal.NAME):
+        (directory / name).unlink(missing_ok=True)
+    sync_directory(directory)
+    shutil.rmtree(directory)
 
 
 def new_part_name() -> str:

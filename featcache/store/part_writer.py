@@ -17,16 +17,18 @@ from featcache.errors import (
     DuplicateIdError,
     FeatcacheError,
     FeatureError,
+    StaleCacheError,
     StorageFullError,
 )
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array
 from featcache.store.arrays import ArrayLike, check_features, check_id, to_storage
 from featcache.store.background import Background
+from featcache.store.cache import load_generation
 from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
-from featcache.store.manifest import PARTS, read_manifest
+from featcache.store.manifest import PARTS
 from featcache.store.merge import sealed_parts
-from featcache.store.part import OpenPart, header_for, new_part_name
+from featcache.store.part import OpenPart, header_for, new_part_name, remove_part
 
 COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time
 QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
@@ -51,10 +53,19 @@ class PartWriter:
         self.path = Path(path)
         self.features = by_name(features)
         self.bytes_written = 0
-        self._build = read_manifest(self.path).building
+        manifest, index = load_generation(self.path)
+        self._build = manifest.building
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
+        if self._fingerprint != manifest.building_fingerprint:
+            raise StaleCacheError(
+                f"cache {str(self.path)!r} is being written with other declarations or another fingerprint than given "
+                "here; give those of its CacheWriter"
+            )
         stored = sealed_parts(self.path, self._build, self._fingerprint)
-        self._stored = [part.index(self.path, list(self.features)) for part in stored]
+        published = {entry.name for entry in manifest.parts} if manifest.build == manifest.building else set()
+        self._stored = [part.index(self.path, []) for part in stored if part.entry.name not in published]
+        if published:
+            self._stored.append(index)
         self._dims = stored[0].header.dims if stored else {}
         self._numbers: dict[str, int] = {}  # id -> how many utterances this writer took before it
         self._expected: int | None = None
@@ -94,7 +105,6 @@ class PartWriter:
         # in this thread, so that a refused utterance is an error of its own `write`
         encoded = part.encode_lossy(id, stored)
         self._put(partial(part.append, id, stored, encoded), nbytes)
-        self._dims = part.dims
         self._numbers[id] = len(self._numbers)
         self.bytes_written += nbytes
         self._part_bytes += nbytes
@@ -141,7 +151,7 @@ class PartWriter:
         if not self.closed:
             self._stop(finish=False)
             for name in [part.name for part in self._unsealed] + self._sealed:
-                shutil.rmtree(self.path / PARTS / name, ignore_errors=True)
+                remove_part(self.path / PARTS / name)
 
     def __enter__(self) -> Self:
         return self
@@ -222,6 +232,7 @@ class PartWriter:
         header = header_for(self.features, dims, self._build, self._fingerprint)
         self._part = OpenPart(self.path, new_part_name(), self.features, header)
         self._unsealed.append(self._part)
+        self._dims = dims
         return self._part
 
     def _end_part(self) -> None:

@@ -7,7 +7,6 @@ then the old one is removed.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from featcache.store.extents import Containers
 from featcache.store.journal import Journal, Placed, read_journal
 from featcache.store.lock import is_locked
 from featcache.store.manifest import PARTS
-from featcache.store.part import SEAL, OpenPart, checksum, list_parts
+from featcache.store.part import SEAL, OpenPart, checksum, list_parts, read_part, remove_part
 
 SUFFIX = "-recovered"
 
@@ -38,9 +37,11 @@ def recover_parts(
             continue
         if is_locked(directory):
             raise CacheLockedError(f"part {str(directory)!r} is still being written by another process; end it first")
+        if read_part(cache, name) is not None:  # sealed in the meantime, by a writer that has ended now
+            continue
         journal = read_journal(directory)
         if journal is None or not journal.utterances or _is_unfinished_copy(directory):
-            shutil.rmtree(directory)
+            remove_part(directory)
         elif journal.header.build == build and journal.header.fingerprint == fingerprint:
             _recover(cache, name, features, journal)
 
@@ -66,7 +67,7 @@ def _recover(
     target = source.with_name(name + SUFFIX)
     if not (target / SEAL).exists():
         if target.exists():
-            shutil.rmtree(target)
+            remove_part(target)
         part = OpenPart(cache, target.name, features, journal.header)
         try:
             _copy(source, journal, part)
@@ -75,7 +76,7 @@ def _recover(
         except BaseException:
             part.discard()
             raise
-    shutil.rmtree(source)
+    remove_part(source)
 
 
 def _copy(source: Path, journal: Journal, part: OpenPart) -> None:

@@ -10,10 +10,11 @@ from typing import Self
 
 from featcache.errors import NotACacheError, StaleCacheError
 from featcache.store.arrays import ArrayLike
+from featcache.store.files import make_directory
 from featcache.store.fingerprint import cache_fingerprint, differences, fingerprint_digest
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import NAME, PARTS, Manifest, read_manifest, write_manifest
-from featcache.store.merge import publish, sealed_parts
+from featcache.store.merge import publish, remove_superseded, sealed_parts
 from featcache.store.part_writer import Features, PartWriter, by_name, close_after
 from featcache.store.recover import holds_utterances, recover_parts
 
@@ -22,7 +23,8 @@ class CacheWriter:
     """Write a cache: start it, or go on with what is there.
 
     What an earlier writer committed before it died is recovered first. As a context manager it publishes the cache as
-    complete at the end; after an error all that was written is kept and published as incomplete.
+    complete at the end; after an error all that was written is kept and published as incomplete, or, when it would
+    take the place of a cache to be overwritten, kept beside that.
 
     Args:
         path: the cache directory; made if it does not exist.
@@ -59,6 +61,7 @@ class CacheWriter:
         self._lock = WriterLock(self.path)
         try:
             self._manifest = self._start(content, overwrite)
+            remove_superseded(self.path, read_manifest(self.path))  # if the last writer died before it came to that
             recover_parts(self.path, self.features, self._manifest.building, self._fingerprint)
             self._parts = PartWriter(self.path, self.features, fingerprint)
         except BaseException:
@@ -105,13 +108,7 @@ class CacheWriter:
 
     def close(self, complete: bool = True) -> None:
         """Publish, and let go of the cache."""
-        if self._parts.closed:
-            return
-        try:
-            self._parts.close()
-            self._publish(complete)
-        finally:
-            self._lock.release()
+        self._close(complete, publish=True)
 
     def abort(self) -> None:
         """Remove what was written since the last `publish`, and let go of the cache."""
@@ -126,7 +123,18 @@ class CacheWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        close_after(error, lambda: self.close(complete=error is None))
+        aside = self._manifest.building > self._manifest.build
+        close_after(error, lambda: self._close(complete=error is None, publish=error is None or not aside))
+
+    def _close(self, complete: bool, publish: bool) -> None:
+        if self._parts.closed:
+            return
+        try:
+            self._parts.close()
+            if publish:
+                self._publish(complete)
+        finally:
+            self._lock.release()
 
     def _start(self, content: Mapping[str, object], overwrite: bool) -> Manifest:
         """Return the manifest to build on, which on disk names the build that all writers add parts to."""
@@ -134,9 +142,9 @@ class CacheWriter:
             fresh = Manifest(content, building_fingerprint=self._fingerprint)
             return publish(self.path, fresh, complete=False)
         manifest = read_manifest(self.path)
-        if overwrite and manifest.rows:
-            return self._start_overwrite(manifest, content)
         changed = differences(manifest.fingerprint, content)
+        if overwrite and (manifest.rows or (changed and holds_utterances(self.path))):
+            return self._start_overwrite(manifest, content)
         if changed and (manifest.rows or holds_utterances(self.path)):
             lines = "".join(f"\n  {line}" for line in changed)
             raise StaleCacheError(
@@ -170,7 +178,7 @@ def _claim_directory(path: Path) -> None:
     """Make the directory, or see that it is a cache or empty."""
     if path.exists() and not path.is_dir():
         raise NotACacheError(f"{str(path)!r} is a file; a cache is a directory")
-    path.mkdir(parents=True, exist_ok=True)
+    make_directory(path)
     ours = {NAME, NAME + ".tmp", PARTS, "writer.lock", "writer.json", "index-000001", "stats-000001"}
     if not (path / NAME).exists():
         foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
