@@ -222,12 +222,14 @@ def _tree(item: Any) -> ast.AST | None:
     return tree
 
 
-def _bytecode(item: Any) -> tuple[object, ...]:
+def _bytecode(item: Any) -> object:
+    """Return what a function does, as values whose `repr` is the same in every process."""
+    if isinstance(item, frozenset):
+        return sorted(map(repr, item))
     code = item if isinstance(item, CodeType) else getattr(item, "__code__", None)
     if code is None:
-        return ()
-    consts = [_bytecode(const) if isinstance(const, CodeType) else const for const in code.co_consts]
-    return code.co_code, consts, code.co_names, code.co_varnames
+        return None if isinstance(item, type) else item
+    return code.co_code, [_bytecode(const) for const in code.co_consts], code.co_names, code.co_varnames
 
 
 def _settings(module: torch.nn.Module) -> Iterator[tuple[str, object]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -214,21 +216,40 @@ def test_hparams_may_be_a_dict_or_absent(make: Callable[..., Any]) -> None:
     assert find_ingredients(extractor).hparams == {}
 
 
-def test_code_whose_source_is_not_kept_counts_by_its_bytecode() -> None:
-    def make(body: str) -> Any:
-        scope: dict[str, Any] = {"__name__": "typed_in"}
-        exec(f"class Extractor:\n def compute_features(self, batch, stage):\n  {body}", scope)
-        extractor = scope["Extractor"]()
-        extractor.modules = {"encoder": torch.nn.Linear(1, 1), "classifier": torch.nn.Linear(1, 1)}
-        return extractor
+def typed_in(body: str) -> Any:
+    """Make an extractor whose source is not kept."""
+    scope: dict[str, Any] = {"__name__": "typed_in"}
+    exec(f"class Extractor:\n def compute_features(self, batch, stage):\n  return {body}", scope)
+    extractor = scope["Extractor"]()
+    extractor.modules = {"encoder": torch.nn.ReLU(), "classifier": torch.nn.ReLU()}
+    return extractor
 
-    extractor = make("return [x + 1 for x in self.modules.encoder(batch)]")
-    extractor.modules = make("pass").modules
-    other = make("return [x + 2 for x in self.modules.encoder(batch)]")
-    other.modules = extractor.modules
-    assert set(find_ingredients(extractor).modules) == {"encoder", "classifier"}
-    (line,) = differences(fingerprint(extractor), fingerprint(other))
+
+def test_code_whose_source_is_not_kept_counts_by_its_bytecode() -> None:
+    body = "[x + 1 for x in self.modules.encoder(batch) if x in {'a', 'b'}]"
+    assert set(find_ingredients(typed_in(body)).modules) == {"encoder", "classifier"}
+    assert differences(fingerprint(typed_in(body)), fingerprint(typed_in(body))) == []
+    (line,) = differences(fingerprint(typed_in(body)), fingerprint(typed_in(body.replace("1", "2"))))
     assert line.startswith("source.Extractor.compute_features: was ")
+
+
+def test_bytecode_counts_the_same_in_every_process() -> None:
+    code = f"""if True:
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_fingerprint import fingerprint, typed_in
+        print(fingerprint(typed_in("batch in {{'a', 'b', 'c', 'd', 'e'}}")))"""
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert len(printed) == 1
 
 
 def test_code_without_source_may_reach_any_module() -> None:
