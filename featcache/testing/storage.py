@@ -141,10 +141,10 @@ def random_numbers(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Array:
     """Return tame numbers, finite and within -100 to 100."""
     numbers = np.random.default_rng(seed).normal(3, 10, shape).clip(-100, 100)
     if dtype == "bfloat16":
-        return (numbers.astype("<f4").view("<u4") >> 16).astype("<u2")
+        return np.asarray(numbers.astype("<f4").view("<u4") >> 16, "<u2")
     if dtype.startswith("u"):
         numbers = np.abs(numbers)
-    return (numbers > 3 if dtype == "bool" else numbers).astype(storage_dtype(dtype))
+    return np.asarray(numbers > 3 if dtype == "bool" else numbers).astype(storage_dtype(dtype))
 
 
 def encode(spec: FeatureSpec, feature: FeatureStorageConfig, array: Array) -> EncodedArray:
