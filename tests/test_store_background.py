@@ -1,0 +1,198 @@
+"""Storing overlaps with computing, within bounds, and no error of the other thread is lost."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features, write
+
+import featcache
+from featcache import CacheWriter
+from featcache.errors import StorageFullError
+from featcache.interface import EncodedArray, Extent
+from featcache.store import part_writer
+from featcache.store.background import Background
+from featcache.store.journal import read_journal
+from featcache_backends.memmap import MemmapWriter
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_leaked() -> Iterator[None]:
+    gc.collect()
+    threads, files = set(threading.enumerate()), os.listdir("/proc/self/fd")  # noqa: PTH208
+    yield
+    gc.collect()
+    assert set(threading.enumerate()) == threads
+    assert len(os.listdir("/proc/self/fd")) == len(files)  # noqa: PTH208
+
+
+class Gate:
+    """Lets the background thread store when told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        self.error: BaseException | None = None
+        append = MemmapWriter.append
+
+        def gated(
+            writer: MemmapWriter, id: str, arrays: Mapping[str, EncodedArray]
+        ) -> dict[str, tuple[Extent, ...]]:
+            self.opened.wait()
+            if self.error is not None:
+                raise self.error
+            return append(writer, id, arrays)
+
+        monkeypatch.setattr(MemmapWriter, "append", gated)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def utterance_bytes(numbers: range) -> int:
+    return sum(array.nbytes for number in numbers for array in arrays_of(number).values())
+
+
+def test_write_returns_before_the_bytes_are_stored(tmp_path: Path, gate: Gate) -> None:
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        write(writer, range(5))
+        gate.opened.set()
+    check_cache(tmp_path, range(5))
+
+
+def test_the_queue_is_bounded_and_write_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    monkeypatch.setattr(part_writer, "QUEUE_BYTES", utterance_bytes(range(1, 4)))
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        write(writer, range(1, 4))
+        blocked = threading.Thread(target=write, args=(writer, [4]))
+        blocked.start()
+        blocked.join(0.2)
+        assert blocked.is_alive()
+        assert writer._parts._background.queued_bytes == utterance_bytes(range(1, 4))
+        gate.opened.set()
+        blocked.join()
+        assert writer._parts._background.queued_bytes <= utterance_bytes(range(1, 5))
+    check_cache(tmp_path, range(1, 5))
+
+
+def test_an_utterance_larger_than_the_queue_passes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_writer, "QUEUE_BYTES", 1)
+    make_cache(tmp_path, range(9))
+    check_cache(tmp_path, range(9))
+
+
+def test_an_error_wakes_a_writer_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+    monkeypatch.setattr(part_writer, "QUEUE_BYTES", utterance_bytes(range(1, 3)))
+    gate.error = OSError(errno.ENOSPC, "No space left on device")
+    raised: list[BaseException] = []
+
+    def write_on() -> None:
+        try:
+            write(writer, [3])
+        except featcache.FeatcacheError as error:
+            raised.append(error)
+
+    writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
+    write(writer, range(1, 3))
+    blocked = threading.Thread(target=write_on)
+    blocked.start()
+    gate.opened.set()
+    blocked.join()
+    assert isinstance(raised[0], StorageFullError)
+    with pytest.raises(StorageFullError):
+        writer.close()
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_write_and_by_close(tmp_path: Path, gate: Gate) -> None:
+    writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
+    gate.opened.set()
+    write(writer, range(3))
+    assert writer.commit() == 3
+    gate.error = OSError(errno.EIO, "Input/output error")
+    write(writer, [3])
+    wait_for_end(writer._parts._background)
+    for call in (lambda: write(writer, [4]), writer.commit, writer.publish, writer.close):
+        with pytest.raises(OSError, match="Input/output error"):
+            call()
+    gate.error = None
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        assert [number for number in range(9) if id_of(number) in writer] == [0, 1, 2]
+        write(writer, range(3, 5))
+    check_cache(tmp_path, range(5))
+
+
+def wait_for_end(background: Background) -> None:
+    background._thread.join(10)
+    assert background.error is not None
+
+
+def test_an_error_in_the_block_is_not_hidden_by_one_of_the_thread(tmp_path: Path, gate: Gate) -> None:
+    gate.error = OSError(errno.ENOSPC, "No space left on device")
+    gate.opened.set()
+    with (  # noqa: PT012
+        pytest.raises(ZeroDivisionError) as error,
+        CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer,
+    ):
+        write(writer, range(2))
+        wait_for_end(writer._parts._background)
+        raise ZeroDivisionError
+    assert any("then closing the cache failed" in note and "is full" in note for note in error.value.__notes__)
+
+
+def test_what_is_written_is_committed_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_writer, "COMMIT_INTERVAL_S", 0.05)
+    writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
+    write(writer, range(3))
+    (part,) = (tmp_path / "parts").iterdir()
+    deadline = time.monotonic() + 10
+    while (journal := read_journal(part)) is None or len(journal.utterances) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    writer.abort()
+
+
+def test_abort_drops_what_waits(tmp_path: Path, gate: Gate) -> None:
+    writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
+    write(writer, range(1, 20))
+    threading.Timer(0.1, gate.opened.set).start()
+    writer.abort()
+    assert list((tmp_path / "parts").iterdir()) == []
+    time.sleep(0.15)
+
+
+def test_too_little_space_is_said_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = type("Usage", (), {"free": 100_000})
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        write(writer, range(3))
+        assert writer.commit() == 3
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+        with pytest.raises(StorageFullError, match=r"100,000 bytes are free .* 160,000 .*; 3 utterances .* committed"):
+            writer.write("long", {"fbank": np.zeros((10_000, 4), np.float32), "units": np.zeros(0, np.int16)})
+        write(writer, [3])
+    monkeypatch.undo()
+    check_cache(tmp_path, range(4))
+
+
+def test_a_disk_too_small_for_what_is_expected_is_a_warning_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100_000}))
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        writer.expect(10_000)
+        with pytest.warns(UserWarning, match=r"will need about [0-9,]+ more bytes, only 100,000 are free") as warned:
+            write(writer, range(110))
+        assert len(warned) == 1
+    monkeypatch.undo()
+    check_cache(tmp_path, range(110))

@@ -1,0 +1,230 @@
+"""Several writers, one cache: parts of their own, joined when they are published."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from store_helpers import (
+    FINGERPRINT,
+    arrays_of,
+    assert_holds,
+    check_cache,
+    id_of,
+    make_cache,
+    oracle,
+    two_features,
+    write,
+)
+
+import featcache
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import CacheLockedError, DuplicateIdError, FeatureError
+from featcache.store import lock, part_writer, recover
+from featcache.store.journal import read_journal
+from featcache.store.part_writer import PartWriter
+
+
+def write_part(path: Path, numbers: range) -> None:
+    with PartWriter(path, two_features(), FINGERPRINT) as writer:
+        for number in numbers:
+            writer.write(id_of(number), arrays_of(number))
+
+
+def part_names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in (path / "parts").iterdir())
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_processes_write_parts_at_once_while_one_holds_the_cache(tmp_path: Path, method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        processes = [context.Process(target=write_part, args=(tmp_path, range(i, 40, 4))) for i in range(1, 4)]
+        for process in processes:
+            process.start()
+        write(writer, range(0, 40, 4))
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+        assert len(featcache.open(tmp_path)) == 0  # nothing is seen before it is published
+        writer.publish()
+        check_cache(tmp_path, range(40), complete=False)
+    check_cache(tmp_path, range(40))
+    assert len(part_names(tmp_path)) == 4
+
+
+def test_the_order_of_rows_does_not_depend_on_who_wrote_them(tmp_path: Path) -> None:
+    make_cache(tmp_path / "alone", range(40))
+    with CacheWriter(tmp_path / "shared", two_features(), FINGERPRINT) as writer:
+        threads = [threading.Thread(target=write_part, args=(tmp_path / "shared", range(i, 40, 3))) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        writer.publish()
+    check_cache(tmp_path / "shared", range(40))
+    assert list(featcache.open(tmp_path / "alone")) == list(featcache.open(tmp_path / "shared"))
+
+
+def test_a_part_writer_knows_what_is_published_and_what_is_sealed(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(3))
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        write_part(tmp_path, range(3, 5))
+        with PartWriter(tmp_path, two_features(), FINGERPRINT) as second:
+            assert [number for number in range(9) if id_of(number) in second] == [0, 1, 2, 3, 4]
+            with pytest.raises(DuplicateIdError, match="from an earlier one"):
+                second.write(id_of(4), arrays_of(4))
+        write(writer, [5])
+    check_cache(tmp_path, range(6))
+
+
+def test_an_utterance_in_two_parts_is_refused_with_both_named(tmp_path: Path) -> None:
+    with (  # noqa: PT012
+        pytest.raises(DuplicateIdError) as error,
+        CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer,
+    ):
+        with (
+            PartWriter(tmp_path, two_features(), FINGERPRINT) as one,
+            PartWriter(tmp_path, two_features(), FINGERPRINT) as other,
+        ):
+            one.write(id_of(1), arrays_of(1))
+            one.write(id_of(2), arrays_of(2))
+            other.write(id_of(2), arrays_of(2))
+        write(writer, [3])
+    message = str(error.value)
+    holders = [name for name in part_names(tmp_path) if repr(name) in message]
+    assert repr(id_of(2)) in message
+    assert len(holders) == 2
+    assert "remove one of them" in message
+    featcache.store.part.remove_part(tmp_path / "parts" / holders[0])
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        write(writer, [number for number in range(5) if id_of(number) not in writer])
+    check_cache(tmp_path, range(5))
+
+
+def test_parts_of_other_dimensions_are_refused_with_both_named(tmp_path: Path) -> None:
+    features = [FeatureStorageConfig("fbank")]
+    message = r"'fbank' has frames of shape \(\d,\) in part '.*' and of \(\d,\) in '.*'; remove"
+    with pytest.raises(FeatureError, match=message):  # noqa: PT012, SIM117
+        with CacheWriter(tmp_path, features):
+            with PartWriter(tmp_path, features) as one, PartWriter(tmp_path, features) as other:
+                one.write("a", {"fbank": np.zeros((2, 3))})
+                other.write("b", {"fbank": np.zeros((2, 4))})
+
+
+def test_a_part_rolls_over_by_rows_and_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_writer, "PART_ROWS", 4)
+    make_cache(tmp_path / "rows", range(10))
+    check_cache(tmp_path / "rows", range(10))
+    assert len(part_names(tmp_path / "rows")) == 3
+    monkeypatch.setattr(part_writer, "PART_ROWS", 100)
+    monkeypatch.setattr(part_writer, "PART_BYTES", 200)
+    make_cache(tmp_path / "bytes", range(1, 11))
+    check_cache(tmp_path / "bytes", range(1, 11))
+    assert 3 < len(part_names(tmp_path / "bytes")) < 10
+
+
+def test_a_hundred_parts_need_few_open_files(tmp_path: Path) -> None:
+    program = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from featcache import CacheWriter
+from featcache.store import part_writer
+from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features
+path = Path(sys.argv[2])
+part_writer.PART_ROWS = 1
+with CacheWriter(path, two_features(), FINGERPRINT) as writer:
+    with part_writer.PartWriter(path, two_features(), FINGERPRINT) as parts:
+        for number in range(100):
+            parts.write(id_of(number), arrays_of(number))
+    writer.abort()
+part_writer.PART_ROWS = 100
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+make_cache(path, range(100, 103))
+make_cache(path, range(103, 105))
+check_cache(path, range(105))
+"""
+    arguments = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "cache")]
+    subprocess.run(arguments, check=True, timeout=100)
+
+
+def test_a_part_that_is_sealed_during_recovery_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = CacheWriter(tmp_path, two_features(), FINGERPRINT)
+    survivor = PartWriter(tmp_path, two_features(), FINGERPRINT)
+    survivor.write(id_of(1), arrays_of(1))
+    first.abort()
+    with pytest.raises(CacheLockedError, match=r"part .* is still being written by another process; end it first"):
+        CacheWriter(tmp_path, two_features(), FINGERPRINT)
+
+    def seal_just_before(directory: Path) -> bool:
+        survivor.close()
+        return lock.is_locked(directory)
+
+    monkeypatch.setattr(recover, "is_locked", seal_just_before)
+    make_cache(tmp_path, range(2, 4))
+    check_cache(tmp_path, range(1, 4))
+
+
+def test_parts_without_anything_committed_are_removed(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(3))
+    for name, journal in (("no-journal", None), ("torn-header", b'["0123'), ("nonsense", b"\0" * 100)):
+        (tmp_path / "parts" / name).mkdir()
+        if journal is not None:
+            (tmp_path / "parts" / name / "journal.jsonl").write_bytes(journal)
+    assert read_journal(tmp_path / "parts" / "torn-header") is None
+    make_cache(tmp_path, range(3, 5))
+    check_cache(tmp_path, range(5))
+    assert len(part_names(tmp_path)) == 2
+
+
+def test_a_stray_file_among_the_parts_is_left_alone(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(3))
+    (tmp_path / "parts" / "notes.txt").write_text("mine")
+    (tmp_path / "mine").mkdir()
+    make_cache(tmp_path, range(3), overwrite=True)
+    check_cache(tmp_path, range(3))
+    assert (tmp_path / "parts" / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_writer_of_nothing_publishes_an_empty_complete_cache(tmp_path: Path) -> None:
+    make_cache(tmp_path, [])
+    cache = featcache.open(tmp_path, verify="arrays")
+    assert (len(cache), list(cache), cache.complete) == (0, [], True)
+    assert cache.read_batch([], "fbank").data.shape[0] == 0
+    assert cache.stats("fbank").count == 0
+    assert "anything" not in cache
+    with pytest.raises(featcache.FeatcacheError, match="the cache is empty"):
+        cache.read("anything", "fbank")
+
+
+def test_publishing_the_same_twice_changes_nothing(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(3))
+    before = (tmp_path / "featcache.json").read_bytes()
+    make_cache(tmp_path, [])
+    assert (tmp_path / "featcache.json").read_bytes() == before
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        writer.publish(complete=True)
+        writer.publish(complete=True)
+    assert (tmp_path / "featcache.json").read_bytes() == before
+
+
+def test_features_may_share_a_backend_with_other_options(tmp_path: Path) -> None:
+    features = [
+        FeatureStorageConfig("fbank", backend="webdataset", options={"shard_bytes": 4096}),
+        FeatureStorageConfig("units", dtype="int16", backend="webdataset"),
+    ]
+    make_cache(tmp_path, range(20), features)
+    check_cache(tmp_path, range(20))
+    (part,) = (tmp_path / "parts").iterdir()
+    assert len(list((part / "fbank").glob("shard-*.tar"))) > 1
+    assert [entry.name for entry in (part / "units").iterdir()] == ["shard-000000.tar"]
+    assert_holds(featcache.open(tmp_path, mapped=False), oracle(range(20)))
