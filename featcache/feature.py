@@ -108,7 +108,9 @@ class FeatureStorageConfig:
                 f"feature {self.name!r}: codec {self.codec!r} cannot hold {self.dtype!r}; "
                 f"it holds {', '.join(sorted(codec.dtypes))}"
             )
-        self.make_backend()
+        made = self.make_backend()
+        if codec is not None and not isinstance(made, SupportsBlocks):
+            raise ConfigError(f"backend {self.backend!r} lists codec {self.codec!r} but does not say how to cut blocks")
 
     def make_backend(self) -> Backend:
         """Make the storage format with the declared options."""
@@ -126,12 +128,8 @@ class FeatureStorageConfig:
 
     def blocks(self, dims: tuple[int, ...]) -> Blocks | None:
         """Say how arrays are cut for the codec; None for raw bytes."""
-        if self.codec == RAW:
-            return None
         backend = self.make_backend()
-        if not isinstance(backend, SupportsBlocks):
-            raise ConfigError(f"backend {self.backend!r} lists codec {self.codec!r} but does not say how to cut blocks")
-        return backend.blocks(self.spec(dims))
+        return backend.blocks(self.spec(dims)) if self.codec != RAW and isinstance(backend, SupportsBlocks) else None
 
     def to_json(self) -> dict[str, object]:
         """Return the declaration as JSON-able values; options at their default are left out."""

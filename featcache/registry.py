@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -37,7 +38,10 @@ def get_backend(name: str) -> type[Backend]:
     >>> get_backend("memmap").codecs
     ('raw',)
     """
-    return cast(type[Backend], _load(BACKENDS, "backend", name))
+    backend = cast(type[Backend], _load(BACKENDS, "backend", name, ("codecs", "open_writer")))
+    if not backend.codecs:
+        raise ConfigError(f"backend {name!r} lists no codecs; one that stores plain bytes lists {RAW!r}")
+    return backend
 
 
 def get_codec(name: str) -> type[Codec]:
@@ -45,36 +49,41 @@ def get_codec(name: str) -> type[Codec]:
 
     Raises `UnknownNameError` if no such codec is installed.
     """
-    return cast(type[Codec], _load(CODECS, "codec", name))
+    return cast(type[Codec], _load(CODECS, "codec", name, ("name", "lossless", "dtypes", "encode", "decode")))
 
 
-def _load(group: str, kind: str, name: str) -> type:
+def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
     entries = _entries(group)
     if name not in entries:
         raise UnknownNameError(
             f"no {kind} {name!r} is installed; {nearest(name, entries)} "
             f"(a package can add one under the entry point group {group!r})"
         )
-    entry = entries[name]
+    targets = sorted({entry.value for entry in entries[name]})
+    if len(targets) > 1:
+        raise ConfigError(f"several packages register {kind} {name!r}: {', '.join(targets)}; uninstall all but one")
     try:
-        loaded = entry.load()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind} {name!r} is registered as {entry.value!r}, which does not load: {error}") from error
-    return cast(type, loaded)
+        loaded = entries[name][0].load()
+    except Exception as error:  # whatever the package of a stranger raises
+        raise ConfigError(
+            f"{kind} {name!r} is registered as {targets[0]!r}, which does not load: {type(error).__name__}: {error}"
+        ) from error
+    lacks = [attribute for attribute in needed if not hasattr(loaded, attribute)]
+    if not isinstance(loaded, type) or not dataclasses.is_dataclass(loaded) or lacks:
+        raise ConfigError(
+            f"{kind} {name!r} is registered as {targets[0]!r}, which is no {kind}: a frozen dataclass with "
+            f"{', '.join(needed)} is needed" + (f", it lacks {', '.join(lacks)}" if lacks else "")
+        )
+    return loaded
 
 
-def _entries(group: str) -> dict[str, EntryPoint]:
+def _entries(group: str) -> dict[str, list[EntryPoint]]:
     return _entries_on(group, tuple(sys.path))
 
 
 @lru_cache(maxsize=8)  # scanning the installed packages takes tens of milliseconds; a changed path scans again
-def _entries_on(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
+def _entries_on(group: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=group):
-        other = found.setdefault(entry.name, entry)
-        if other.value != entry.value:
-            raise ConfigError(
-                f"two packages register {entry.name!r} under {group!r}: {other.value!r} and {entry.value!r}; "
-                "uninstall one of them"
-            )
+        found.setdefault(entry.name, []).append(entry)
     return found

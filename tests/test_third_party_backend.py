@@ -14,7 +14,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ConfigError, UnknownNameError
 from featcache.interface import Array
-from featcache.registry import BACKENDS, CODECS, codec_names
+from featcache.registry import BACKENDS, CODECS, codec_names, get_codec
 
 SOURCE = Path(__file__).with_name("third_party_format.py").read_text()
 
@@ -165,23 +165,42 @@ def test_the_contract_notices_mistakes(tmp_path: Path) -> None:
         ("nowhere_format:FlatBackend", "No module named 'nowhere_format'"),
         ("broken_format:BlatFackend", "has no attribute 'BlatFackend'"),
         ("unimportable_format:FlatBackend", "No module named 'libflat'"),
+        ("failing_format:FlatBackend", "ZeroDivisionError"),
     ],
 )
 def test_a_broken_entry_point_is_named(site: Path, target: str, reason: str) -> None:
-    install(site, "acme", {BACKENDS: {"acme": target}}, broken_format=SOURCE, unimportable_format="import libflat")
+    broken = {"broken_format": SOURCE, "unimportable_format": "import libflat", "failing_format": "1 / 0"}
+    install(site, "acme", {BACKENDS: {"acme": target}}, **broken)
     with pytest.raises(ConfigError, match=f"backend 'acme' is registered as '{target}', .* not load: .*{reason}"):
         FeatureStorageConfig("fbank", backend="acme")
     assert FeatureStorageConfig("fbank", backend="memmap").codec == "raw"
+
+
+DATACLASS = "import dataclasses\n@dataclasses.dataclass\nclass"
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "reason"),
+    [
+        ("number", "FlatBackend = 3", "it lacks codecs, open_writer"),
+        ("plain", "class FlatBackend: codecs = ('raw',); open_writer = None", "a frozen dataclass"),
+        ("empty", f"{DATACLASS} FlatBackend: codecs = (); open_writer = None", "no codecs"),
+    ],
+)
+def test_an_entry_point_to_something_else_is_named(site: Path, module: str, source: str, reason: str) -> None:
+    install(site, "acme", {BACKENDS: {"acme": f"{module}_format:FlatBackend"}}, **{f"{module}_format": source})
+    with pytest.raises(ConfigError, match=f"backend 'acme' .*{reason}"):
+        FeatureStorageConfig("fbank", backend="acme")
 
 
 @pytest.mark.parametrize("group", [BACKENDS, CODECS])
 def test_a_name_that_two_packages_register_is_an_error_that_names_both(site: Path, group: str) -> None:
     for package in ("acme", "zenith"):
         install(site, package, {group: {"flat": f"{package}_format:Flat"}})
-    with pytest.raises(ConfigError, match="two packages register 'flat'") as raised:
-        featcache.backend_names() if group == BACKENDS else codec_names()
-    assert "'acme_format:Flat'" in str(raised.value)
-    assert "'zenith_format:Flat'" in str(raised.value)
+    assert "flat" in (featcache.backend_names() if group == BACKENDS else codec_names())
+    with pytest.raises(ConfigError, match=r"several packages register .* 'flat': acme_format:Flat, zenith_format:Flat"):
+        featcache.get_backend("flat") if group == BACKENDS else get_codec("flat")
+    assert FeatureStorageConfig("fbank", backend="memmap").codec == "raw"  # the others work
 
 
 def test_a_package_that_is_found_twice_is_one(site: Path) -> None:
