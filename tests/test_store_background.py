@@ -172,6 +172,18 @@ def test_abort_drops_what_waits(tmp_path: Path, gate: Gate) -> None:
     time.sleep(0.15)
 
 
+def test_a_closed_writer_lets_go_of_its_files_at_once(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(9))
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        make_cache(tmp_path, range(9, 12))
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    finally:
+        gc.enable()
+
+
 def test_too_little_space_is_said_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = type("Usage", (), {"free": 100_000})
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:

@@ -55,6 +55,9 @@ class Background:
                 self._tasks = deque([self._tasks[0]])
             self._changed.notify_all()
         self._thread.join()
+        # tasks know the one who queues them, who knows us: let go, or its files stay open until a garbage collection
+        self._idle = _nothing
+        self._tasks.clear()
 
     def _raise_error(self) -> None:
         if self.error is not None:
@@ -85,3 +88,7 @@ class Background:
             timeout = max(until - time.monotonic(), 0)
             self._changed.wait_for(lambda: self._tasks or self._stopping, timeout)
             return bool(self._tasks) or not self._stopping
+
+
+def _nothing() -> None:
+    pass

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +35,7 @@ COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time
 QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
 PART_BYTES = 8 << 30  # a killed writer's part is copied once when it is recovered
 PART_ROWS = 100_000  # the notes on these stay in memory until the part is sealed, about 1 KB each
+GO_ON = "free some space and run the same again, it goes on from there"
 
 Features = Mapping[str, FeatureStorageConfig] | Iterable[FeatureStorageConfig]
 
@@ -204,33 +206,22 @@ class PartWriter:
                 self._expected = None
 
     def _kept(self) -> str:
-        return (
-            f"{self._committed} utterances of this run are committed and kept: free some space and run the same "
-            "again, it goes on from there"
-        )
+        return f"{self._committed} utterances of this run are committed and kept: {GO_ON}"
 
     def _put(self, task: Callable[[], object], nbytes: int) -> None:
-        try:
+        with full_disk_explained(self.path, self._kept):
             self._background.put(task, nbytes)
-        except OSError as error:
-            raise self._explained(error) from error
 
     def _drain(self) -> None:
-        try:
+        with full_disk_explained(self.path, self._kept):
             self._background.drain()
-        except OSError as error:
-            raise self._explained(error) from error
-
-    def _explained(self, error: OSError) -> OSError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return StorageFullError(f"the disk of {str(self.path)!r} is full; {self._kept()}")
-        return error
 
     def _start_part(self, arrays: Mapping[str, Array]) -> OpenPart:
         # here rather than in the thread, so that a missing library is an error of the first `write`
         dims = {name: array.shape[1:] for name, array in arrays.items()}
         header = header_for(self.features, dims, self._build, self._fingerprint)
-        self._part = OpenPart(self.path, new_part_name(), self.features, header)
+        with full_disk_explained(self.path, self._kept):
+            self._part = OpenPart(self.path, new_part_name(), self.features, header)
         self._unsealed.append(self._part)
         self._dims = dims
         return self._part
@@ -260,6 +251,17 @@ class PartWriter:
             self._sealed.append(sealed.entry.name)
             self._sealed_rows += sealed.entry.rows
             self._committed = self._sealed_rows
+
+
+@contextlib.contextmanager
+def full_disk_explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
+    """Raise `StorageFullError`, saying what is kept, for the system's error about a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFullError(f"the disk of {str(path)!r} is full; {kept()}") from error
+        raise
 
 
 def close_after(error: BaseException | None, close: Callable[[], None]) -> None:

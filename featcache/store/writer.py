@@ -15,7 +15,7 @@ from featcache.store.fingerprint import cache_fingerprint, differences, fingerpr
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import NAME, PARTS, Manifest, read_manifest, write_manifest
 from featcache.store.merge import publish, remove_superseded, sealed_parts
-from featcache.store.part_writer import Features, PartWriter, by_name, close_after
+from featcache.store.part_writer import GO_ON, Features, PartWriter, by_name, close_after, full_disk_explained
 from featcache.store.recover import holds_utterances, recover_parts
 
 
@@ -57,16 +57,17 @@ class CacheWriter:
         self.features = by_name(features)
         content = cache_fingerprint(self.features, fingerprint)
         self._fingerprint = fingerprint_digest(content)
-        _claim_directory(self.path)
-        self._lock = WriterLock(self.path)
-        try:
-            self._manifest = self._start(content, overwrite)
-            remove_superseded(self.path, read_manifest(self.path))  # if the last writer died before it came to that
-            recover_parts(self.path, self.features, self._manifest.building, self._fingerprint)
-            self._parts = PartWriter(self.path, self.features, fingerprint)
-        except BaseException:
-            self._lock.release()
-            raise
+        with full_disk_explained(self.path, _kept):
+            _claim_directory(self.path)
+            self._lock = WriterLock(self.path)
+            try:
+                self._manifest = self._start(content, overwrite)
+                remove_superseded(self.path, read_manifest(self.path))  # if the last writer died before it came to that
+                recover_parts(self.path, self.features, self._manifest.building, self._fingerprint)
+                self._parts = PartWriter(self.path, self.features, fingerprint)
+            except BaseException:
+                self._lock.release()
+                raise
 
     def __contains__(self, id: str) -> bool:
         """Say whether an utterance is in the cache, or was written now."""
@@ -170,8 +171,13 @@ class CacheWriter:
         parts = sealed_parts(self.path, self._manifest.building, self._fingerprint)
         names = {part.entry.name for part in parts}
         if names != {entry.name for entry in self._manifest.parts} or complete != self._manifest.complete:
-            self._manifest = publish(self.path, self._manifest, complete)
+            with full_disk_explained(self.path, _kept):
+                self._manifest = publish(self.path, self._manifest, complete)
             self._parts.published()
+
+
+def _kept() -> str:
+    return f"all that was written before is kept: {GO_ON}"
 
 
 def _claim_directory(path: Path) -> None:
