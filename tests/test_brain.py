@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from featcache.brain import FeatureCacheMixin
 from featcache.config import FeatureStorage
 from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, StaleCacheError
 from featcache.feature import FeatureStorageConfig
+from featcache.padding import unpad
 from featcache.store.cache import Cache
 from featcache.store.writer import CacheWriter
-from featcache.padding import unpad
 
 HOP = 10
 
@@ -280,6 +281,15 @@ def test_other_weights_make_a_cache_stale(storage: FeatureStorage) -> None:
     assert "classifier" not in str(caught.value)
 
 
+def test_another_declaration_makes_a_cache_stale(storage: FeatureStorage, tmp_path: Path) -> None:
+    make_brain(storage).cache_features(make_dataset())
+    changed = FeatureStorage(storage.root, [FeatureStorageConfig("ssl"), FeatureStorageConfig("units", dtype="int32")])
+    with pytest.raises(
+        StaleCacheError, match=r'features\.units\.dtype: was "int16", now "int32"\n.*weights.*\noverwrite'
+    ):
+        make_brain(changed, seed=1).cache_features(make_dataset())
+
+
 def test_what_the_user_gives_counts_too(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     cache = brain.cache_features(make_dataset(), fingerprint={"layer": 9, "modules": None})
@@ -362,6 +372,8 @@ def test_resume_false_computes_an_incomplete_cache_from_the_start(storage: Featu
     assert cache.complete
     brain.cache_features(make_dataset(), resume=False)
     assert len(brain.calls) == 10
+    other = make_brain(storage, seed=1)
+    assert other.cache_features(make_dataset(), resume=False, overwrite=True).complete
 
 
 def test_the_old_cache_stays_until_an_overwrite_is_through(storage: FeatureStorage) -> None:
@@ -385,6 +397,7 @@ def test_a_debug_run_caches_a_few_batches_as_incomplete(storage: FeatureStorage)
     brain.step = 1
     cache = brain.cache_features(make_dataset(), loader_kwargs={"batch_size": 3})
     assert (len(cache), cache.complete) == (6, False)
+    assert make_brain(storage).cache_features(make_dataset(6)).complete
     cache = make_brain(storage).cache_features(make_dataset())
     assert (len(cache), cache.complete) == (10, True)
     brain.cache_features(make_dataset(), overwrite=True)
@@ -531,6 +544,73 @@ def test_a_given_loader_is_used_as_it_is(storage: FeatureStorage) -> None:
     audio.loaded.clear()
     brain.cache_features(loader)
     assert audio.loaded == []
+
+
+def test_of_a_batch_of_which_some_is_cached_the_rest_is_written(storage: FeatureStorage) -> None:
+    brain, dataset = make_brain(storage), make_dataset()
+    brain.cache_features(make_dataset(4))
+    cache = brain.cache_features(DataLoader(dataset, batch_size=3, collate_fn=PaddedBatch))
+    assert brain.calls[4:] == [[f"spk/utt-{number}" for number in batch] for batch in ([3, 4, 5], [6, 7, 8], [9])]
+    assert_holds(cache, expected(brain, dataset))
+
+
+class Hidden:
+    """A map-style dataset that does not show its ids."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+
+def test_a_dataset_that_hides_its_ids_is_skipped_batch_by_batch(storage: FeatureStorage) -> None:
+    audio = Audio()
+    brain, dataset = make_brain(storage), make_dataset(10, audio)
+    brain.cache_features(make_dataset(5))
+    brain.calls.clear()
+    cache = brain.cache_features(Hidden(dataset), loader_kwargs={"batch_size": 2, "collate_fn": PaddedBatch})
+    assert brain.calls == [[f"spk/utt-{number}", f"spk/utt-{number + 1}"] for number in (4, 6, 8)]
+    assert len(audio.loaded) == 10
+    assert_holds(cache, expected(brain, dataset))
+    audio.loaded.clear()
+    assert brain.cache_features(Hidden(dataset)).complete
+    assert audio.loaded == []
+
+
+def test_an_utterance_that_a_dataset_gives_twice_is_an_error(storage: FeatureStorage) -> None:
+    dataset = make_dataset().overfit_test(3, 5)
+    with pytest.raises(DuplicateIdError, match="'spk/utt-0' was given twice: as number 0 and as number 3"):
+        make_brain(storage).cache_features(dataset)
+
+
+def test_batches_are_moved_to_the_device(storage: FeatureStorage) -> None:
+    class Watching(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            assert batch.sig.data.device.type == "meta"
+            return [{"id": id, "ssl": torch.zeros(1, 4), "units": torch.zeros(1).long()} for id in batch.id]
+
+    brain = make_brain(storage, Watching)
+    brain.device = "meta"
+    assert len(brain.cache_features(make_dataset())) == 10
+
+
+def test_a_worker_that_dies_ends_the_run_also_when_failures_are_skipped(storage: FeatureStorage) -> None:
+    class Deadly(Audio):
+        def __call__(self, id: str, frames: int) -> torch.Tensor:
+            if id == "spk/utt-5":
+                os._exit(1)
+            return super().__call__(id, frames)
+
+    brain = make_brain(storage)
+    kwargs = {"num_workers": 1, "batch_size": 2}
+    with pytest.raises(RuntimeError, match="DataLoader worker .* exited unexpectedly"):
+        brain.cache_features(make_dataset(10, Deadly()), loader_kwargs=kwargs, on_error="skip")
+    assert len(storage.cache("train")) == 4
+    assert brain.cache_features(make_dataset()).complete
 
 
 def test_a_failing_batch_of_a_given_loader_is_recorded_whole(storage: FeatureStorage) -> None:
