@@ -32,8 +32,7 @@ class LoaderBatches:
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
-        dataset: Any = getattr(loader, "dataset", None)
-        self.total: int | None = len(dataset) if hasattr(dataset, "__len__") else None
+        self.total = size_of(loader)
 
     def __iter__(self) -> Iterator[Batch]:
         for data in self.loader:
@@ -138,6 +137,12 @@ class _Recorded:
 def is_map_style(source: object) -> bool:
     """Say whether something is a dataset whose utterances can be picked by number."""
     return hasattr(source, "__getitem__") and not isinstance(source, DataLoader | IterableDataset)
+
+
+def size_of(source: object) -> int | None:
+    """Return the number of utterances of a dataset, or of a loader's; None if it does not tell."""
+    dataset: Any = getattr(source, "dataset", source)
+    return len(dataset) if is_map_style(dataset) else None
 
 
 def batches_of_stream(source: Any, loader_kwargs: Mapping[str, Any]) -> LoaderBatches:

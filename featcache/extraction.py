@@ -20,6 +20,7 @@ from featcache.batches import (
     batches_of_stream,
     checked_utterances,
     is_map_style,
+    size_of,
     to_device,
     visible_ids,
 )
@@ -114,7 +115,9 @@ class Extraction:
         declared = cache_fingerprint(self.storage.features, self._fingerprint)
         if not cache.complete or differences(cache.fingerprint, declared):
             return False
-        return self._ids is None or _holds_all(cache, self._ids)
+        if self._ids is not None:
+            return _holds_all(cache, self._ids)
+        return len(cache) >= (size_of(self.source) or 0)
 
     def _work(self) -> BaseException | None:
         """Compute this rank's share; returns the error that ended it."""

@@ -607,7 +607,7 @@ def test_a_worker_that_dies_ends_the_run_also_when_failures_are_skipped(storage:
 
     brain = make_brain(storage)
     kwargs = {"num_workers": 1, "batch_size": 2}
-    with pytest.raises(RuntimeError, match="DataLoader worker .* exited unexpectedly"):
+    with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
         brain.cache_features(make_dataset(10, Deadly()), loader_kwargs=kwargs, on_error="skip")
     assert len(storage.cache("train")) == 4
     assert brain.cache_features(make_dataset()).complete
