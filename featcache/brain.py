@@ -92,7 +92,7 @@ class FeatureCacheMixin:
                 stage=stage,
                 storage=storage,
                 split=split,
-                loader_kwargs=dict(loader_kwargs or {}),
+                loader_kwargs=loader_kwargs or {},
                 skip_failures=on_error == "skip",
                 progressbar=not getattr(self, "noprogressbar", False) if progressbar is None else progressbar,
                 ranks=ranks,

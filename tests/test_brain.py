@@ -145,6 +145,7 @@ def test_one_call_caches_a_split_whole(storage: FeatureStorage, cls: Any, loader
         ("TEST", "test-clean", "test-clean", "TEST"),
         (None, "dev-other", "dev-other", "VALID"),
         (None, "test-clean", "test-clean", "TEST"),
+        (None, "Test-other", "Test-other", "TEST"),
         (None, "unlabelled", "unlabelled", "TRAIN"),
     ],
 )
@@ -219,15 +220,28 @@ def test_neither_hooks_nor_checkpoints_nor_the_callers_arguments_are_touched(
     assert all("id" not in item for item in dataset.data.values())
 
 
+class Merging(torch.nn.Module):
+    """Merges something into its weights for evaluation, as adapters do."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> Any:
+        self.merged = not mode
+        return super().train(mode)
+
+
 @pytest.mark.parametrize("bad", [frozenset(), frozenset(["spk/utt-2"])])
 def test_modules_are_evaluated_and_get_their_modes_back(storage: FeatureStorage, bad: frozenset[str]) -> None:
     class Watching(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
-            self.seen = [torch.is_grad_enabled(), *(part.training for part in self.modules.modules())]
+            parts = [*self.modules.modules(), self.hparams.dropout]
+            self.seen = [torch.is_grad_enabled(), not self.modules.adapter.merged, *(part.training for part in parts)]
             return super().compute_features(batch, stage)
 
     brain = make_brain(storage, Watching)
     brain.bad = bad
+    brain.modules["adapter"] = Merging()
+    brain.hparams.dropout = torch.nn.Dropout(0.5)
     brain.modules.train()
     brain.modules.encoder[0].eval()  # a frozen part
     before = [part.training for part in brain.modules.modules()]
@@ -237,6 +251,8 @@ def test_modules_are_evaluated_and_get_their_modes_back(storage: FeatureStorage,
     else:
         brain.cache_features(make_dataset())
     assert not any(brain.seen)
+    assert brain.hparams.dropout.training
+    assert not brain.modules.adapter.merged
     assert [part.training for part in brain.modules.modules()] == before
     assert torch.is_grad_enabled()
 
@@ -297,6 +313,9 @@ def test_what_the_user_gives_counts_too(storage: FeatureStorage) -> None:
     assert cache.fingerprint["sample_rate"] == 8000
     assert cache.fingerprint["stage"] == "TRAIN"
     make_brain(storage, seed=1).cache_features(make_dataset(), fingerprint={"layer": 9, "modules": None})
+    given = {"layer": 9, "modules": None, "sample_rate": 16000}
+    with pytest.raises(StaleCacheError, match=r":\n  sample_rate: was 8000, now 16000\n"):
+        brain.cache_features(make_dataset(), fingerprint=given)
     with pytest.raises(StaleCacheError, match="layer: was 9, now 12"):
         brain.cache_features(make_dataset(), fingerprint={"layer": 12, "modules": None})
 
@@ -609,7 +628,7 @@ def test_a_worker_that_dies_ends_the_run_also_when_failures_are_skipped(storage:
     kwargs = {"num_workers": 1, "batch_size": 2}
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
         brain.cache_features(make_dataset(10, Deadly()), loader_kwargs=kwargs, on_error="skip")
-    assert len(storage.cache("train")) == 4
+    assert not storage.cache("train").complete
     assert brain.cache_features(make_dataset()).complete
 
 
@@ -707,7 +726,21 @@ def test_progress_shows_utterances_and_megabytes_per_second(
     assert capsys.readouterr().err == ""
 
 
-# Without SpeechBrain
+# Not a Brain
+
+
+def test_an_extractor_may_be_a_module(storage: FeatureStorage) -> None:
+    class Extractor(FeatureCacheMixin, torch.nn.Module):
+        device = "cpu"
+
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            assert stage == "valid"
+            assert not self.training
+            return [{"id": id, "ssl": torch.zeros(1, 4), "units": torch.zeros(1).long()} for id in batch.id]
+
+    extractor = Extractor()
+    assert extractor.cache_features(make_dataset(), split="valid", storage=storage, progressbar=False).complete
+    assert extractor.training
 
 
 def test_any_object_with_modules_and_a_device_will_do(tmp_path: Path) -> None:
