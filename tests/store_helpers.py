@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 
 Arrays = dict[str, NDArray[Any]]
+Verify = Literal["columns", "arrays"] | None
 FINGERPRINT: dict[str, object] = {"model": "wavlm", "layer": 9}
 
 
@@ -88,3 +89,16 @@ def check_cache(path: Path, numbers: Iterable[int], complete: bool | None = True
     if complete is not None:
         assert cache.complete == complete
     assert_holds(cache, oracle(numbers))
+
+
+def read_everything(path: Path, verify: Verify = None, mapped: bool = True) -> None:
+    """Read all there is, in every way."""
+    cache = featcache.open(path, verify, mapped=mapped)
+    ids = list(cache)
+    for name in cache.features:
+        cache.lengths(name, ids)
+        cache.read_batch(ids, name)
+        for id in ids:
+            cache.read(id, name)
+            cache.read(id, name, 0, 1 if cache.lengths(name, [id])[0] else 0)
+    cache.stats("fbank")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import CacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
+from featcache.errors import CacheError, CorruptCacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.arrays import from_storage
@@ -144,6 +144,8 @@ class Cache:
         arrays = self._feature(feature)
         rows = self._rows(ids)
         lengths = arrays.lengths[rows]
+        if len(rows):
+            arrays.check_length(int(rows[lengths.argmax()]))
         longest = int(lengths.max(initial=0))
         data = np.empty((len(rows), longest, *arrays.dims), arrays.dtype)
         for out, row, length in zip(data, rows.tolist(), lengths.tolist(), strict=True):
@@ -240,9 +242,13 @@ def load_generation(path: Path) -> tuple[Manifest, Index]:
     manifest = read_manifest(path)
     while True:
         try:
-            return manifest, load_index(path / manifest.index_directory, list(manifest.features))
+            index = load_index(path / manifest.index_directory, list(manifest.features))
         except FileNotFoundError as error:
             newer = read_manifest(path)  # published anew in between: the columns of the generation before go then
             if newer.generation == manifest.generation:
                 raise CacheError(f"cache {str(path)!r} lacks {error.filename!r}") from error
             manifest = newer
+        else:
+            if len(index) != manifest.rows:
+                raise CorruptCacheError(f"cache {str(path)!r} is damaged: {len(index)} of {manifest.rows} rows")
+            return manifest, index

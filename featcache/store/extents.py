@@ -50,6 +50,7 @@ class Containers:
         source = self._open.get(container)
         if source is None:
             source = self._start(container)
+        self.check(container, offset, nbytes)
         if isinstance(source, _File):
             out = np.empty(nbytes, np.uint8)
             source.read_into(offset, out)
@@ -61,10 +62,19 @@ class Containers:
         source = self._open.get(container)
         if source is None:
             source = self._start(container)
+        self.check(container, offset, len(out))
         if isinstance(source, _File):
             source.read_into(offset, out)
         else:
             out[:] = source[offset : offset + len(out)]
+
+    def check(self, container: int, offset: int, nbytes: int) -> None:
+        """Raise `CorruptCacheError` for bytes that a container does not have."""
+        if not 0 <= container < len(self._paths):
+            raise CorruptCacheError(f"the index of {str(self._root)!r} is damaged: it names a container {container}")
+        if not 0 <= offset <= offset + nbytes <= self._sizes[container]:
+            path = str(self._root / self._paths[container])
+            raise CorruptCacheError(f"container {path!r} has no bytes {offset} to {offset + nbytes}")
 
     def close(self) -> None:
         """Let go of all files; views that are still held stay valid."""
@@ -72,6 +82,7 @@ class Containers:
 
     def _start(self, container: int) -> Bytes | _File:
         # no lock: two threads may open a file twice at worst, but a process forked meanwhile would wait for ever
+        self.check(container, 0, 0)
         path, size = self._root / self._paths[container], self._sizes[container]
         try:
             source = self._open_file(path, size)

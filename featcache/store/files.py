@@ -84,7 +84,18 @@ def unpack_json(data: bytes, where: str) -> object:
     body = data[20:-1]
     if data[:2] != b'["' or data[18:20] != b'",' or data[-1:] != b"]" or digest(body).encode() != data[2:18]:
         raise CorruptCacheError(f"{where} is damaged: its checksum does not match")
-    return cast(object, json.loads(body))
+    try:
+        return cast(object, json.loads(body))
+    except (ValueError, RecursionError) as error:
+        raise CorruptCacheError(f"{where} is damaged: {error}") from error
+
+
+def within(path: str, depth: int = 100) -> str:
+    """Return a path that a file gave; raises `ValueError` if it leads out of the directory that it is relative to."""
+    steps = path.split("/")
+    if len(steps) > depth or "\0" in path or any(step in ("", ".", "..") for step in steps):
+        raise ValueError(f"{path!r} does not lead to a file of the cache")
+    return path
 
 
 def save_column(path: Path, column: Array) -> None:

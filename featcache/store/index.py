@@ -23,6 +23,7 @@ from featcache.store.journal import Utterance
 
 Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
+DAMAGED = "the index is damaged (open the cache with verify='columns' to see which file)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,10 @@ class Index:
         for start in range(0, len(self), 65536):  # in pieces, so that ten million ids are never all in memory
             ends = self.id_ends[start : start + 65537].tolist()
             data = self.id_bytes[ends[0] : ends[-1]].tobytes()
-            for begin, end in pairwise(ends):
-                yield data[begin - ends[0] : end - ends[0]].decode()
+            try:
+                yield from [data[begin - ends[0] : end - ends[0]].decode() for begin, end in pairwise(ends)]
+            except UnicodeDecodeError as error:
+                raise CorruptCacheError(f"{DAMAGED}: {error}") from error
 
     def find(self, id: str) -> int:
         """Return the row of an id, -1 if there is none."""
@@ -76,11 +79,14 @@ class Index:
         hash_ = xxhash.xxh3_64_intdigest(key)
         hashes, hash_rows, ends, data = self._views
         position = bisect_left(hashes, hash_)
-        while position < len(hashes) and hashes[position] == hash_:
-            row: int = hash_rows[position]
-            if data[ends[row] : ends[row + 1]] == key:
-                return row
-            position += 1
+        try:
+            while position < len(hashes) and hashes[position] == hash_:
+                row: int = hash_rows[position]
+                if data[ends[row] : ends[row + 1]] == key:
+                    return row
+                position += 1
+        except IndexError as error:
+            raise CorruptCacheError(f"{DAMAGED}: {error}") from error
         return -1
 
     def nearest(self, id: str) -> str:
@@ -102,6 +108,8 @@ class Index:
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys))
         positions = np.minimum(self.hashes.searchsorted(hashes), len(self) - 1)
         rows = self.hash_rows[positions]
+        if rows.min() < 0 or rows.max() >= len(self):
+            raise CorruptCacheError(f"{DAMAGED}: it names rows that are not there")
         begins, ends = self.id_ends[rows].tolist(), self.id_ends[rows + 1].tolist()
         data = self.id_bytes.data
         for number, (key, begin, end) in enumerate(zip(keys, begins, ends, strict=True)):

@@ -20,7 +20,7 @@ import numpy as np
 from featcache.errors import CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
-from featcache.store.files import pack_json, sync_directory, unpack_json
+from featcache.store.files import pack_json, sync_directory, unpack_json, within
 
 NAME = "journal.jsonl"
 
@@ -158,7 +158,7 @@ def _utterance(record: Mapping[str, Any]) -> Utterance:
     return Utterance(
         record["id"],
         {
-            name: Placed(rows, int(checksum, 16), tuple(Extent(*extent) for extent in extents))
+            name: Placed(rows, int(checksum, 16), tuple(Extent(within(file), *place) for file, *place in extents))
             for name, (rows, checksum, extents) in record["arrays"].items()
         },
     )

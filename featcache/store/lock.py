@@ -45,7 +45,7 @@ class WriterLock:
         try:
             holder = json.loads(self._holder.read_text())
             return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError, TypeError):  # it is being written, or was left half written
             return "another process"
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
-from featcache.store.files import pack_json, unpack_json, write_durably
+from featcache.feature import DTYPES
+from featcache.store.files import pack_json, unpack_json, within, write_durably
 
 FORMAT_VERSION = 1
 NAME = "featcache.json"
@@ -79,38 +80,54 @@ def read_manifest(cache: Path) -> Manifest:
     content = unpack_json(data, repr(str(cache / NAME)))
     if not isinstance(content, dict) or content.get("format") != "featcache":
         raise NotACacheError(f"{str(cache / NAME)!r} is not featcache's")
-    if content["version"] > FORMAT_VERSION:
-        raise FormatVersionError(
-            f"cache {str(cache)!r} has format version {content['version']}, newer than {FORMAT_VERSION}, the newest "
-            "that this featcache reads; upgrade featcache"
-        )
     try:
+        if _natural(content["version"]) > FORMAT_VERSION:
+            raise FormatVersionError(
+                f"cache {str(cache)!r} has format version {content['version']}, newer than {FORMAT_VERSION}, the "
+                "newest that this featcache reads; upgrade featcache"
+            )
         return _from_json(cast(dict[str, Any], content))
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CorruptCacheError(f"{str(cache / NAME)!r} is damaged: {error!r}") from error
 
 
 def _from_json(content: dict[str, Any]) -> Manifest:
+    for name, feature in content["fingerprint"]["features"].items():
+        within(name, 1)
+        if feature["dtype"] not in DTYPES or feature["time_axis"] not in (0, None):
+            raise ValueError(f"feature {name!r} is declared as {feature!r}")
+        if not isinstance(feature["options"], dict) or not {"codec", "stats"} <= set(feature):
+            raise ValueError(f"feature {name!r} is declared as {feature!r}")
+        for part in content["parts"]:
+            _natural(part["block_rows"][name])
+        if content["parts"] and name not in content["dims"]:
+            raise ValueError(f"feature {name!r} has no dims")
     return Manifest(
         fingerprint=content["fingerprint"],
-        generation=content["generation"],
-        build=content["build"],
-        building=content["building"],
+        generation=_natural(content["generation"]),
+        build=_natural(content["build"]),
+        building=_natural(content["building"]),
         building_fingerprint=content["building_fingerprint"],
         complete=content["complete"],
-        rows=content["rows"],
-        dims={name: tuple(dims) for name, dims in content["dims"].items()},
+        rows=_natural(content["rows"]),
+        dims={name: tuple(map(_natural, dims)) for name, dims in content["dims"].items()},
         parts=tuple(part_from_json(part) for part in content["parts"]),
-        digests=content["digests"],
+        digests={within(path): value for path, value in content["digests"].items()},
     )
 
 
 def part_from_json(content: dict[str, Any]) -> PartEntry:
-    """Make a part's entry from its JSON form."""
+    """Make a part's entry from its JSON form; raises an error of Python's own for anything else."""
     return PartEntry(
-        name=content["name"],
-        rows=content["rows"],
-        containers=tuple((path, size) for path, size in content["containers"]),
+        name=within(content["name"], 1),
+        rows=_natural(content["rows"]),
+        containers=tuple((within(path), _natural(size)) for path, size in content["containers"]),
         block_rows=content["block_rows"],
         digest=content["digest"],
     )
+
+
+def _natural(number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no number of anything")
+    return number

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
-from featcache.errors import FeatureError
+from featcache.errors import CorruptCacheError, FeatureError
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array, Blocks, ContainerWriter, EncodedArray, FeatureSpec
 from featcache.stats import FeatureStats
@@ -29,6 +29,7 @@ from featcache.store.files import (
     pack_json,
     sync_directory,
     unpack_json,
+    within,
     write_durably,
 )
 from featcache.store.index import Index, build_index, load_index, save_index
@@ -234,9 +235,13 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
     except FileNotFoundError:
         return None
     content = cast(dict[str, Any], unpack_json(data, repr(str(path))))
-    containers = [[f"{PARTS}/{name}/{file}", size] for file, size in content["containers"]]
-    entry = part_from_json(content | {"containers": containers, "digest": digest(data), "name": name})
-    return SealedPart(entry, Header.from_json(content["header"]), content["digests"])
+    try:
+        containers = [[f"{PARTS}/{name}/{file}", size] for file, size in content["containers"]]
+        entry = part_from_json(content | {"containers": containers, "digest": digest(data), "name": name})
+        digests = {within(file): value for file, value in content["digests"].items()}
+        return SealedPart(entry, Header.from_json(content["header"]), digests)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise CorruptCacheError(f"{str(path)!r} is damaged: {error!r}") from error
 
 
 def list_parts(cache: Path) -> Iterator[tuple[str, SealedPart | None]]:

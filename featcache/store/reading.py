@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import CorruptCacheError
+from featcache.errors import CorruptCacheError, FeatcacheError
 from featcache.interface import Array, Codec, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store.extents import Containers
@@ -32,7 +33,7 @@ class FeatureArrays:
         self._length, self._first = columns.rows.data, columns.first.data
         self._container, self._offset, self._nbytes = columns.container.data, columns.offset.data, columns.nbytes.data
         self._containers = containers
-        self._row_bytes = self.dtype.itemsize * int(np.prod(self.dims, dtype=np.int64))
+        self._row_bytes = self.dtype.itemsize * math.prod(self.dims)
         self._codec_name = declared["codec"]
         self._options: Mapping[str, object] = declared["options"]
         self._codec: Codec | None = None
@@ -42,25 +43,32 @@ class FeatureArrays:
 
     def read(self, row: int, start: int = 0, stop: int | None = None) -> Array:
         """Return a writable copy of frames `start` to before `stop`, in the shape that the user sees."""
-        view = self.view(row)
-        if view is not None:
-            return view[start:stop].copy() if self.has_frames else view[0, ...].copy()
-        length: int = self._length[row] if stop is None else stop
-        out = np.empty((length - start, *self.dims), self.dtype)
-        self.read_into(row, out, start)
-        return out if self.has_frames else out[0, ...]
+        try:
+            view = self.view(row)
+            if view is not None:
+                return view[start:stop].copy() if self.has_frames else view[0, ...].copy()
+            length: int = self._length[row] if stop is None else stop
+            self.check_length(row)
+            out = np.empty((length - start, *self.dims), self.dtype)
+            self.read_into(row, out, start)
+            return out if self.has_frames else out[0, ...]
+        except (IndexError, ValueError, OverflowError) as error:
+            raise self._damaged(row, error) from None
 
     def read_into(self, row: int, out: Array, start: int = 0) -> None:
         """Copy the frames from `start` on into the contiguous `out` of shape (frames, *dims)."""
-        view = self.view(row)
-        if view is not None:
-            out[...] = view[start : start + len(out)]
-        elif out.nbytes == 0:
-            return
-        elif self._codec_name == RAW:
-            self._copy_bytes(row, start * self._row_bytes, out.reshape(-1).view(np.uint8))
-        else:
-            self._decode(row, start, out)
+        try:
+            view = self.view(row)
+            if view is not None:
+                out[...] = view[start : start + len(out)]
+            elif out.nbytes == 0:
+                return
+            elif self._codec_name == RAW:
+                self._copy_bytes(row, start * self._row_bytes, out.reshape(-1).view(np.uint8))
+            else:
+                self._decode(row, start, out)
+        except (IndexError, ValueError, OverflowError) as error:
+            raise self._damaged(row, error) from None
 
     def view(self, row: int) -> Array | None:
         """Return the read-only array of shape (rows, *dims) without a copy; None unless it lies mapped in one piece."""
@@ -71,9 +79,31 @@ class FeatureArrays:
         if source is None:
             return None
         rows, offset = self._length[row], self._offset[extent]
-        if rows * self._row_bytes > min(self._nbytes[extent], len(source) - offset):
-            raise CorruptCacheError(f"the extent of row {row} of feature {self.name!r} is shorter than its length")
+        nbytes = rows * self._row_bytes
+        if not (0 <= nbytes <= self._nbytes[extent] and 0 <= offset <= len(source) - nbytes):  # NumPy takes any offset
+            raise self._damaged(row, "its extent is shorter than its length")
         return np.ndarray((rows, *self.dims), self.dtype, source.data, offset)
+
+    def check_length(self, row: int) -> None:
+        """Raise `CorruptCacheError` for a length that the row's bytes cannot have, before memory is taken for it."""
+        length, extents = self._length[row], range(self._first[row], self._first[row + 1])
+        try:
+            for extent in extents:
+                self._containers.check(self._container[extent], self._offset[extent], self._nbytes[extent])
+            if self._codec_name == RAW or not extents:
+                fits = 0 <= length * self._row_bytes <= sum(self._nbytes[extent] for extent in extents)
+            else:  # what a single block of any length holds only shows when it is decoded
+                size = int(self._block_rows[self._container[extents[0]]])
+                fits = not size or 0 <= length <= size * len(extents)
+        except IndexError as error:
+            raise self._damaged(row, error) from None
+        if not fits:
+            raise self._damaged(row, "its extents are shorter than its length")
+
+    def _damaged(self, row: int, what: object) -> FeatcacheError:
+        if isinstance(what, FeatcacheError):
+            return what
+        return CorruptCacheError(f"row {row} of feature {self.name!r} is damaged: {what}")
 
     def _copy_bytes(self, row: int, skip: int, target: NDArray[np.uint8]) -> None:
         for extent in range(self._first[row], self._first[row + 1]):
@@ -85,12 +115,12 @@ class FeatureArrays:
                 if not len(target):
                     return
             skip = max(skip - nbytes, 0)
-        raise CorruptCacheError(f"the extents of row {row} of feature {self.name!r} are shorter than its length")
+        raise self._damaged(row, "its extents are shorter than its length")
 
     def _decode(self, row: int, start: int, out: Array) -> None:
         first, last = self._first[row], self._first[row + 1]
         if first == last:
-            raise CorruptCacheError(f"row {row} of feature {self.name!r} has frames but no extents")
+            raise self._damaged(row, "it has frames but no extents")
         size = int(self._block_rows[self._container[first]]) or self._length[row]
         done = 0
         for extent in range(first + start // size, last):
@@ -99,7 +129,7 @@ class FeatureArrays:
             done += len(block)
             if done == len(out):
                 return
-        raise CorruptCacheError(f"the blocks of row {row} of feature {self.name!r} are shorter than its length")
+        raise self._damaged(row, "its blocks are shorter than its length")
 
     def _block(self, extent: int) -> Array:
         data = self._containers.view(self._container[extent], self._offset[extent], self._nbytes[extent])

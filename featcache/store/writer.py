@@ -184,7 +184,10 @@ def _claim_directory(path: Path) -> None:
     """Make the directory, or see that it is a cache or empty."""
     if path.exists() and not path.is_dir():
         raise NotACacheError(f"{str(path)!r} is a file; a cache is a directory")
-    make_directory(path)
+    try:
+        make_directory(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
     ours = {NAME, NAME + ".tmp", PARTS, "writer.lock", "writer.json", "index-000001", "stats-000001"}
     if not (path / NAME).exists():
         foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)

@@ -1,0 +1,143 @@
+"""One writer a cache; others are told who it is, and a writer that was killed is in nobody's way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_features, write
+
+import featcache
+from featcache import CacheWriter
+from featcache.errors import CacheLockedError
+from featcache.store.lock import WriterLock, is_locked
+
+HOLD = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from featcache import CacheWriter
+from store_helpers import FINGERPRINT, two_features, write
+writer = CacheWriter(sys.argv[2], two_features(), FINGERPRINT)
+write(writer, range(5))
+writer.commit()
+if "fork" in sys.argv and os.fork() == 0:  # as the workers of a DataLoader do, which may outlive a killed parent
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+    os._exit(0)
+if "fork" not in sys.argv:
+    print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def held(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Have another process write a cache; gives it and the process that it printed."""
+    command = [sys.executable, "-c", HOLD, str(Path(__file__).parent), str(path), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_a_second_writer_is_told_who_holds_the_cache(tmp_path: Path) -> None:
+    with held(tmp_path) as (process, _):
+        message = rf"{str(tmp_path)!r} is being written by process {process.pid} on {socket.gethostname()} since "
+        for overwrite in (False, True):
+            with pytest.raises(CacheLockedError, match=message):
+                CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=overwrite)
+        assert len(featcache.open(tmp_path)) == 0  # readers are welcome
+
+
+def test_a_second_writer_in_the_same_process_is_told_too(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        with pytest.raises(CacheLockedError, match=rf"is being written by process {os.getpid()} on"):
+            CacheWriter(tmp_path, two_features(), FINGERPRINT)
+        write(writer, range(3))
+    make_cache(tmp_path, range(3, 5))
+    check_cache(tmp_path, range(5))
+
+
+def test_the_lock_of_a_killed_writer_does_not_block(tmp_path: Path) -> None:
+    with held(tmp_path) as (process, _):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+            assert [number for number in range(9) if id_of(number) in writer] == [0, 1, 2, 3, 4]
+    check_cache(tmp_path, range(5))
+
+
+def test_the_workers_of_a_killed_writer_do_not_hold_its_lock(tmp_path: Path) -> None:
+    with held(tmp_path, "fork") as (process, worker):
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        try:
+            make_cache(tmp_path, range(5, 7))
+        finally:
+            os.kill(worker, signal.SIGKILL)
+    check_cache(tmp_path, range(7))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_that_ends_does_not_release_the_lock(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        write(writer, range(2))
+        child = os.fork()
+        if child == 0:
+            del writer
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(CacheLockedError):
+            CacheWriter(tmp_path, two_features(), FINGERPRINT)
+    check_cache(tmp_path, range(2))
+
+
+def test_a_lock_without_a_readable_holder_is_told_all_the_same(tmp_path: Path) -> None:
+    lock = WriterLock(tmp_path)
+    for content in ("", "{", "[]", '{"pid": 1}', "null"):
+        (tmp_path / "writer.json").write_text(content)
+        with pytest.raises(CacheLockedError, match="is being written by another process"):
+            WriterLock(tmp_path)
+    lock.release()
+    lock.release()
+    assert not is_locked(tmp_path)
+    assert not (tmp_path / "writer.json").exists()
+
+
+def test_an_error_while_opening_releases_the_lock(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(3))
+    with pytest.raises(featcache.FeatcacheError, match="was made from something else"):
+        CacheWriter(tmp_path, two_features(), {"model": "other"})
+    assert not is_locked(tmp_path)
+    make_cache(tmp_path, range(3, 5))
+    check_cache(tmp_path, range(5))
+
+
+def test_a_lock_whose_holder_cannot_be_noted_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path, text: str) -> int:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fail)
+        with pytest.raises(OSError, match="no space left") as error:  # keeps the lock itself from being collected
+            WriterLock(tmp_path)
+    assert not is_locked(tmp_path)
+    assert error.value is not None
+
+
+def test_readers_need_no_permission_to_write(tmp_path: Path) -> None:
+    make_cache(tmp_path / "train", range(3))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    time.sleep(0.01)
+    check_cache(tmp_path / "train", range(3))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
