@@ -38,9 +38,10 @@ class LoaderBatches:
         for data in self.loader:
             yield Batch(data, ids_of_batch(data))
 
-    def singly(self, batch: Batch) -> Iterator[Batch]:
-        """Yield the utterances of a batch that failed one by one: impossible here."""
-        raise NotImplementedError
+
+def worker_died(error: Exception) -> bool:
+    """Say whether a loader's worker was killed; PyTorch raises this at any moment, from a signal handler."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
 class DatasetBatches:
@@ -76,8 +77,8 @@ class DatasetBatches:
             except StopIteration:
                 return
             except Exception as failure:
-                if not self._sampler.taken or str(failure).startswith("DataLoader "):
-                    raise  # not the failure of one batch: a worker died
+                if not self._sampler.taken or worker_died(failure):
+                    raise  # not the failure of one batch
                 data, error = None, failure
             yield self._batch(data, self._sampler.taken.popleft(), error)
 
@@ -116,11 +117,6 @@ class _Recorded:
             self.taken.append(batch)
             yield batch if self.batched else batch[0]
 
-    def __len__(self) -> int:
-        if self._batches is not None:
-            return len(self._batches)  # some may turn out empty
-        return -(-len(self._indices) // (self._batch_size or 1))
-
     def _wanted_batches(self) -> Iterator[list[int]]:
         if self._batches is not None:
             for batch in self._batches:
@@ -136,7 +132,7 @@ class _Recorded:
 
 def is_map_style(source: object) -> bool:
     """Say whether something is a dataset whose utterances can be picked by number."""
-    return hasattr(source, "__getitem__") and not isinstance(source, DataLoader | IterableDataset)
+    return hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
 
 
 def size_of(source: object) -> int | None:

@@ -207,7 +207,14 @@ def test_neither_hooks_nor_checkpoints_nor_the_callers_arguments_are_touched(
     brain = make_brain(storage)
     brain.checkpointer = Checkpointer(tmp_path / "save")
     brain.step = 7
-    loader_kwargs = {"batch_size": 4, "shuffle": True, "drop_last": True, "ckpt_prefix": None}
+    loader_kwargs = {
+        "batch_size": 4,
+        "shuffle": True,
+        "drop_last": True,
+        "ckpt_prefix": None,
+        "looped_nominal_epoch": 1,
+    }
+    given = dict(loader_kwargs)
     dataset = make_dataset()
     cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs)
     assert len(cache) == 10
@@ -216,7 +223,7 @@ def test_neither_hooks_nor_checkpoints_nor_the_callers_arguments_are_touched(
     assert brain.checkpointer.recoverables == {}
     assert brain.step == 7
     assert brain.train_sampler is None
-    assert loader_kwargs == {"batch_size": 4, "shuffle": True, "drop_last": True, "ckpt_prefix": None}
+    assert loader_kwargs == given
     assert all("id" not in item for item in dataset.data.values())
 
 
@@ -693,6 +700,9 @@ def test_a_sampler_that_leaves_utterances_out_leaves_the_cache_incomplete(
     assert brain.calls == [["spk/utt-5", "spk/utt-3"], ["spk/utt-1"]]
     assert (len(cache), cache.complete) == (3, False)
     assert "7 utterances were not in the given sampler" in caplog.text
+    kwargs["sampler"] = [5, 4, 3, 2]
+    brain.cache_features(make_dataset(), loader_kwargs=kwargs)
+    assert brain.calls[2:] == [["spk/utt-4", "spk/utt-2"]]
 
 
 def test_utterances_come_singly_without_a_batch_size(storage: FeatureStorage) -> None:
