@@ -39,9 +39,9 @@ class LoaderBatches:
             yield Batch(data, ids_of_batch(data))
 
 
-def worker_died(error: Exception) -> bool:
-    """Say whether a loader's worker was killed; PyTorch raises this at any moment, from a signal handler."""
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
+def worker_failed(error: Exception) -> bool:
+    """Say whether a loader's worker died or hangs; PyTorch raises the first from a signal handler, at any moment."""
+    return isinstance(error, RuntimeError) and str(error).startswith(("DataLoader worker", "DataLoader timed out"))
 
 
 class DatasetBatches:
@@ -77,7 +77,7 @@ class DatasetBatches:
             except StopIteration:
                 return
             except Exception as failure:
-                if not self._sampler.taken or worker_died(failure):
+                if not self._sampler.taken or worker_failed(failure):
                     raise  # not the failure of one batch
                 data, error = None, failure
             yield self._batch(data, self._sampler.taken.popleft(), error)

@@ -23,6 +23,7 @@ from featcache.batches import (
     size_of,
     to_device,
     visible_ids,
+    worker_failed,
 )
 from featcache.config import FeatureStorage
 from featcache.errors import (
@@ -179,15 +180,17 @@ class Extraction:
         try:
             utterances = self._features(batch)
         except Exception as error:
+            if worker_failed(error):
+                raise
             if not self.skip_failures:
                 named = ", ".join(map(repr, batch.ids)) if batch.ids else "a batch"
                 raise ComputeError(f"computing the features of {named} failed with {describe(error)}") from error
-            if len(batch.indices) < 2:
+            if isinstance(self._batches, DatasetBatches) and len(batch.indices) > 1:
+                for single in self._batches.singly(batch):  # perhaps it is one of them, perhaps they were too many
+                    self._process(single)
+            else:
                 for id in batch.ids or (None,):
                     self._fail(id, error)
-            else:  # perhaps it is one of them, perhaps they were too many at once
-                for single in self._batches.singly(batch):
-                    self._process(single)
         else:
             for id, arrays in utterances:
                 self._write(id, arrays)

@@ -140,12 +140,12 @@ def wait_for_end(background: Background) -> None:
 
 def test_an_error_in_the_block_is_not_hidden_by_one_of_the_thread(tmp_path: Path, gate: Gate) -> None:
     gate.error = OSError(errno.ENOSPC, "No space left on device")
-    gate.opened.set()
     with (  # noqa: PT012
         pytest.raises(ZeroDivisionError) as error,
         CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer,
     ):
         write(writer, range(2))
+        gate.opened.set()
         wait_for_end(writer._parts._background)
         raise ZeroDivisionError
     assert any("then closing the cache failed" in note and "is full" in note for note in error.value.__notes__)
