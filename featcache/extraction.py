@@ -27,6 +27,7 @@ from featcache.batches import (
 )
 from featcache.config import FeatureStorage
 from featcache.errors import (
+    CacheError,
     ComputeError,
     ConfigError,
     FeatureError,
@@ -166,7 +167,7 @@ class Extraction:
                     megabytes = self._writer.bytes_written / 1e6 / max(bar.format_dict["elapsed"], 1e-3)
                     bar.set_postfix_str(f"{megabytes:.1f} MB/s", refresh=False)
                     bar.update(self._behind - bar.n)
-                if debug and number == self.owner.debug_batches:
+                if debug and number == getattr(self.owner, "debug_batches", 2):
                     self._cut_short = True
                     return
         if isinstance(self._batches, DatasetBatches):
@@ -183,8 +184,9 @@ class Extraction:
             if worker_failed(error):
                 raise
             if not self.skip_failures:
-                named = ", ".join(map(repr, batch.ids)) if batch.ids else "a batch"
-                raise ComputeError(f"computing the features of {named} failed with {describe(error)}") from error
+                raise ComputeError(
+                    f"computing the features of {_named(batch.ids)} failed with {describe(error)}"
+                ) from error
             if isinstance(self._batches, DatasetBatches) and len(batch.indices) > 1:
                 for single in self._batches.singly(batch):  # perhaps it is one of them, perhaps they were too many
                     self._process(single)
@@ -240,12 +242,6 @@ class Extraction:
             return
         failures = [failure for _, failed, _, _ in reports for failure in failed]
         left_out = sum(number for *_, number in reports)
-        path = self._path / FAILURES
-        if failures:
-            lines = [json.dumps(failure, ensure_ascii=False) + "\n" for failure in failures]
-            write_durably(path, "".join(lines).encode("utf-8", "backslashreplace"))
-        else:
-            path.unlink(missing_ok=True)
         stopped = any(text is not None or cut_short for text, _, cut_short, _ in reports)
         if stopped and self._builds_aside():
             self._publisher.abort()  # the old cache stays; the parts of the new one wait for the same call
@@ -253,28 +249,43 @@ class Extraction:
         self._publisher.close(complete=not (failures or left_out or stopped))
         if left_out:
             _log.warning("%d utterances were not in the given sampler: %r stays incomplete", left_out, str(self._path))
-        if failures:
-            first = f"{failures[0]['id']!r} with {failures[0]['type']}: {failures[0]['error']}"
-            if not len(Cache(self._path)):
-                raise ComputeError(f"all {len(failures)} utterances failed, see {str(path)!r}; the first, {first}")
-            _log.warning("%d utterances failed, see %r; the first, %s", len(failures), str(path), first)
+        self._record(failures)
+
+    def _record(self, failures: Sequence[Failure]) -> None:
+        path = self._path / FAILURES
+        if not failures:
+            path.unlink(missing_ok=True)
+            return
+        lines = [json.dumps(failure, ensure_ascii=False) + "\n" for failure in failures]
+        write_durably(path, "".join(lines).encode("utf-8", "backslashreplace"))
+        first = f"{failures[0]['id']!r} with {failures[0]['type']}: {failures[0]['error']}"
+        if not len(Cache(self._path)):
+            raise ComputeError(f"all {len(failures)} utterances failed, see {str(path)!r}; the first, {first}")
+        _log.warning("%d utterances failed, see %r; the first, %s", len(failures), str(path), first)
 
     def _builds_aside(self) -> bool:
         manifest = read_manifest(self._path)
         return manifest.building > manifest.build
 
     def _say_how_to_go_on(self, error: BaseException) -> None:
-        if self.ranks.rank:
-            return
-        if self._builds_aside():
-            text = f"cache {str(self._path)!r} is as it was; what was computed anew waits beside it"
-        else:
-            of_all = "" if self._ids is None else f" of {len(self._ids)}"
-            text = f"{len(Cache(self._path))}{of_all} utterances are in cache {str(self._path)!r}"
-        text += "; the same call goes on from there"
-        error.add_note(text)
-        if isinstance(error, KeyboardInterrupt):
-            _log.warning("stopped: %s", text)
+        with contextlib.suppress(CacheError):  # a cache that cannot be read says nothing of how to go on
+            if self.ranks.rank:
+                return
+            if self._builds_aside():
+                text = f"cache {str(self._path)!r} is as it was; what was computed anew waits beside it"
+            else:
+                of_all = "" if self._ids is None else f" of {len(self._ids)}"
+                text = f"{len(Cache(self._path))}{of_all} utterances are in cache {str(self._path)!r}"
+            text += "; the same call goes on from there"
+            error.add_note(text)
+            if isinstance(error, KeyboardInterrupt):
+                _log.warning("stopped: %s", text)
+
+
+def _named(ids: Sequence[str] | None) -> str:
+    if not ids:
+        return "a batch"
+    return ", ".join(map(repr, ids[:10])) + (f" and {len(ids) - 10} more" if len(ids) > 10 else "")
 
 
 def _holds_all(cache: Cache, ids: Sequence[str]) -> bool:

@@ -6,7 +6,8 @@ and those that these name in turn. What they name counts:
 - modules: `self.modules.X`, `self.modules["X"]`, `self.hparams.X`, `self.X`. Where they reach `self.modules` without a
   name (a loop, a variable as key), or name no module at all, all of `self.modules` count. A classifier that is trained
   on the features is not named, so training it makes no cache stale.
-- hparams: `self.hparams.X`, if it is a plain value. constants: plain values of the file likewise.
+- hparams: `self.hparams.X`, if it is a plain value. constants: plain values of the file and of the class likewise;
+  those of the object itself do not count, since they may change while it runs.
 - source: the code that was followed, without comments, docstrings and formatting.
 
 Of a module count its weights (parameters and persistent buffers) and its settings: the classes of its submodules and
@@ -108,10 +109,10 @@ def _follow(item: Any, cls: type, names: _Names, found: Ingredients) -> list[Any
     _add_source(found, item, ast.unparse(tree))
     names.add(tree)
     following: list[Any] = [method for name in sorted(names.attributes) for method in _definitions(cls, name)]
-    for name, value in _namespace(item, tree):
+    for name, value in [*_namespace(item, tree), *_class_attributes(cls, names)]:
         if isinstance(value, FunctionType | type) and value.__module__ == item.__module__:
             following.append(value)
-        elif _is_plain(value) and not name.startswith("__"):
+        elif _is_plain(value) and not name.startswith("__") and "device" not in name:
             found.constants[name] = value
     return following
 
@@ -190,8 +191,12 @@ def _definitions(cls: type, name: str) -> Iterator[FunctionType]:
         for attribute in ("fget", "func"):  # property; cached_property and partialmethod
             value = getattr(value, attribute, value)
         value = inspect.unwrap(value)  # of decorators, staticmethod and classmethod
-        if isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in _LIBRARIES:
+        if isinstance(value, FunctionType) and not _is_library(value):
             yield value
+
+
+def _is_library(item: Any) -> bool:
+    return item.__module__.partition(".")[0] in _LIBRARIES
 
 
 def _namespace(item: Any, tree: ast.AST) -> Iterator[tuple[str, object]]:
@@ -204,7 +209,17 @@ def _namespace(item: Any, tree: ast.AST) -> Iterator[tuple[str, object]]:
             values[name] = cell.cell_contents
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in values:
-            yield node.id, values[node.id]
+            value = values[node.id]
+            yield node.id, inspect.unwrap(value) if callable(value) else value
+
+
+def _class_attributes(cls: type, names: _Names) -> Iterator[tuple[str, object]]:
+    """Yield the plain values in the bodies of a class and its bases that code mentions."""
+    for base in reversed(cls.__mro__):
+        if not _is_library(base):
+            yield from (
+                (name, value) for name, value in vars(base).items() if name in names.attributes and _is_plain(value)
+            )
 
 
 def _tree(item: Any) -> ast.AST | None:

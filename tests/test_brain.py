@@ -470,6 +470,13 @@ def test_a_batch_that_fails_as_a_whole_is_computed_one_by_one(storage: FeatureSt
     assert_holds(cache, expected(brain, dataset))
 
 
+def test_an_error_names_the_first_ten_of_a_batch(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.bad = frozenset(["spk/utt-3"])
+    with pytest.raises(ComputeError, match=r"'spk/utt-9' and 2 more failed with ValueError: cannot compute spk/utt-3"):
+        brain.cache_features(make_dataset(12), loader_kwargs={"batch_size": 12})
+
+
 def test_a_loading_error_names_the_batch(storage: FeatureStorage) -> None:
     audio = Audio()
     audio.missing = {"spk/utt-3"}

@@ -19,6 +19,7 @@ from featcache.fingerprint import MAX_SETTINGS, Ingredients, describe_module, di
 from featcache.store.fingerprint import canonical, differences
 
 SOURCE = '''
+import functools
 import torch
 from featcache.brain import FeatureCacheMixin
 
@@ -28,6 +29,7 @@ TABLE = {{"hop": 160, "windows": [25, 10]}}
 ROOT = "/data/{name}"
 
 
+@functools.lru_cache
 def scaled(x):
     """Scales."""
     return x * GAIN
@@ -47,15 +49,23 @@ class Net(torch.nn.Module):
 
 
 class Base:
+    device = "cuda"
+    HOP = 160
+    WINDOW = 400
+    WIDTH = 3
+
     def helper(self, x):
         return x
 
 
 class Extractor(FeatureCacheMixin, Base):
+    WINDOW = 800
+
     @torch.no_grad()
     def compute_features(self, batch, stage):
         # a comment
         x = self.helper(scaled(self.modules.encoder(batch.sig)))
+        frame = self.HOP, Base.WINDOW, self.device
         norm = getattr(self.hparams, "norm")
         return [(x, self.hparams.layer, norm, TABLE, ROOT, __name__, self.rate, self.modules["net"])]
 
@@ -115,7 +125,7 @@ def test_what_compute_features_names_counts(make: Callable[..., Any]) -> None:
     found = find_ingredients(make())
     assert set(found.modules) == {"encoder", "net"}
     assert found.hparams == {"layer": 9, "norm": "l2"}
-    assert found.constants == {"GAIN": 2, "TABLE": {"hop": 160, "windows": [25, 10]}}
+    assert found.constants == {"GAIN": 2, "TABLE": {"hop": 160, "windows": [25, 10]}, "HOP": 160, "WINDOW": 800}
     assert set(found.source) == {
         "Extractor.compute_features",
         "Extractor.helper",
@@ -137,6 +147,7 @@ def test_the_same_code_has_the_same_fingerprint(make: Callable[..., Any]) -> Non
         ('"""Scales."""', '"""Multiplies."""'),
         ("x * GAIN", "(x  *  GAIN)"),
         ("OTHER = 3", "OTHER = 4"),
+        ("WIDTH = 3", "WIDTH = 4"),
         ("return x * OTHER", "return x + OTHER"),
         ("self.modules.classifier(batch)", "self.modules.classifier(batch * 2)"),
     ],
@@ -156,6 +167,7 @@ def test_what_features_do_not_depend_on_does_not_count(make: Callable[..., Any],
         (("x.relu()", "x.tanh()"), "source.Net"),
         (("GAIN = 2", "GAIN = 3"), "constants.GAIN"),
         (('"hop": 160', '"hop": 80'), "constants.TABLE.hop"),
+        (("    HOP = 160", "    HOP = 80"), "constants.HOP"),
     ],
 )
 def test_each_piece_of_code_that_features_depend_on_counts(
