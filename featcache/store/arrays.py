@@ -15,7 +15,7 @@ from featcache.interface import Array, storage_dtype
 if TYPE_CHECKING:
     import torch
 
-ArrayLike = Union[Array, "torch.Tensor"]
+ArrayLike = Union[Array, np.generic, "torch.Tensor"]
 MAX_RANK = 4
 
 
