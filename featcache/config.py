@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from featcache.errors import ConfigError, StaleCacheError, UnknownNameError, nearest
 from featcache.feature import FeatureStorageConfig
@@ -38,14 +38,18 @@ class FeatureStorage:
     'features/train'
     """
 
+    def __new__(cls, *args: object, **settings: object) -> Self:
+        """Refuse unknown settings: `__init__` would not say which one was meant, or that another is missing for it."""
+        for key in settings:
+            if key not in ("root", "features"):
+                raise UnknownNameError(f"a feature storage has no setting {key!r}; it has 'root' and 'features'")
+        return super().__new__(cls)
+
     def __init__(
         self,
         root: str | PathLike[str],
         features: Mapping[str, FeatureStorageConfig] | Iterable[FeatureStorageConfig],
-        **unknown: object,
     ) -> None:
-        for key in unknown:  # a bare TypeError would not say which key was meant
-            raise UnknownNameError(f"a feature storage has no setting {key!r}; {nearest(key, ('root', 'features'))}")
         self.root = Path(root)
         if isinstance(features, Mapping):
             for name, feature in features.items():

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.interface import Backend, Blocks, Codec, FeatureSpec, SupportsBlocks
@@ -50,6 +51,13 @@ class FeatureStorageConfig:
     time_axis: int | None
     nonfinite: str
 
+    def __new__(cls, *args: object, **settings: object) -> Self:
+        """Refuse unknown settings: `__init__` would not say which one was meant, or that another is missing for it."""
+        for key in settings:
+            if key not in _FIELDS:
+                raise UnknownNameError(f"a feature's storage has no setting {key!r}; {nearest(key, _FIELDS)}")
+        return super().__new__(cls)
+
     def __init__(
         self,
         name: str,
@@ -60,10 +68,7 @@ class FeatureStorageConfig:
         stats: bool | None = None,
         time_axis: int | None = 0,
         nonfinite: str = "error",
-        **unknown: object,
     ) -> None:
-        for key in unknown:  # a bare TypeError would not say which key was meant
-            raise UnknownNameError(f"a feature's storage has no setting {key!r}; {nearest(key, _FIELDS)}")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(
                 f"feature name {name!r} is not usable: a letter or '_', then letters, digits, '_' and '-', at most 64"

@@ -1,0 +1,55 @@
+"""What `import featcache` gives, and what it does not bring in."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+
+import pytest
+
+import featcache
+import featcache.errors
+
+HEAVY = {"torch", "dask", "h5py", "zarr", "numcodecs", "lilcom", "webdataset", "lhotse", "speechbrain", "numpy"}
+
+
+def loaded_after(code: str) -> set[str]:
+    script = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_importing_featcache_brings_in_neither_torch_nor_dask_nor_a_format() -> None:
+    assert not loaded_after("import featcache") & HEAVY
+
+
+def test_declaring_features_of_all_formats_brings_in_neither_torch_nor_a_format() -> None:
+    declare = "for name in featcache.backend_names(): featcache.FeatureStorageConfig('fbank', backend=name)"
+    assert loaded_after(f"import featcache\n{declare}") & HEAVY <= {"numpy"}
+
+
+@pytest.mark.parametrize("name", featcache.__all__)
+def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    assert getattr(featcache, name).__doc__
+    assert name in dir(featcache)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'FeatureStore'"):
+        _ = featcache.FeatureStore
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert featcache.__version__ == importlib.metadata.version("featcache")
+
+
+def test_every_error_is_drawn_in_the_tree_with_the_builtin_that_it_is() -> None:
+    tree = (featcache.errors.__doc__ or "").splitlines()
+    for name, error in vars(featcache.errors).items():
+        if isinstance(error, type) and issubclass(error, featcache.FeatcacheError):
+            (line,) = (line for line in tree if f" {name} " in f" {line.strip('│├└─ ')} ")
+            for base in error.__bases__:
+                if base.__module__ == "builtins" and base is not Exception:
+                    assert f"({base.__name__})" in line
