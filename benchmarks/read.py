@@ -111,7 +111,7 @@ def report(times: dict[str, np.ndarray], utterances: int) -> None:
     """Print the table."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "h5py", "zarr"))
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {versions}")
-    print(f"{utterances} utterances of {FRAMES[0]} to {FRAMES[1]} frames x {MELS} float32, warm (all was read once), random ids")
+    print(f"{utterances} utterances of {FRAMES[0]} to {FRAMES[1]} frames x {MELS} float32, random ids, all read before")
     print(f"{'':38}{'us a read':>10}{'quartiles':>18}{'x limit':>9}{'x h5py':>9}")
     limit, h5 = (np.median(next(v for n, v in times.items() if n.startswith(p))) for p in ("np.memmap", "h5py"))
     for name, values in times.items():

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from featcache import FeatureStorage, FeatureStorageConfig
+
 # the same examples every time; `pytest --hypothesis-profile explore` tries new ones
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
@@ -26,6 +28,13 @@ if "TMPDIR" not in os.environ and os.access(MEMORY_DISK, os.W_OK) and shutil.dis
 def pytest_unconfigure() -> None:
     if in_memory is not None:
         shutil.rmtree(in_memory, ignore_errors=True)
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> FeatureStorage:
+    """Two features, as the Brains of the tests compute them."""
+    features = [FeatureStorageConfig("ssl"), FeatureStorageConfig("units", dtype="int16")]
+    return FeatureStorage(tmp_path / "features", features)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,0 +1,225 @@
+"""A caching run that is stopped or fails keeps what it has, and the next one goes on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import speechbrain as sb
+import torch
+from brain_helpers import Audio, Recipe, assert_holds, expected, failures, make_brain, make_dataset
+
+from featcache.brain import FeatureCacheMixin
+from featcache.config import FeatureStorage
+from featcache.errors import ComputeError, ConfigError, FeatureError
+
+# Stopping and going on
+
+
+def test_a_run_that_fails_keeps_what_it_has_and_the_next_one_goes_on(storage: FeatureStorage) -> None:
+    brain, dataset = make_brain(storage), make_dataset()
+    brain.bad = frozenset(["spk/utt-5"])
+    with pytest.raises(
+        ComputeError, match=r"'spk/utt-4', 'spk/utt-5'.* ValueError: cannot compute spk/utt-5"
+    ) as caught:
+        brain.cache_features(dataset, loader_kwargs={"batch_size": 2})
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "4 of 10 utterances are in cache" in caught.value.__notes__[0]
+    cache = storage.cache("train")
+    assert (len(cache), cache.complete) == (4, False)
+    brain.bad = frozenset()
+    brain.calls.clear()
+    cache = brain.cache_features(dataset, loader_kwargs={"batch_size": 2})
+    assert [id for batch in brain.calls for id in batch] == [f"spk/utt-{number}" for number in range(4, 10)]
+    assert cache.complete
+    assert_holds(cache, expected(brain, dataset))
+
+
+def test_ctrl_c_keeps_what_was_written_and_says_how_to_go_on(
+    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Interrupted(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            if batch.id == ["spk/utt-3"]:
+                raise KeyboardInterrupt
+            return super().compute_features(batch, stage)
+
+    brain = make_brain(storage, Interrupted)
+    with caplog.at_level(logging.WARNING, "featcache"), pytest.raises(KeyboardInterrupt):
+        brain.cache_features(make_dataset())
+    assert "stopped: 3 of 10 utterances are in cache" in caplog.text
+    assert "goes on from there" in caplog.text
+    cache = storage.cache("train")
+    assert (len(cache), cache.complete) == (3, False)
+
+
+def test_resume_false_computes_an_incomplete_cache_from_the_start(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.bad = frozenset(["spk/utt-5"])
+    with pytest.raises(ComputeError):
+        brain.cache_features(make_dataset())
+    brain.bad = frozenset()
+    brain.calls.clear()
+    cache = brain.cache_features(make_dataset(), resume=False)
+    assert len(brain.calls) == 10
+    assert cache.complete
+    brain.cache_features(make_dataset(), resume=False)
+    assert len(brain.calls) == 10
+    other = make_brain(storage, seed=1)
+    assert other.cache_features(make_dataset(), resume=False, overwrite=True).complete
+
+
+def test_the_old_cache_stays_until_an_overwrite_is_through(storage: FeatureStorage) -> None:
+    old, new = make_brain(storage), make_brain(storage, seed=1)
+    dataset = make_dataset()
+    old.cache_features(dataset)
+    new.bad = frozenset(["spk/utt-5"])
+    with pytest.raises(ComputeError) as caught:
+        new.cache_features(dataset, overwrite=True)
+    assert "is as it was" in caught.value.__notes__[0]
+    assert storage.cache("train").complete
+    assert_holds(storage.cache("train"), expected(old, dataset))
+    new.bad = frozenset()
+    new.calls.clear()
+    assert_holds(new.cache_features(dataset, overwrite=True), expected(new, dataset))
+    assert len(new.calls) == 5
+
+
+def test_a_debug_run_caches_a_few_batches_as_incomplete(storage: FeatureStorage) -> None:
+    brain = make_brain(storage, debug=True, debug_batches=2)
+    brain.step = 1
+    cache = brain.cache_features(make_dataset(), loader_kwargs={"batch_size": 3})
+    assert (len(cache), cache.complete) == (6, False)
+    assert make_brain(storage).cache_features(make_dataset(6)).complete
+    cache = make_brain(storage).cache_features(make_dataset())
+    assert (len(cache), cache.complete) == (10, True)
+    brain.cache_features(make_dataset(), overwrite=True)
+    assert storage.cache("train").complete
+
+
+# Failures
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_failing_utterances_are_skipped_recorded_and_tried_again(storage: FeatureStorage, workers: int) -> None:
+    audio = Audio()
+    brain, dataset = make_brain(storage), make_dataset(10, audio)
+    brain.bad = frozenset(["spk/utt-2"])
+    audio.missing = {"spk/utt-7"}
+    loader_kwargs = {"batch_size": 4, "num_workers": workers}
+    cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs, on_error="skip")
+    assert (len(cache), cache.complete) == (8, False)
+    assert [(line["id"], line["type"], line["error"]) for line in failures(storage)] == [
+        ("spk/utt-2", "ValueError", "cannot compute spk/utt-2"),
+        ("spk/utt-7", "FileNotFoundError", "no audio of spk/utt-7"),
+    ]
+    assert "compute_features" in failures(storage)[0]["traceback"]
+    brain.bad = frozenset()
+    cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs, on_error="skip")
+    assert [line["id"] for line in failures(storage)] == ["spk/utt-7"]
+    audio.missing = set()
+    cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs, on_error="skip")
+    assert cache.complete
+    assert not (cache.path / "failures.jsonl").exists()
+    assert_holds(cache, expected(brain, dataset))
+
+
+def test_a_batch_that_fails_as_a_whole_is_computed_one_by_one(storage: FeatureStorage) -> None:
+    class SmallMemory(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            if len(batch.id) > 1:
+                raise MemoryError
+            return super().compute_features(batch, stage)
+
+    brain, dataset = make_brain(storage, SmallMemory), make_dataset()
+    cache = brain.cache_features(dataset, loader_kwargs={"batch_size": 4}, on_error="skip")
+    assert cache.complete
+    assert_holds(cache, expected(brain, dataset))
+
+
+def test_an_error_names_the_first_ten_of_a_batch(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.bad = frozenset(["spk/utt-3"])
+    with pytest.raises(ComputeError, match=r"'spk/utt-9' and 2 more failed with ValueError: cannot compute spk/utt-3"):
+        brain.cache_features(make_dataset(12), loader_kwargs={"batch_size": 12})
+
+
+def test_a_loading_error_names_the_batch(storage: FeatureStorage) -> None:
+    audio = Audio()
+    audio.missing = {"spk/utt-3"}
+    with pytest.raises(ComputeError, match="'spk/utt-2', 'spk/utt-3' failed with FileNotFoundError: no audio"):
+        make_brain(storage).cache_features(make_dataset(10, audio), loader_kwargs={"batch_size": 2})
+
+
+def test_arrays_that_cannot_be_stored_are_an_error_or_a_recorded_failure(storage: FeatureStorage) -> None:
+    class Broken(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            utterances = super().compute_features(batch, stage)
+            for utterance in utterances:
+                if utterance["id"] == "spk/utt-1":
+                    utterance["ssl"] = utterance["ssl"] / 0
+            return utterances
+
+    brain = make_brain(storage, Broken)
+    with pytest.raises(FeatureError, match=r"utterance 'spk/utt-1', feature 'ssl'.*not finite"):
+        brain.cache_features(make_dataset())
+    cache = brain.cache_features(make_dataset(), loader_kwargs={"batch_size": 4}, on_error="skip")
+    assert len(cache) == 9
+    assert [line["id"] for line in failures(storage)] == ["spk/utt-1"]
+
+
+def test_when_every_utterance_fails_it_is_an_error_also_when_failures_are_skipped(storage: FeatureStorage) -> None:
+    class Misspelt(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            return [{"id": id, "sll": torch.zeros(1), "units": torch.zeros(1)} for id in batch.id]
+
+    with pytest.raises(FeatureError, match=r"'sll' is not declared; did you mean 'ssl'\?"):
+        make_brain(storage, Misspelt).cache_features(make_dataset())
+    with pytest.raises(ComputeError, match=r"all 10 utterances failed.*'spk/utt-0' with FeatureError: .*'sll'"):
+        make_brain(storage, Misspelt).cache_features(make_dataset(), on_error="skip")
+    assert len(failures(storage)) == 10
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (None, "list of dicts, one per utterance, not None"),
+        ([3], "dicts with the key 'id', not of 'int'"),
+        ([{"ssl": 1}], r"dicts with the key 'id', not of \['ssl'\]"),
+        ([{"id": "spk/utt-0"}], "0 dicts for 'spk/utt-1' instead of one"),
+        ([{"id": "spk/utt-0"}, {"id": "spk/utt-1"}, {"id": "spk/utt-1"}], "2 dicts for 'spk/utt-1'"),
+        ([{"id": "spk/utt-0"}, {"id": "spk/utt-2"}], "'spk/utt-2', which is not in the batch"),
+    ],
+)
+def test_a_result_that_does_not_fit_the_batch_is_refused(storage: FeatureStorage, result: Any, message: str) -> None:
+    class Wrong(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            return result
+
+    with pytest.raises(ComputeError, match=message):
+        make_brain(storage, Wrong).cache_features(make_dataset(), loader_kwargs={"batch_size": 2})
+
+
+def test_compute_features_may_be_a_generator(storage: FeatureStorage) -> None:
+    class Lazy(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            for utterance in super().compute_features(batch, stage):
+                assert not torch.is_grad_enabled()
+                yield utterance
+
+    assert len(make_brain(storage, Lazy).cache_features(make_dataset())) == 10
+
+
+def test_a_class_without_compute_features_says_so(storage: FeatureStorage) -> None:
+    class Empty(FeatureCacheMixin, sb.Brain):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(ComputeError, match=r"Empty has to define compute_features\(batch, stage\)"):
+        make_brain(storage, Empty).cache_features(make_dataset())
+
+
+def test_on_error_is_raise_or_skip(storage: FeatureStorage) -> None:
+    with pytest.raises(ConfigError, match="'raise' or 'skip', not 'ignore'"):
+        make_brain(storage).cache_features(make_dataset(), on_error="ignore")
+
