@@ -1,0 +1,252 @@
+"""How code of every kind is followed, and what of modules is described."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from featcache.fingerprint import MAX_SETTINGS, Ingredients, describe_module, digest_weights, find_ingredients
+from featcache.store.fingerprint import canonical, differences
+
+
+def fingerprint(extractor: Any) -> dict[str, Any]:
+    return canonical(find_ingredients(extractor).fingerprint({}))
+
+
+def typed_in(body: str) -> Any:
+    """Make an extractor whose source is not kept."""
+    scope: dict[str, Any] = {"__name__": "typed_in"}
+    exec(f"class Extractor:\n def compute_features(self, batch, stage):\n  return {body}", scope)
+    extractor = scope["Extractor"]()
+    extractor.modules = {"encoder": torch.nn.ReLU(), "classifier": torch.nn.ReLU()}
+    return extractor
+
+
+def test_code_whose_source_is_not_kept_counts_by_its_bytecode() -> None:
+    body = "[x + 1 for x in self.modules.encoder(batch) if x in {'a', 'b'}]"
+    assert set(find_ingredients(typed_in(body)).modules) == {"encoder", "classifier"}
+    assert differences(fingerprint(typed_in(body)), fingerprint(typed_in(body))) == []
+    (line,) = differences(fingerprint(typed_in(body)), fingerprint(typed_in(body.replace("1", "2"))))
+    assert line.startswith("source.Extractor.compute_features: was ")
+
+
+def test_bytecode_counts_the_same_in_every_process() -> None:
+    code = f"""if True:
+        import sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_fingerprint_code import fingerprint, typed_in
+        print(fingerprint(typed_in("batch in {{'a', 'b', 'c', 'd', 'e'}}")))"""
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert len(printed) == 1
+
+
+def test_code_without_source_may_reach_any_module() -> None:
+    scope: dict[str, Any] = {"__name__": "typed_in"}
+    exec("def helper(self, batch): return self.modules['b'](batch)", scope)
+
+    class Extractor:
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            return self.modules["a"](self.helper(batch))
+
+        helper = scope["helper"]
+
+        def __init__(self) -> None:
+            self.modules = {"a": torch.nn.ReLU(), "b": torch.nn.ReLU()}
+
+    assert set(find_ingredients(Extractor()).modules) == {"a", "b"}
+
+
+def test_modules_that_were_typed_in_count_by_their_bytecode() -> None:
+    def make(body: str) -> Any:
+        scope: dict[str, Any] = {"__name__": "typed_in"}
+        code = "import torch\nclass Net(torch.nn.Module):\n def forward(self, x):\n  return " + body
+        code += "\nclass Extractor:\n def compute_features(self, batch, stage): return self.modules['net'](batch)"
+        exec(code, scope)
+        extractor = scope["Extractor"]()
+        extractor.modules = {"net": scope["Net"]()}
+        return extractor
+
+    (line,) = differences(fingerprint(make("x + 1")), fingerprint(make("x - 1")))
+    assert line.startswith("source.Net.forward: was ")
+
+
+def test_a_class_may_have_the_name_of_its_base() -> None:
+    def doubled(self: Any, x: Any) -> Any:
+        return x * 2
+
+    def tripled(self: Any, x: Any) -> Any:
+        return x * 3
+
+    def helper(self: Any, x: Any) -> Any:
+        return doubled(self, x)
+
+    def compute_features(self: Any, batch: Any, stage: Any) -> Any:
+        return self.helper(batch)
+
+    def extractor(first: Any) -> Any:
+        first.__qualname__ = helper.__qualname__ = "Extractor.helper"
+        base = type("Extractor", (), {"helper": first})
+        return type("Extractor", (base,), {"compute_features": compute_features, "helper": helper})()
+
+    (line,) = differences(fingerprint(extractor(doubled)), fingerprint(extractor(tripled)))
+    assert line.startswith("source.Extractor.helper: was ")
+
+
+def test_local_functions_and_their_constants_are_followed() -> None:
+    gain = 2
+
+    def scaled(x: Any) -> Any:
+        return x * gain
+
+    class Extractor:
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            return scaled(batch)
+
+    found = find_ingredients(Extractor())
+    assert found.constants == {"gain": 2}
+    assert sorted(name.rsplit(".", 1)[1] for name in found.source) == ["compute_features", "scaled"]
+
+
+def test_methods_of_every_kind_are_followed() -> None:
+    class Extractor:
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            """Nothing but names."""
+            return self.static, self.of_class, self.cached, self.partial, self.empty
+
+        @staticmethod
+        def static() -> None: ...
+
+        @classmethod
+        def of_class(cls) -> None: ...
+
+        @functools.cached_property
+        def cached(self) -> int:
+            return 1
+
+        def empty(self) -> None:
+            """Nothing at all."""
+
+        partial = functools.partialmethod(empty)
+
+        def unnamed(self) -> None: ...
+
+    names = {name.rsplit(".", 1)[1] for name in find_ingredients(Extractor()).source}
+    assert names == {"compute_features", "static", "of_class", "cached", "empty"}
+
+
+def test_what_is_given_takes_the_place_of_what_is_found() -> None:
+    class Unreadable(torch.nn.Module):
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError("read without need")
+
+    found = Ingredients(modules={"large": Unreadable()}, source={"f": "1"}, hparams={"a": 1}, constants={"B": 2})
+    assert found.fingerprint({"modules": "v1", "hparams": None}) == {
+        "constants": {"B": 2},
+        "hparams": None,
+        "modules": "v1",
+        "source": {"f": "1"},
+    }
+
+
+def test_the_digest_of_weights_is_that_of_their_values_and_names() -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(2, 3)
+    module = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(3))
+    digest = digest_weights(module)
+    assert digest_weights(torch.nn.DataParallel(module)) == digest
+    assert digest_weights(torch.compile(module, backend="eager")) == digest  # type: ignore[arg-type]
+    module.eval()
+    assert digest_weights(module) == digest
+    assert digest_weights(module.double()) != digest
+    assert digest_weights(module.float()) == digest
+    torch.nn.init.zeros_(linear.weight)
+    assert digest_weights(module) != digest
+
+
+def test_weights_of_any_dtype_and_shape_are_digested() -> None:
+    def digest(*tensors: torch.Tensor) -> str:
+        module = torch.nn.Module()
+        for number, tensor in enumerate(tensors):
+            module.register_buffer(f"t{number}", tensor)
+        return digest_weights(module)
+
+    dtypes = [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool, torch.complex64]
+    tensors = [torch.ones(2, 3).to(dtype) for dtype in dtypes]
+    assert len({digest(tensor) for tensor in tensors}) == len(tensors)
+    assert digest(torch.ones(2, 3)) != digest(torch.ones(3, 2))
+    assert digest(torch.arange(6.0).reshape(2, 3).T) == digest(torch.arange(6.0).reshape(2, 3).T.contiguous())
+    one, other = torch.nn.Module(), torch.nn.Module()
+    for module, names in ((one, "ab"), (other, "ba")):
+        for name in names:
+            module.register_buffer(name, torch.zeros(1))
+    assert digest_weights(one) == digest_weights(other)
+    assert digest(torch.tensor(1.0)) != digest(torch.empty(0))
+
+
+def test_settings_are_what_constructors_were_given() -> None:
+    features = pytest.importorskip("speechbrain.lobes.features")
+    fbank = features.Fbank(n_mels=80)
+    (line,) = differences(describe_module(fbank), describe_module(features.Fbank(n_mels=80, hop_length=20)))
+    assert line == "settings.compute_STFT.hop_length: was 160, now 320"
+    before = describe_module(fbank)
+    fbank.train()(torch.zeros(1, 800))
+    assert describe_module(fbank.eval()) == before
+
+
+def test_paths_and_devices_are_no_settings() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self, source: str, device: str, name: str) -> None:
+            super().__init__()
+            self.source, self.device, self.name = source, device, name
+            self.not_an_argument = 3
+
+    settings = describe_module(Net("org/model", "cuda:0", "base"))["settings"]
+    assert settings == {"class": Net.__qualname__, "name": "base"}
+
+
+def test_numbers_that_json_cannot_hold_are_no_settings() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self, low: float, high: float) -> None:
+            super().__init__()
+            self.low, self.high = low, high
+
+    assert describe_module(Net(0.5, float("inf")))["settings"] == {"class": Net.__qualname__, "low": 0.5}
+
+
+def test_an_extractor_may_be_a_module_itself() -> None:
+    class Extractor(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = torch.nn.ReLU()
+            self.classifier = torch.nn.ReLU()
+
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            return self.encoder(batch)
+
+    assert set(find_ingredients(Extractor()).modules) == {"encoder"}
+
+
+def test_settings_of_large_modules_are_a_digest() -> None:
+    def settings(number: int) -> Any:
+        return describe_module(torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(number)]))["settings"]
+
+    assert isinstance(settings(3), dict)
+    large = MAX_SETTINGS // 2 + 1
+    assert isinstance(settings(large), str)
+    assert settings(large) == settings(large) != settings(large + 1)
