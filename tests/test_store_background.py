@@ -22,7 +22,7 @@ from featcache.interface import EncodedArray, Extent
 from featcache.store import part_writer
 from featcache.store.background import Background
 from featcache.store.journal import read_journal
-from featcache_backends.memmap import MemmapWriter
+from featcache_backends._files import FeatureFilesWriter
 
 
 @pytest.fixture(autouse=True)
@@ -41,17 +41,17 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.error: BaseException | None = None
-        append = MemmapWriter.append
+        append = FeatureFilesWriter.append
 
         def gated(
-            writer: MemmapWriter, id: str, arrays: Mapping[str, EncodedArray]
+            writer: FeatureFilesWriter, id: str, arrays: Mapping[str, EncodedArray]
         ) -> dict[str, tuple[Extent, ...]]:
             self.opened.wait()
             if self.error is not None:
                 raise self.error
             return append(writer, id, arrays)
 
-        monkeypatch.setattr(MemmapWriter, "append", gated)
+        monkeypatch.setattr(FeatureFilesWriter, "append", gated)
 
 
 @pytest.fixture

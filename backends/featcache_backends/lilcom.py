@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +24,7 @@ import numpy as np
 
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
-from featcache_backends._files import create, write_all
+from featcache_backends._files import FeatureFilesWriter, create, write_all
 
 BLOCK_ROWS = 500  # fixed in lhotse's reader
 TICK_POWERS = range(-20, 21)  # what lilcom accepts
@@ -39,10 +39,10 @@ class LilcomBackend:
 
     codecs: ClassVar[tuple[str, ...]] = ("lilcom",)
 
-    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> LilcomWriter:
+    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one archive per feature."""
         _import_lilcom()
-        return LilcomWriter(directory, features)
+        return FeatureFilesWriter({feature.name: _Archive(directory, feature) for feature in features})
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
         """Cut as lhotse does."""
@@ -105,40 +105,13 @@ class LilcomCodec:
         return block.astype(dtype, copy=False)  # a block knows its own shape
 
 
-class LilcomWriter:
-    """Appends blocks to archives."""
-
-    def __init__(self, directory: Path, features: Sequence[FeatureSpec]) -> None:
-        self._files: dict[str, _Archive] = {feature.name: _Archive(directory, feature) for feature in features}
-
-    def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
-        """Write the blocks of one utterance behind those of the one before."""
-        return {name: self._files[name].append(array) for name, array in arrays.items()}
-
-    def flush(self) -> None:
-        """Make all blocks durable."""
-        for file in self._files.values():
-            file.flush()
-
-    def close(self) -> None:
-        """Close the archives durably."""
-        for file in self._files.values():
-            file.flush()
-            file.close()
-
-    def abort(self) -> None:
-        """Close the archives."""
-        for file in self._files.values():
-            file.close()
-
-
 class _Archive:
     def __init__(self, directory: Path, feature: FeatureSpec) -> None:
         self._name = f"{feature.name}.lca"
         self._end = 0
         self._file = create(directory / self._name)
 
-    def append(self, array: EncodedArray) -> tuple[Extent, ...]:
+    def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
         extents = []
         for block in array.blocks:
             extents.append(Extent(self._name, self._end, len(block)))
@@ -150,6 +123,10 @@ class _Archive:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        self.flush()
+        self._file.close()
+
+    def abort(self) -> None:
         self._file.close()
 
 

@@ -13,7 +13,7 @@ closed. A feature without a time axis counts as one frame an utterance. bfloat16
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,7 +21,7 @@ from typing import ClassVar
 from numpy.lib.format import dtype_to_descr
 
 from featcache.interface import EncodedArray, Extent, FeatureSpec
-from featcache_backends._files import create, write_all
+from featcache_backends._files import FeatureFilesWriter, create, write_all
 
 HEADER_BYTES = 256  # a multiple of 64, so that frames start aligned
 
@@ -32,53 +32,27 @@ class MemmapBackend:
 
     codecs: ClassVar[tuple[str, ...]] = ("raw",)
 
-    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> MemmapWriter:
+    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one `.npy` file per feature."""
-        return MemmapWriter(directory, features)
-
-
-class MemmapWriter:
-    """Appends frames to `.npy` files."""
-
-    def __init__(self, directory: Path, features: Sequence[FeatureSpec]) -> None:
-        self._files = {feature.name: _NpyFile(directory / f"{feature.name}.npy", feature) for feature in features}
-
-    def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
-        """Write the arrays of one utterance behind those of the one before."""
-        return {name: self._files[name].append(array) for name, array in arrays.items()}
-
-    def flush(self) -> None:
-        """Make all frames durable."""
-        for file in self._files.values():
-            file.flush()
-
-    def close(self) -> None:
-        """Patch the shapes into the headers and close the files."""
-        for file in self._files.values():
-            file.close()
-
-    def abort(self) -> None:
-        """Close the files without patching their headers."""
-        for file in self._files.values():
-            file.abort()
+        return FeatureFilesWriter({feature.name: _NpyFile(directory, feature) for feature in features})
 
 
 class _NpyFile:
-    def __init__(self, path: Path, feature: FeatureSpec) -> None:
-        self._path = path
+    def __init__(self, directory: Path, feature: FeatureSpec) -> None:
+        self._name = f"{feature.name}.npy"
         self._feature = feature
         self._rows = 0
         self._end = HEADER_BYTES
-        self._file = create(path)
+        self._file = create(directory / self._name)
         write_all(self._file, _header(feature, 0))
 
-    def append(self, array: EncodedArray) -> tuple[Extent, ...]:
+    def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
         start = self._end
         for block in array.blocks:
             write_all(self._file, block)
             self._end += len(block)
         self._rows += array.rows
-        return (Extent(self._path.name, start, self._end - start),) if self._end > start else ()
+        return (Extent(self._name, start, self._end - start),) if self._end > start else ()
 
     def flush(self) -> None:
         os.fsync(self._file.fileno())

@@ -36,7 +36,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from featcache.errors import ConfigError, CorruptCacheError, MissingDependencyError
-from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
+from featcache.interface import Array, Blocks, FeatureSpec
+from featcache_backends._files import FeatureFilesWriter
 from featcache_backends._zarr_group import COLUMNS, Grid, GroupWriter
 
 PADDED_ROWS = 256  # most frames of an inner chunk with a codec: each utterance is filled up to a multiple
@@ -65,7 +66,7 @@ class ZarrBackend:
         """Cut arrays into inner chunks, the last one filled up."""
         return Blocks(self._grid(feature).chunk_rows, padded=True)
 
-    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> ZarrWriter:
+    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one group per feature.
 
         Raises `ConfigError` for a name or a codec that cannot stand in a Zarr group.
@@ -77,11 +78,11 @@ class ZarrBackend:
                 "backend 'zarr' needs 'google_crc32c'; try: pip install 'featcache[zarr]'"
             ) from error
         codecs = [_zarr_codec(feature) for feature in features]  # all checks before the first file
-        return ZarrWriter(
-            [
-                GroupWriter(directory, feature, self._grid(feature), codec, crc32c)
+        return FeatureFilesWriter(
+            {
+                feature.name: GroupWriter(directory, feature, self._grid(feature), codec, crc32c)
                 for feature, codec in zip(features, codecs, strict=True)
-            ]
+            }
         )
 
     def _grid(self, feature: FeatureSpec) -> Grid:
@@ -91,32 +92,6 @@ class ZarrBackend:
         chunk_bytes = rows * feature.row_bytes
         shard_chunks = max(1, self.shard_bytes // max(1, chunk_bytes))
         return Grid(rows, min(shard_chunks, SHARD_CHUNKS), chunk_bytes)
-
-
-class ZarrWriter:
-    """Appends frames to Zarr groups."""
-
-    def __init__(self, groups: Sequence[GroupWriter]) -> None:
-        self._groups = {group.name: group for group in groups}
-
-    def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
-        """Write the arrays of one utterance behind those of the one before."""
-        return {name: self._groups[name].append(id, array) for name, array in arrays.items()}
-
-    def flush(self) -> None:
-        """Make all frames durable."""
-        for group in self._groups.values():
-            group.flush()
-
-    def close(self) -> None:
-        """Write the indexes of the last shards, the ids and the metadata."""
-        for group in self._groups.values():
-            group.close()
-
-    def abort(self) -> None:
-        """Close the shards without indexes and metadata."""
-        for group in self._groups.values():
-            group.abort()
 
 
 @runtime_checkable
