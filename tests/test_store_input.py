@@ -18,7 +18,7 @@ from featcache.errors import ConfigError, DuplicateIdError, FeatureError, KeyNot
 FRAMES = np.zeros((3, 4), np.float32)
 
 
-def refused(tmp_path: Path, id: Any, arrays: Any, message: str, feature: FeatureStorageConfig | None = None) -> None:
+def expect_refused(tmp_path: Path, id: Any, arrays: Any, message: str, feature: FeatureStorageConfig | None = None) -> None:
     """Expect a `FeatureError` with `message`, and that the writer goes on as if nothing had been given."""
     with CacheWriter(tmp_path / "cache", [feature or FeatureStorageConfig("fbank")]) as writer:
         with pytest.raises(FeatureError, match=message):
@@ -30,7 +30,7 @@ def refused(tmp_path: Path, id: Any, arrays: Any, message: str, feature: Feature
 
 @pytest.mark.parametrize("id", ["", "a\0b", "\ud800", None, 7, b"utt"])
 def test_an_id_that_is_no_text_is_refused(tmp_path: Path, id: object) -> None:
-    refused(tmp_path, id, {"fbank": FRAMES}, r"utterance id .*" + re.escape(repr(id)))
+    expect_refused(tmp_path, id, {"fbank": FRAMES}, r"utterance id .*" + re.escape(repr(id)))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_any_other_id_is_kept_as_it_is(tmp_path: Path, id: str) -> None:
 
 
 def test_a_misspelt_feature_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
-    refused(tmp_path, "utt-1", {"fbnak": FRAMES}, r"utterance 'utt-1': feature 'fbnak'.*did you mean 'fbank'\?")
+    expect_refused(tmp_path, "utt-1", {"fbnak": FRAMES}, r"utterance 'utt-1': feature 'fbnak'.*did you mean 'fbank'\?")
 
 
 def test_a_missing_feature_is_named(tmp_path: Path) -> None:
@@ -59,20 +59,20 @@ def test_a_missing_feature_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arrays", [FRAMES, [FRAMES], None, "fbank"])
 def test_something_else_than_a_dict_is_refused(tmp_path: Path, arrays: object) -> None:
-    refused(tmp_path, "utt-1", arrays, r"utterance 'utt-1': a dict .* is needed, not")
+    expect_refused(tmp_path, "utt-1", arrays, r"utterance 'utt-1': a dict .* is needed, not")
 
 
 def test_a_feature_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, "utt-1", {7: FRAMES}, r"utterance 'utt-1': feature 7 is not declared")
+    expect_refused(tmp_path, "utt-1", {7: FRAMES}, r"utterance 'utt-1': feature 7 is not declared")
 
 
 def test_a_number_where_frames_are_declared_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, "utt-1", {"fbank": np.float32(1)}, r"'utt-1', feature 'fbank': shape \(\) has rank 0.*1 to 4")
+    expect_refused(tmp_path, "utt-1", {"fbank": np.float32(1)}, r"'utt-1', feature 'fbank': shape \(\) has rank 0.*1 to 4")
 
 
 def test_a_fifth_axis_is_refused(tmp_path: Path) -> None:
     message = r"'u', feature 'fbank': shape \(1, 2, 1, 2, 1\) has rank 5, but must have 1 to 4"
-    refused(tmp_path, "u", {"fbank": np.zeros((1, 2, 1, 2, 1))}, message)
+    expect_refused(tmp_path, "u", {"fbank": np.zeros((1, 2, 1, 2, 1))}, message)
 
 
 def test_another_feature_dimension_than_before_is_refused_and_named(tmp_path: Path) -> None:

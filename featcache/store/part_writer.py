@@ -85,16 +85,7 @@ class PartWriter:
         return id in self._numbers or any(index.find(id) >= 0 for index in self._stored)
 
     def write(self, id: str, arrays: Mapping[str, ArrayLike]) -> None:
-        """Store the features of one utterance; the arrays may be used again as soon as this returns.
-
-        Args:
-            id: any non-empty Unicode string without NUL.
-            arrays: exactly the declared features, each a numpy array or torch tensor of shape (frames, *dims), or
-                `dims` for a feature without a time axis.
-
-        Raises `FeatureError` for arrays that cannot be stored as declared and `DuplicateIdError` for a known id; then
-        nothing of the utterance is stored and writing may go on. Raises `StorageFullError` before the disk is full.
-        """
+        """Store the features of one utterance, as `CacheWriter.write` does."""
         self._check_open()
         check_id(id)
         self._check_new(id)
