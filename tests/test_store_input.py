@@ -18,9 +18,9 @@ from featcache.errors import ConfigError, DuplicateIdError, FeatureError, KeyNot
 FRAMES = np.zeros((3, 4), np.float32)
 
 
-def expect_refused(tmp_path: Path, id: Any, arrays: Any, message: str, feature: FeatureStorageConfig | None = None) -> None:
+def expect_refused(tmp_path: Path, id: Any, arrays: Any, message: str) -> None:
     """Expect a `FeatureError` with `message`, and that the writer goes on as if nothing had been given."""
-    with CacheWriter(tmp_path / "cache", [feature or FeatureStorageConfig("fbank")]) as writer:
+    with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
         with pytest.raises(FeatureError, match=message):
             writer.write(id, arrays)
         assert writer.bytes_written == 0
@@ -67,7 +67,8 @@ def test_a_feature_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_number_where_frames_are_declared_is_refused(tmp_path: Path) -> None:
-    expect_refused(tmp_path, "utt-1", {"fbank": np.float32(1)}, r"'utt-1', feature 'fbank': shape \(\) has rank 0.*1 to 4")
+    message = r"'utt-1', feature 'fbank': shape \(\) has rank 0.*1 to 4"
+    expect_refused(tmp_path, "utt-1", {"fbank": np.float32(1)}, message)
 
 
 def test_a_fifth_axis_is_refused(tmp_path: Path) -> None:
