@@ -1,0 +1,222 @@
+"""Any sequence of writing, committing, publishing, crashing, overwriting and reading agrees with a dict."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from store_helpers import Arrays, assert_holds, two_features
+
+import featcache
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import DuplicateIdError, FeatureError
+from featcache.store import part_writer
+from featcache.store.part_writer import PartWriter
+
+IDS = st.sampled_from(["a", "a/b", "b.c", "é", "😀", "x" * 300, "%2F", " ", "10", "9"]) | st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=5
+)
+FRAMES = st.integers(0, 9)
+
+
+def arrays_for(frames: int, seed: int) -> Arrays:
+    random = np.random.default_rng(seed)
+    return {
+        "fbank": random.standard_normal((frames, 3)).astype(np.float32),
+        "units": random.integers(-9, 9, frames // 2, np.int16),
+    }
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """What is on disk at any time is `published`; what survives a crash is at least `safe`."""
+
+    features: list[FeatureStorageConfig]
+
+    @initialize(rows=st.sampled_from([2, 100]))
+    def start(self, rows: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="featcache-"))
+        self.path, self.crashes, self.model = self.folder / "0", 0, 0
+        self.settings = part_writer.PART_ROWS, part_writer.COMMIT_INTERVAL_S
+        part_writer.PART_ROWS, part_writer.COMMIT_INTERVAL_S = rows, 1e6
+        self.writer: CacheWriter | None = None
+        self.part: PartWriter | None = None
+        self.overwriting = False
+        self.published: dict[str, Arrays] | None = None  # what readers see
+        self.safe: dict[str, Arrays] = {}  # committed in the build that is written
+        self.risky: dict[str, Arrays] = {}  # written to it, may be lost
+        self.of_part: dict[str, Arrays] = {}  # written by the part writer, which seals it
+        self.of_others: set[str] = set()  # sealed by part writers, which an open writer does not know of
+        self.seed = 0
+
+    def teardown(self) -> None:
+        if self.writer is not None:
+            if self.part is not None:
+                self.part.abort()
+            self.writer.abort()
+        part_writer.PART_ROWS, part_writer.COMMIT_INTERVAL_S = self.settings
+        shutil.rmtree(self.folder)
+
+    def fingerprint(self) -> dict[str, object]:
+        return {"model": self.model}
+
+    @precondition(lambda self: self.writer is None)
+    @rule()
+    def open(self) -> None:
+        self.writer = CacheWriter(self.path, self.features, self.fingerprint(), overwrite=self.overwriting)
+        self.published = self.published or {}
+        for id in self.safe:
+            assert id in self.writer
+        self.risky, self.of_others = {}, set()
+
+    @precondition(lambda self: self.writer is None and self.published and not self.overwriting)
+    @rule(new_model=st.booleans())
+    def begin_overwrite(self, new_model: bool) -> None:
+        self.model += new_model
+        self.overwriting = True
+        self.safe = {}
+        self.open()
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(id=IDS, frames=FRAMES)
+    def write(self, id: str, frames: int) -> None:
+        assert self.writer is not None
+        if id in self.of_part or id in self.of_others:
+            return  # which only shows when it is published
+        self.seed += 1
+        arrays = arrays_for(frames, self.seed)
+        if id in self.writer:
+            assert id in self.safe or id in self.risky
+            with pytest.raises(DuplicateIdError):
+                self.writer.write(id, arrays)
+        else:
+            assert id not in self.safe
+            self.writer.write(id, {name: array.copy() for name, array in arrays.items()})
+            self.risky[id] = arrays
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(id=IDS)
+    def write_something_wrong(self, id: str) -> None:
+        assert self.writer is not None
+        if id not in self.writer:
+            with pytest.raises(FeatureError):
+                self.writer.write(id, {"fbank": np.full((2, 3), np.nan), "units": np.zeros(1, np.int16)})
+
+    @precondition(lambda self: self.writer is not None)
+    @rule()
+    def commit(self) -> None:
+        assert self.writer is not None
+        self.writer.commit()
+        self.safe |= self.risky
+        self.risky = {}
+
+    @precondition(lambda self: self.writer is not None and self.part is None and part_writer.PART_ROWS > 2)
+    @rule()
+    def open_part(self) -> None:  # of few rows, it would be sealed at times that are not known here
+        self.part = PartWriter(self.path, self.features, self.fingerprint())
+
+    @precondition(lambda self: self.part is not None)
+    @rule(id=IDS, frames=FRAMES)
+    def write_part(self, id: str, frames: int) -> None:
+        assert self.part is not None
+        if id not in self.safe and id not in self.risky and id not in self.of_part:
+            self.seed += 1
+            self.of_part[id] = arrays_for(frames, self.seed)
+            self.part.write(id, self.of_part[id])
+
+    @precondition(lambda self: self.part is not None)
+    @rule()
+    def close_part(self) -> None:
+        assert self.part is not None
+        self.part.close()
+        self.safe |= self.of_part
+        self.of_others |= set(self.of_part)
+        self.part, self.of_part = None, {}
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(complete=st.booleans())
+    def publish(self, complete: bool) -> None:
+        assert self.writer is not None
+        self.writer.publish(complete)
+        self.became_visible()
+
+    @precondition(lambda self: self.writer is not None and self.part is None)
+    @rule()
+    def close(self) -> None:
+        assert self.writer is not None
+        self.writer.close()
+        self.became_visible()
+        self.writer = None
+        assert featcache.open(self.path).complete
+
+    def became_visible(self) -> None:
+        self.safe |= self.risky
+        self.risky = {}
+        self.published = dict(self.safe)
+        self.overwriting = False
+
+    @precondition(lambda self: self.writer is not None and self.part is None)
+    @rule()
+    def abort(self) -> None:
+        assert self.writer is not None
+        self.writer.abort()
+        self.writer = None
+        with CacheWriter(self.path, self.features, self.fingerprint(), overwrite=self.overwriting) as writer:
+            self.safe = {id: arrays for id, arrays in self.safe.items() if id in writer}
+            writer.abort()
+        if not self.overwriting:
+            assert set(self.published or {}) <= set(self.safe)
+        self.risky = {}
+
+    @precondition(lambda self: self.writer is not None)
+    @rule()
+    def crash(self) -> None:
+        """Go on with a copy of what is on disk now, as if all writers were killed."""
+        assert self.writer is not None
+        self.crashes += 1
+        copy = self.folder / str(self.crashes)
+        for writer in (self.writer._parts, self.part):
+            if writer is not None:
+                writer._drain()  # a copy takes time, in which nothing may change
+        shutil.copytree(self.path, copy)
+        if self.part is not None:
+            self.part.abort()
+            self.part = None
+        self.writer.abort()
+        self.path, self.writer = copy, CacheWriter(copy, self.features, self.fingerprint(), overwrite=self.overwriting)
+        may_be_there = self.risky | self.of_part
+        for id in self.safe:
+            assert id in self.writer
+        self.safe |= {id: arrays for id, arrays in may_be_there.items() if id in self.writer}
+        self.risky, self.of_part, self.of_others = {}, {}, set()
+
+    @invariant()
+    def readers_see_what_is_published(self) -> None:
+        if self.published is not None:
+            assert_holds(featcache.open(self.path, verify="arrays"), self.published)
+
+
+class MemmapStoreMachine(StoreMachine):
+    features = two_features()
+
+
+class MixedStoreMachine(StoreMachine):
+    features = two_features("hdf5", "webdataset")
+
+
+@pytest.mark.parametrize("machine", [MemmapStoreMachine, MixedStoreMachine])
+def test_the_store_agrees_with_a_dict(machine: Any) -> None:
+    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=30))
