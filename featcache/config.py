@@ -51,15 +51,11 @@ class FeatureStorage:
         features: Mapping[str, FeatureStorageConfig] | Iterable[FeatureStorageConfig],
     ) -> None:
         self.root = Path(root)
-        if isinstance(features, Mapping):
-            for name, feature in features.items():
-                if isinstance(feature, FeatureStorageConfig) and feature.name != name:
-                    raise ConfigError(f"feature {feature.name!r} is listed as {name!r}; give it one name")
         self.features = by_name(features)
 
     def path(self, split: str) -> Path:
         """Return the cache directory of a split."""
-        if not split or "/" in split or split in (".", ".."):
+        if not isinstance(split, str) or split in ("", ".", "..") or "/" in split or "\0" in split:
             raise ConfigError(f"split {split!r} is not usable as the name of a directory")
         return self.root / split
 

@@ -73,6 +73,10 @@ class FeatureStorageConfig:
             raise ConfigError(
                 f"feature name {name!r} is not usable: a letter or '_', then letters, digits, '_' and '-', at most 64"
             )
+        if not isinstance(options or {}, Mapping):
+            raise ConfigError(f"feature {name!r}: options are a dict by name, not {options!r}")
+        if stats not in (None, True, False):
+            raise ConfigError(f"feature {name!r}: stats is true, false or null, not {stats!r}")
         dtype_name = _dtype_name(name, dtype)
         if codec is None:
             codec = get_backend(backend).codecs[0]

@@ -268,13 +268,19 @@ def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
 
 def by_name(features: Features) -> dict[str, FeatureStorageConfig]:
     """Return declarations by feature name; raises `ConfigError` for two that files could not tell apart."""
-    listed = list(features.values() if isinstance(features, Mapping) else features)
-    if not listed:
-        raise ConfigError("a cache needs at least one feature")
+    if not isinstance(features, Iterable) or isinstance(features, str):
+        raise ConfigError(f"features are a list of FeatureStorageConfig, not {features!r}")
+    named = features.items() if isinstance(features, Mapping) else ((None, feature) for feature in features)
     found: dict[str, FeatureStorageConfig] = {}
-    for feature in listed:
+    for name, feature in named:
+        if not isinstance(feature, FeatureStorageConfig):
+            raise ConfigError(f"a feature is declared by a FeatureStorageConfig, not by {feature!r}")
+        if name not in (None, feature.name):
+            raise ConfigError(f"feature {feature.name!r} is listed as {name!r}; give it one name")
         for other in found:  # WebDataset and some file systems do not tell upper from lower case
             if other.lower() == feature.name.lower():
                 raise ConfigError(f"features {other!r} and {feature.name!r} have the same name but for upper case")
         found[feature.name] = feature
+    if not found:
+        raise ConfigError("a cache needs at least one feature, declared by a FeatureStorageConfig")
     return found
