@@ -75,7 +75,10 @@ class FeatureStorage:
         changed = differences(cache.fingerprint["features"], declared, "features")
         if changed:
             lines = "".join(f"\n  {line}" for line in changed)
-            raise StaleCacheError(f"cache {str(cache.path)!r} was declared in another way:{lines}")
+            raise StaleCacheError(
+                f"cache {str(cache.path)!r} was declared in another way:{lines}\n"
+                "declare it as it was, or compute it again with overwrite=True"
+            )
         return cache
 
     def reader(self, split: str, feature: str) -> FeatureReader:

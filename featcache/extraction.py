@@ -42,6 +42,7 @@ from featcache.store.files import write_durably
 from featcache.store.fingerprint import cache_fingerprint, differences
 from featcache.store.manifest import read_manifest
 from featcache.store.part_writer import PartWriter, close_after
+from featcache.store.verify import verify_containers
 
 FAILURES = "failures.jsonl"
 _log = logging.getLogger("featcache")
@@ -117,6 +118,7 @@ class Extraction:
         declared = cache_fingerprint(self.storage.features, self._fingerprint)
         if not cache.complete or differences(cache.fingerprint, declared):
             return False
+        verify_containers(cache.path, read_manifest(cache.path))
         if self._ids is not None:
             return _holds_all(cache, self._ids)
         return len(cache) >= (size_of(self.source) or 0)

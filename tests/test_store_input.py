@@ -156,7 +156,7 @@ def test_an_id_that_is_no_text_is_no_id_of_a_cache(tmp_path: Path) -> None:
     cache = featcache.open(make_cache(tmp_path, range(3)))
     for id in (7, None, b"a", ("a",)):
         wrong = cast(str, id)
-        assert id not in cache
+        assert wrong not in cache
         for call in (lambda: cache.read(wrong, "fbank"), lambda: cache.read_batch([wrong], "fbank")):  # noqa: B023
             with pytest.raises(KeyNotFoundError, match=rf"utterance ids are strings, not {re.escape(repr(id))}"):
                 call()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from featcache.store.extents import Containers
 from featcache.store.index import Index, load_index
 from featcache.store.manifest import Manifest, read_manifest
 from featcache.store.reading import FeatureArrays
-from featcache.store.verify import verify_arrays, verify_columns
+from featcache.store.verify import verify_arrays, verify_columns, verify_containers
 
 if TYPE_CHECKING:
     from featcache.store.reader import FeatureReader
@@ -44,8 +44,8 @@ def open(path: CachePath, verify: Literal["columns", "arrays"] | None = None, *,
 
     Args:
         path: the cache directory.
-        verify: None checks sizes only; "columns" the checksums of index and statistics too; "arrays" those of all
-            stored arrays as well, which reads the whole cache.
+        verify: None checks the size of each file when it is first read; "columns" those of all files now, and the
+            checksums of index and statistics; "arrays" those of all stored arrays as well, which reads the whole cache.
         mapped: read through memory maps; False uses pread, for network file systems.
 
     Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
@@ -53,17 +53,17 @@ def open(path: CachePath, verify: Literal["columns", "arrays"] | None = None, *,
     return Cache(path, verify, mapped=mapped)
 
 
-class Cache:
+class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     """One published generation of a cache; safe to share between threads, to fork and to pickle (it opens again).
 
-    Behaves as a mapping from utterance ids to dicts of arrays. Rows, and with them iteration and `lengths`, are in the
+    A mapping from utterance ids to dicts of arrays. Rows, and with them iteration and `lengths`, are in the
     order of the ids' UTF-8 bytes.
     """
 
     def __init__(
         self, path: CachePath, verify: Literal["columns", "arrays"] | None = None, *, mapped: bool = True
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self._mapped = mapped
         self._manifest, self._index = load_generation(self.path)
         entries = [entry for part in self._manifest.parts for entry in part.containers]
@@ -77,6 +77,7 @@ class Cache:
         if verify is not None:
             if verify not in VERIFY:
                 raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
+            verify_containers(self.path, self._manifest)
             verify_columns(self.path, self._manifest)
         if verify == "arrays":
             verify_arrays(self._manifest, self._index, self._containers)
@@ -93,6 +94,9 @@ class Cache:
 
     def __iter__(self) -> Iterator[str]:
         return self._index.ids()
+
+    __eq__ = object.__eq__  # a mapping would compare all arrays
+    __hash__ = object.__hash__
 
     def __contains__(self, id: object) -> bool:
         return isinstance(id, str) and self._index.find(id) >= 0
@@ -136,7 +140,7 @@ class Cache:
         arrays = self._feature(feature)
         return from_storage(self._read_stored(id, arrays, start, stop), arrays.declared_dtype)
 
-    def read_batch(self, ids: Sequence[str], feature: str) -> PaddedFeatures:
+    def read_batch(self, ids: Iterable[str], feature: str) -> PaddedFeatures:
         """Return the arrays of several utterances, copied straight into one array padded with zeros.
 
         Raises `KeyNotFoundError` for an unknown id or feature.
@@ -155,7 +159,7 @@ class Cache:
             data = data.reshape(len(rows), *arrays.dims)
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
-    def lengths(self, feature: str, ids: Sequence[str] | None = None) -> NDArray[np.int64]:
+    def lengths(self, feature: str, ids: Iterable[str] | None = None) -> NDArray[np.int64]:
         """Return the frames of all utterances in row order, or of some; ones for a feature without a time axis."""
         lengths = self._feature(feature).lengths
         return lengths.copy() if ids is None else lengths[self._rows(ids)]
@@ -205,13 +209,16 @@ class Cache:
             raise self._not_found(id)
         return row
 
-    def _rows(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        for id in ids:
+    def _rows(self, ids: Iterable[str]) -> NDArray[np.int64]:
+        if isinstance(ids, str):
+            raise KeyNotFoundError(f"ids are a list of strings, not the one string {ids!r}")
+        listed = list(ids)
+        for id in listed:
             if not isinstance(id, str):
                 raise self._not_found(id)
-        rows = self._index.find_many(ids)
+        rows = self._index.find_many(listed)
         if len(rows) and rows.min() < 0:
-            raise self._not_found(ids[int(rows.argmin())])
+            raise self._not_found(listed[int(rows.argmin())])
         return rows
 
     def _not_found(self, id: str) -> KeyNotFoundError:

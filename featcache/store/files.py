@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -17,6 +18,7 @@ from featcache.errors import CorruptCacheError
 from featcache.interface import Array
 
 Number = TypeVar("Number", bound=np.generic)
+SMALL_BYTES = 1 << 16  # columns up to this are read, since a mapping takes one of the files that a process may open
 # As NumPy writes it. NumPy's own reader takes 50 us, and on Python 3.11 it fails in several threads at once, with
 # "AST constructor recursion depth mismatch": https://github.com/python/cpython/issues/106905
 COLUMN_HEADER = re.compile(
@@ -116,6 +118,7 @@ def load_column(path: Path, dtype: type[Number], mapped: bool = True) -> NDArray
         if size != offset + np.dtype(dtype).itemsize * length:
             raise CorruptCacheError(f"{str(path)!r} is damaged: it has {size} bytes, which are not {length} numbers")
         file.seek(offset)
-        if not mapped or length == 0:  # nothing cannot be mapped
-            return np.fromfile(file, dtype)
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), dtype, length, offset)
+        if mapped and size > SMALL_BYTES:
+            with contextlib.suppress(OSError):  # too many open files: read it then
+                return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), dtype, length, offset)
+        return np.fromfile(file, dtype)

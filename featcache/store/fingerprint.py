@@ -17,6 +17,8 @@ def cache_fingerprint(
     features: Mapping[str, FeatureStorageConfig], fingerprint: Mapping[str, object] | None
 ) -> dict[str, object]:
     """Join the declared features and what the user says into the fingerprint of a cache."""
+    if not isinstance(fingerprint or {}, Mapping):
+        raise ConfigError(f"the fingerprint is a dict of what the features are made from, not {fingerprint!r}")
     if fingerprint and "features" in fingerprint:
         raise ConfigError("the fingerprint cannot have a key 'features': the declarations have that name; rename it")
     declared = {name: feature.to_json() for name, feature in features.items()}

@@ -25,8 +25,8 @@ class WriterLock:
             self._lock.acquire(timeout=0)
         except Timeout as error:
             raise CacheLockedError(
-                f"{str(directory)!r} is being written by {self._holder_text()}; wait for it, or end it and try again: "
-                "what it has committed is kept"
+                f"{str(directory)!r} is being written by {self._holder_text()}; wait for it, or end it and "
+                "try again: what it has committed is kept"
             ) from error
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
@@ -44,7 +44,9 @@ class WriterLock:
     def _holder_text(self) -> str:
         try:
             holder = json.loads(self._holder.read_text())
-            return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+            here = (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname())
+            which = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+            return f"{which}, which is this one: close the other writer" if here else which
         except (OSError, ValueError, LookupError, TypeError):  # it is being written, or was left half written
             return "another process"
 

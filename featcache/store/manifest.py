@@ -77,7 +77,12 @@ def read_manifest(cache: Path) -> Manifest:
         raise NotACacheError(f"{str(cache)!r} {what}") from error
     except NotADirectoryError as error:
         raise NotACacheError(f"{str(cache)!r} is a file, not a cache directory") from error
-    content = unpack_json(data, repr(str(cache / NAME)))
+    try:
+        content = unpack_json(data, repr(str(cache / NAME)))
+    except CorruptCacheError as error:
+        raise CorruptCacheError(
+            f"{error}; put a good copy of it back, or remove it and write the cache again: what is sealed is kept"
+        ) from error
     if not isinstance(content, dict) or content.get("format") != "featcache":
         raise NotACacheError(f"{str(cache / NAME)!r} is not featcache's")
     try:

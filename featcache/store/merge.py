@@ -15,6 +15,7 @@ from featcache.store.journal import read_header
 from featcache.store.lock import is_locked
 from featcache.store.manifest import PARTS, Manifest, write_manifest
 from featcache.store.part import SealedPart, list_parts, remove_part, save_stats
+from featcache.store.verify import verify_containers
 
 Dims = Mapping[str, tuple[int, ...]]
 
@@ -55,6 +56,7 @@ def publish(cache: Path, manifest: Manifest, complete: bool) -> Manifest:
     stats = _merged_stats(cache, parts, after)
     digests |= {f"{after.stats_directory}/{k}": v for k, v in save_stats(stats, stats_directory).items()}
     after = dataclasses.replace(after, digests=digests)
+    verify_containers(cache, after)
     write_manifest(cache, after)
     remove_superseded(cache, after)
     return after

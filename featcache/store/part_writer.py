@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -52,9 +53,10 @@ class PartWriter:
     """
 
     def __init__(self, path: str | Path, features: Features, fingerprint: Mapping[str, object] | None = None) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.features = by_name(features)
         self.bytes_written = 0
+        self._one_at_a_time = threading.RLock()  # threads may share a writer
         manifest, index = load_generation(self.path)
         self._build = manifest.building
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
@@ -65,6 +67,8 @@ class PartWriter:
             )
         stored = sealed_parts(self.path, self._build, self._fingerprint)
         published = {entry.name for entry in manifest.parts} if manifest.build == manifest.building else set()
+        if not published <= {part.entry.name for part in stored}:
+            published = set()  # somebody removed a part: what it held is to be computed again
         self._stored = [part.index(self.path, []) for part in stored if part.entry.name not in published]
         if published:
             self._stored.append(index)
@@ -86,11 +90,15 @@ class PartWriter:
 
     def write(self, id: str, arrays: Mapping[str, ArrayLike]) -> None:
         """Store the features of one utterance, as `CacheWriter.write` does."""
-        self._check_open()
         check_id(id)
-        self._check_new(id)
         check_features(id, arrays, self.features)
         stored = {name: to_storage(id, arrays[name], feature) for name, feature in self.features.items()}
+        with self._one_at_a_time:
+            self._take(id, stored)
+
+    def _take(self, id: str, stored: dict[str, Array]) -> None:
+        self._check_open()
+        self._check_new(id)
         self._check_dims(id, stored)
         nbytes = sum(array.nbytes for array in stored.values())
         self._check_space(nbytes)
@@ -119,6 +127,10 @@ class PartWriter:
 
     def seal(self) -> None:
         """Finish the files of what was written so far, ready to be published; what follows goes to new ones."""
+        with self._one_at_a_time:
+            self._seal_all()
+
+    def _seal_all(self) -> None:
         self._check_open()
         self._end_part()
         self._drain()

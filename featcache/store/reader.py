@@ -22,7 +22,7 @@ class FeatureReader:
     """
 
     def __init__(self, path: CachePath, feature: str) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.feature = feature
         self._cache: Cache | None = None
 

@@ -14,6 +14,19 @@ from featcache.store.manifest import PARTS, Manifest
 from featcache.store.part import SEAL, read_part
 
 
+def verify_containers(cache: Path, manifest: Manifest) -> None:
+    """Raise `CorruptCacheError` unless all containers are there, in the size that was written."""
+    for part in manifest.parts:
+        for file, size in part.containers:
+            found = (cache / file).stat().st_size if (cache / file).exists() else None
+            if found != size:
+                what = "is missing" if found is None else f"has {found} bytes, not the {size} that were written"
+                raise CorruptCacheError(
+                    f"container {str(cache / file)!r} {what}; put it back, or remove its part, "
+                    f"{str(cache / PARTS / part.name)!r}, to compute its utterances again"
+                )
+
+
 def verify_columns(cache: Path, manifest: Manifest) -> None:
     """Raise `CorruptCacheError` unless index, statistics and parts have the checksums that their parents name."""
     digests = dict(manifest.digests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from featcache.store.fingerprint import cache_fingerprint, differences, fingerpr
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import NAME, PARTS, Manifest, read_manifest, write_manifest
 from featcache.store.merge import publish, remove_superseded, sealed_parts
+from featcache.store.part import list_parts
 from featcache.store.part_writer import GO_ON, Features, PartWriter, by_name, close_after, full_disk_explained
 from featcache.store.recover import holds_utterances, recover_parts
 
@@ -53,7 +55,7 @@ class CacheWriter:
         *,
         overwrite: bool = False,
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path).absolute()
         self.features = by_name(features)
         content = cache_fingerprint(self.features, fingerprint)
         self._fingerprint = fingerprint_digest(content)
@@ -140,7 +142,9 @@ class CacheWriter:
     def _start(self, content: Mapping[str, object], overwrite: bool) -> Manifest:
         """Return the manifest to build on, which on disk names the build that all writers add parts to."""
         if not (self.path / NAME).exists():
-            fresh = Manifest(content, building_fingerprint=self._fingerprint)
+            parts = [part for _, part in list_parts(self.path) if part and part.header.fingerprint == self._fingerprint]
+            build = max((part.header.build for part in parts), default=1)  # none, unless the manifest was lost
+            fresh = Manifest(content, build=build, building=build, building_fingerprint=self._fingerprint)
             return publish(self.path, fresh, complete=False)
         manifest = read_manifest(self.path)
         changed = differences(manifest.fingerprint, content)
@@ -188,8 +192,8 @@ def _claim_directory(path: Path) -> None:
         make_directory(path)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
-    ours = {NAME, NAME + ".tmp", PARTS, "writer.lock", "writer.json", "index-000001", "stats-000001"}
+    ours = re.compile(rf"{NAME}\.tmp|{PARTS}|writer\.(lock|json)|(index|stats)-[0-9]{{6}}|failures\.jsonl")
     if not (path / NAME).exists():
-        foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
+        foreign = sorted(entry.name for entry in path.iterdir() if not ours.fullmatch(entry.name))
         if foreign:
             raise NotACacheError(f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory")
