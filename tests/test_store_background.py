@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -16,8 +17,8 @@ import pytest
 from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features, write
 
 import featcache
-from featcache import CacheWriter
-from featcache.errors import StorageFullError
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import ConfigError, FeatureError, StorageFullError
 from featcache.interface import EncodedArray, Extent
 from featcache.store import part_writer
 from featcache.store.background import Background
@@ -170,6 +171,42 @@ def test_abort_drops_what_waits(tmp_path: Path, gate: Gate) -> None:
     writer.abort()
     assert list((tmp_path / "parts").iterdir()) == []
     time.sleep(0.15)
+
+
+def test_a_thread_that_writes_while_another_closes_stores_or_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
+    stop = writer._parts._stop
+    stored: list[int] = []
+
+    def stop_late(finish: bool) -> None:
+        time.sleep(0.1)
+        stop(finish)
+
+    monkeypatch.setattr(writer._parts, "_stop", stop_late)
+
+    def write_on() -> None:
+        with contextlib.suppress(ConfigError):
+            for number in range(100_000):
+                write(writer, [number])
+                stored.append(number)
+
+    thread = threading.Thread(target=write_on)
+    thread.start()
+    while not stored:
+        time.sleep(0.001)
+    writer.close()
+    thread.join()
+    check_cache(tmp_path, stored)
+
+
+def test_a_part_of_nothing_but_refused_utterances_leaves_nothing(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path, [FeatureStorageConfig("fbank", backend="lilcom")]) as writer:
+        with pytest.raises(FeatureError, match="utterance 'huge', feature 'fbank'"):
+            writer.write("huge", {"fbank": np.full((5, 4), 1e30, np.float32)})
+        assert len(list((tmp_path / "parts").iterdir())) == 1
+    assert list((tmp_path / "parts").iterdir()) == []
 
 
 def test_a_closed_writer_lets_go_of_its_files_at_once(tmp_path: Path) -> None:

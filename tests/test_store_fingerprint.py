@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,25 @@ def test_what_a_killed_writer_left_can_be_overwritten_with_another_fingerprint(t
     make_cache(tmp_path, range(4, 6), fingerprint={"model": "other"}, overwrite=True)
     check_cache(tmp_path, range(4, 6))
     assert len(list((tmp_path / "parts").iterdir())) == 1
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("sealed", [True, False])
+def test_the_parts_of_a_cache_without_manifest_are_not_removed_for_another(
+    tmp_path: Path, sealed: bool, overwrite: bool
+) -> None:
+    writer = CacheWriter(tmp_path / "live", two_features(), FINGERPRINT)
+    write(writer, range(3))
+    writer.commit()
+    if sealed:
+        writer._parts.seal()
+    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    writer.abort()
+    (tmp_path / "killed" / "featcache.json").unlink()
+    with pytest.raises(StaleCacheError, match=r"lost its featcache.json, .* declare it as it was, or remove '.*parts'"):
+        CacheWriter(tmp_path / "killed", two_features(), {"model": "other"}, overwrite=overwrite)
+    make_cache(tmp_path / "killed", range(3, 5))
+    check_cache(tmp_path / "killed", range(5))
 
 
 def test_a_cache_without_utterances_takes_another_fingerprint(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from store_helpers import arrays_of, assert_holds, check_cache, id_of, make_cach
 
 import featcache
 from featcache import CacheWriter, FeatureReader, FeatureStorageConfig
-from featcache.errors import CacheError, CorruptCacheError
-from featcache.store import extents
 
 FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -239,36 +237,6 @@ def test_lengths_come_in_row_order_or_as_asked_and_are_the_callers(tmp_path: Pat
     lengths += 1
     assert cache.lengths("fbank").tolist() == [len(oracle(range(9))[id]["fbank"]) for id in cache]
     assert cache.lengths("fbank", [id_of(8), id_of(1), id_of(8)]).tolist() == [17, 5, 17]
-
-
-def test_files_are_let_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards = [FeatureStorageConfig("fbank", backend="webdataset", options={"shard_bytes": 1})]
-    with CacheWriter(tmp_path, shards) as writer:
-        for number in range(1, 30):
-            writer.write(id_of(number), {"fbank": arrays_of(number, frames=number)["fbank"]})
-    monkeypatch.setattr(extents, "MAX_OPEN", 5)
-    cache = featcache.open(tmp_path)
-    for number in (*range(1, 30), *range(1, 30)):
-        assert len(cache.read(id_of(number), "fbank")) == number
-        assert len(cache._containers._open) <= 5
-
-
-def test_a_container_that_shrinks_while_it_is_read_is_an_error_without_mapping(tmp_path: Path) -> None:
-    make_cache(tmp_path, range(9))
-    cache = featcache.open(tmp_path, mapped=False)
-    cache.read(id_of(4), "fbank")
-    (container,) = tmp_path.glob("parts/*/fbank.npy")
-    os.truncate(container, 300)
-    with pytest.raises(CorruptCacheError, match=r"fbank.npy' ends before byte"):
-        cache.read(id_of(4), "fbank")
-
-
-def test_an_index_that_is_gone_is_named(tmp_path: Path) -> None:
-    make_cache(tmp_path, range(3))
-    generation = featcache.open(tmp_path).generation
-    (tmp_path / f"index-{generation:06d}" / "hashes.npy").unlink()
-    with pytest.raises(CacheError, match=r"lacks '.*hashes.npy'"):
-        featcache.open(tmp_path)
 
 
 def test_a_cache_tells_what_it_is(tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     def __contains__(self, id: object) -> bool:
         return isinstance(id, str) and self._index.find(id) >= 0
 
+    def get(self, id: str, default: Any = None) -> Any:
+        """Return the arrays of an utterance, or `default`; unlike `[id]`, quick for one that is not there."""
+        if id not in self:
+            return default
+        return self[id]
+
     def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
         row = self._row(id)
         return {name: from_storage(arrays.read(row), arrays.declared_dtype) for name, arrays in self._arrays.items()}

@@ -141,11 +141,12 @@ class PartWriter:
 
     def close(self) -> None:
         """Seal what was written and stop."""
-        if not self.closed:
-            try:
-                self.seal()
-            finally:
-                self._stop(finish=True)
+        with self._one_at_a_time:  # or what another thread writes meanwhile would be lost
+            if not self.closed:
+                try:
+                    self.seal()
+                finally:
+                    self._stop(finish=True)
 
     def published(self) -> None:
         """Take note that what was sealed is published: `abort` leaves it alone from now on."""

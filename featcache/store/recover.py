@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -46,13 +47,15 @@ def recover_parts(
             _recover(cache, name, features, journal)
 
 
-def holds_utterances(cache: Path) -> bool:
-    """Say whether any part, sealed or not, has committed utterances."""
+def committed_builds(cache: Path) -> dict[str, int]:
+    """Return, by fingerprint, the latest build that any part, sealed or not, holds committed utterances of."""
+    builds: dict[str, int] = {}
     for name, sealed in list_parts(cache):
         journal = None if sealed is not None else read_journal(cache / PARTS / name)
         if sealed is not None or (journal is not None and journal.utterances):
-            return True
-    return False
+            header = sealed.header if sealed is not None else cast(Journal, journal).header
+            builds[header.fingerprint] = max(header.build, builds.get(header.fingerprint, 0))
+    return builds
 
 
 def _is_unfinished_copy(directory: Path) -> bool:

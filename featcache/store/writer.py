@@ -16,9 +16,8 @@ from featcache.store.fingerprint import cache_fingerprint, differences, fingerpr
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import NAME, PARTS, Manifest, read_manifest, write_manifest
 from featcache.store.merge import publish, remove_superseded, sealed_parts
-from featcache.store.part import list_parts
 from featcache.store.part_writer import GO_ON, Features, PartWriter, by_name, close_after, full_disk_explained
-from featcache.store.recover import holds_utterances, recover_parts
+from featcache.store.recover import committed_builds, recover_parts
 
 
 class CacheWriter:
@@ -142,15 +141,20 @@ class CacheWriter:
     def _start(self, content: Mapping[str, object], overwrite: bool) -> Manifest:
         """Return the manifest to build on, which on disk names the build that all writers add parts to."""
         if not (self.path / NAME).exists():
-            parts = [part for _, part in list_parts(self.path) if part and part.header.fingerprint == self._fingerprint]
-            build = max((part.header.build for part in parts), default=1)  # none, unless the manifest was lost
+            builds = committed_builds(self.path)  # none, unless the manifest was lost
+            if set(builds) - {self._fingerprint}:
+                raise StaleCacheError(
+                    f"cache {str(self.path)!r} has lost its {NAME}, and its parts were made from something else than "
+                    f"is declared now; declare it as it was, or remove {str(self.path / PARTS)!r}"
+                )
+            build = builds.get(self._fingerprint, 1)
             fresh = Manifest(content, build=build, building=build, building_fingerprint=self._fingerprint)
             return publish(self.path, fresh, complete=False)
         manifest = read_manifest(self.path)
         changed = differences(manifest.fingerprint, content)
-        if overwrite and (manifest.rows or (changed and holds_utterances(self.path))):
+        if overwrite and (manifest.rows or (changed and committed_builds(self.path))):
             return self._start_overwrite(manifest, content)
-        if changed and (manifest.rows or holds_utterances(self.path)):
+        if changed and (manifest.rows or committed_builds(self.path)):
             lines = "".join(f"\n  {line}" for line in changed)
             raise StaleCacheError(
                 f"cache {str(self.path)!r} was made from something else than is declared now:{lines}\n"

@@ -1,0 +1,94 @@
+"""Files that run out, shrink, go away or are replaced while a cache is read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_helpers import arrays_of, id_of, make_cache
+
+import featcache
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import CacheError, CorruptCacheError
+from featcache.store import extents
+from featcache.store.index import load_index
+
+
+def test_files_are_let_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = [FeatureStorageConfig("fbank", backend="webdataset", options={"shard_bytes": 1})]
+    with CacheWriter(tmp_path, shards) as writer:
+        for number in range(1, 30):
+            writer.write(id_of(number), {"fbank": arrays_of(number, frames=number)["fbank"]})
+    monkeypatch.setattr(extents, "MAX_OPEN", 5)
+    cache = featcache.open(tmp_path)
+    for number in (*range(1, 30), *range(1, 30)):
+        assert len(cache.read(id_of(number), "fbank")) == number
+        assert len(cache._containers._open) <= 5
+
+
+def test_a_cache_makes_do_with_one_file_when_others_have_opened_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = featcache.open(make_cache(tmp_path, range(9)))
+    cache.read(id_of(3), "fbank")
+    opened = os.open
+
+    def refuse(path: Path, flags: int) -> int:
+        if cache._containers._open:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert cache.read(id_of(3), "units").tolist() == arrays_of(3)["units"].tolist()
+    assert len(cache._containers._open) == 1
+    monkeypatch.setattr(cache._containers, "_open", {99: None})
+    monkeypatch.setattr(os, "open", lambda path, flags: (_ for _ in ()).throw(PermissionError(path)))
+    with pytest.raises(PermissionError):
+        cache.read(id_of(3), "fbank")
+
+
+def test_a_reader_that_is_overtaken_while_it_opens_takes_the_newer_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_cache(tmp_path, range(3))
+    overtaken = False
+
+    def load_late(directory: Path, names: list[str]) -> Any:
+        nonlocal overtaken
+        if not overtaken:
+            overtaken = True
+            for number in (3, 4):
+                make_cache(tmp_path, [number])
+        return load_index(directory, names)
+
+    monkeypatch.setattr("featcache.store.cache.load_index", load_late)
+    assert len(featcache.open(tmp_path)) == 5
+
+
+def test_what_is_not_there_is_quickly_answered_with_a_default(tmp_path: Path) -> None:
+    cache = featcache.open(make_cache(tmp_path, range(9)))
+    cache._index.__dict__["nearest"] = None  # which takes its time
+    assert cache.get("nobody") is None
+    assert cache.get("nobody", 7) == 7
+    assert cache.get(id_of(3))["fbank"].tolist() == arrays_of(3)["fbank"].tolist()
+
+
+def test_a_container_that_shrinks_while_it_is_read_is_an_error_without_mapping(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(9))
+    cache = featcache.open(tmp_path, mapped=False)
+    cache.read(id_of(4), "fbank")
+    (container,) = tmp_path.glob("parts/*/fbank.npy")
+    os.truncate(container, 300)
+    with pytest.raises(CorruptCacheError, match=r"fbank.npy' ends before byte"):
+        cache.read(id_of(4), "fbank")
+
+
+def test_an_index_that_is_gone_is_named(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(3))
+    generation = featcache.open(tmp_path).generation
+    (tmp_path / f"index-{generation:06d}" / "hashes.npy").unlink()
+    with pytest.raises(CacheError, match=r"lacks '.*hashes.npy'"):
+        featcache.open(tmp_path)
