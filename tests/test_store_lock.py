@@ -102,6 +102,35 @@ def test_a_forked_child_that_ends_does_not_release_the_lock(tmp_path: Path) -> N
     check_cache(tmp_path, range(2))
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_of_many_writers_that_start_at_once_one_wins_and_the_others_are_told(tmp_path: Path) -> None:
+    for attempt in range(5):
+        path, start = tmp_path / str(attempt) / "train", time.monotonic() + 0.05
+        children = []
+        for number in range(6):
+            child = os.fork()
+            if child == 0:
+                os._exit(try_to_write(path, number, start))
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert set(codes) <= {WON, TOLD}
+        won = [number for number, code in enumerate(codes) if code == WON]
+        assert won
+        check_cache(path, won)
+
+
+WON, TOLD = 11, 12
+
+
+def try_to_write(path: Path, number: int, start: float) -> int:
+    time.sleep(max(start - time.monotonic(), 0))
+    try:
+        make_cache(path, [number])
+    except CacheLockedError:
+        return TOLD
+    return WON
+
+
 def test_a_lock_without_a_readable_holder_is_told_all_the_same(tmp_path: Path) -> None:
     lock = WriterLock(tmp_path)
     for content in ("", "{", "[]", '{"pid": 1}', "null"):
