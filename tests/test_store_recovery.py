@@ -1,0 +1,83 @@
+"""What a killed writer had committed comes back as it was, in every format and codec."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features, write
+
+import featcache
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.registry import get_backend
+from featcache.store.journal import NAME
+
+CODED = [(backend, codec) for backend in featcache.backend_names() for codec in get_backend(backend).codecs]
+
+
+@pytest.mark.parametrize(("backend", "codec"), CODED)
+def test_recovered_arrays_are_those_of_a_writer_that_was_not_killed(tmp_path: Path, backend: str, codec: str) -> None:
+    features = [FeatureStorageConfig("fbank", backend=backend, codec=codec)]
+    frames = {number: arrays_of(number, 30 * number + 1)["fbank"] for number in range(12)}
+    writer = CacheWriter(tmp_path / "live", features)
+    for number in range(6):
+        writer.write(id_of(number), {"fbank": frames[number]})
+    writer.commit()
+    writer.write(id_of(6), {"fbank": frames[6]})  # not committed
+    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    for number in range(7, 12):
+        writer.write(id_of(number), {"fbank": frames[number]})
+    writer.close()
+    with CacheWriter(tmp_path / "killed", features) as writer:
+        assert [number for number in range(12) if id_of(number) in writer] == [0, 1, 2, 3, 4, 5]
+        for number in range(6, 12):
+            writer.write(id_of(number), {"fbank": frames[number]})
+    whole = featcache.open(tmp_path / "live", verify="arrays")
+    recovered = featcache.open(tmp_path / "killed", verify="arrays")
+    assert list(whole) == list(recovered)
+    for id in whole:
+        np.testing.assert_array_equal(whole.read(id, "fbank"), recovered.read(id, "fbank"), strict=True)
+    np.testing.assert_allclose(whole.stats("fbank").mean, recovered.stats("fbank").mean, rtol=1e-12)
+    np.testing.assert_allclose(whole.stats("fbank").m2, recovered.stats("fbank").m2, rtol=1e-12)
+
+
+def test_statistics_count_what_is_committed_once_however_often_it_is_recovered(tmp_path: Path) -> None:
+    path = tmp_path / "0"
+    for crash in range(1, 6):
+        writer = CacheWriter(path, two_features(), FINGERPRINT)
+        write(writer, range(crash * 4, crash * 4 + 4))
+        writer.commit()
+        write(writer, [100])
+        path = tmp_path / str(crash)
+        shutil.copytree(tmp_path / str(crash - 1), path)
+        writer.abort()
+    make_cache(path, [1])
+    check_cache(path, [1, *range(4, 24)])
+    assert not list(path.glob(f"parts/*/{NAME}"))
+
+
+def test_an_error_during_recovery_leaves_all_to_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = CacheWriter(tmp_path / "live", two_features(), FINGERPRINT)
+    write(writer, range(6))
+    writer.commit()
+    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    writer.abort()
+    with monkeypatch.context() as patch:
+        patch.setattr("featcache.store.part.save_index", lambda index, directory: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            CacheWriter(tmp_path / "killed", two_features(), FINGERPRINT)
+    assert len(list((tmp_path / "killed" / "parts").iterdir())) == 1
+    make_cache(tmp_path / "killed", range(6, 8))
+    check_cache(tmp_path / "killed", range(8))
+
+
+def test_readers_are_not_disturbed_by_parts_that_are_being_written(tmp_path: Path) -> None:
+    make_cache(tmp_path, range(3))
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        write(writer, range(3, 6))
+        writer.commit()
+        check_cache(tmp_path, range(3))
+        writer.abort()
+    check_cache(tmp_path, range(3))
