@@ -175,24 +175,29 @@ def test_a_part_that_is_sealed_during_recovery_is_kept(tmp_path: Path, monkeypat
 
 def test_parts_without_anything_committed_are_removed(tmp_path: Path) -> None:
     make_cache(tmp_path, range(3))
-    for name, journal in (("no-journal", None), ("torn-header", b'["0123'), ("nonsense", b"\0" * 100)):
-        (tmp_path / "parts" / name).mkdir()
+    for number, journal in enumerate((None, b'["0123', b"\0" * 100)):
+        part = tmp_path / "parts" / f"20261121T082532-0000000{number}"
+        part.mkdir()
         if journal is not None:
-            (tmp_path / "parts" / name / "journal.jsonl").write_bytes(journal)
-    assert read_journal(tmp_path / "parts" / "torn-header") is None
+            (part / "journal.jsonl").write_bytes(journal)
+        assert read_journal(part) is None
     make_cache(tmp_path, range(3, 5))
     check_cache(tmp_path, range(5))
     assert len(part_names(tmp_path)) == 2
 
 
-def test_a_stray_file_among_the_parts_is_left_alone(tmp_path: Path) -> None:
-    make_cache(tmp_path, range(3))
-    (tmp_path / "parts" / "notes.txt").write_text("mine")
-    (tmp_path / "mine").mkdir()
+@pytest.mark.parametrize("before", [True, False])
+def test_what_others_keep_among_the_parts_is_left_alone(tmp_path: Path, before: bool) -> None:
+    if not before:
+        make_cache(tmp_path, range(3))
+    mine = [tmp_path / "parts" / name for name in ("notes.txt", "arm/left.stl", "20261121T082532-0000000/x")]
+    for file in mine:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    make_cache(tmp_path, range(3, 5))
     make_cache(tmp_path, range(3), overwrite=True)
     check_cache(tmp_path, range(3))
-    assert (tmp_path / "parts" / "notes.txt").read_text() == "mine"
-    assert (tmp_path / "mine").exists()
+    assert [file.read_text() for file in mine] == ["mine"] * 3
 
 
 def test_a_writer_of_nothing_publishes_an_empty_complete_cache(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import secrets
 import shutil
 import time
@@ -40,6 +41,7 @@ from featcache.store.manifest import PARTS, PartEntry, part_from_json
 SEAL = "part.json"
 COLUMNS = "columns"
 STATS = "stats"
+PART_NAME = re.compile(r"[0-9]{8}T[0-9]{6}-[0-9a-f]{8}(-recovered)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +247,10 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
 
 
 def list_parts(cache: Path) -> Iterator[tuple[str, SealedPart | None]]:
-    """Iterate over the parts on disk by name, None for those that are not sealed."""
+    """Iterate over the parts on disk by name, in that order, None for those that are not sealed."""
     directory = cache / PARTS
     for path in sorted(directory.iterdir()) if directory.exists() else []:
-        if path.is_dir():
+        if PART_NAME.fullmatch(path.name) and path.is_dir():  # anything else is not ours
             yield path.name, read_part(cache, path.name)
 
 

@@ -197,7 +197,7 @@ def _claim_directory(path: Path) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
     ours = re.compile(rf"{NAME}\.tmp|{PARTS}|writer\.(lock|json)|(index|stats)-[0-9]{{6}}|failures\.jsonl")
-    if not (path / NAME).exists():
-        foreign = sorted(entry.name for entry in path.iterdir() if not ours.fullmatch(entry.name))
-        if foreign:
-            raise NotACacheError(f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory")
+    names = sorted(entry.name for entry in path.iterdir())  # once: another writer may be making the cache
+    foreign = [name for name in names if not ours.fullmatch(name)]
+    if NAME not in names and foreign:
+        raise NotACacheError(f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory")
