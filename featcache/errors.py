@@ -10,6 +10,7 @@
     ├── DuplicateIdError (ValueError)        an id given twice in one run
     ├── ComputeError (RuntimeError)          computing the features of an utterance failed
     ├── KeyNotFoundError (KeyError)          no such utterance or feature in a cache
+    ├── RowError (IndexError)                no such row
     ├── WindowError (IndexError)             frames outside of an utterance
     ├── CacheError (OSError)                 a cache that cannot be used as asked
     │   ├── NotACacheError                   the path holds no cache
@@ -61,6 +62,10 @@ class ComputeError(FeatcacheError, RuntimeError):
 
 class KeyNotFoundError(FeatcacheError, KeyError):
     """No such utterance or feature in a cache."""
+
+
+class RowError(FeatcacheError, IndexError):
+    """No such row."""
 
 
 class WindowError(FeatcacheError, IndexError):

@@ -8,6 +8,7 @@ import os
 import resource
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from featcache.errors import CorruptCacheError
 
 Bytes = NDArray[np.uint8]
 MAX_OPEN = 4096  # a process may have 65,530 mappings
-SHARE_OPEN = 8  # a mapping keeps a file open in Python, and a process may often open no more than 1,024
+SHARE_OPEN = 16  # each file is open twice (Python's mapping opens it again); often no more than 1,024 may be
+NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux
 
 
 class Containers:
@@ -35,38 +37,40 @@ class Containers:
         self._paths = paths
         self._sizes = sizes
         self._mapped = mapped
-        self._open: dict[int, Bytes | _File] = {}
+        self._open: dict[int, _File] = {}
         self._most_open = min(MAX_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE_OPEN)
 
     def mapped(self, container: int) -> Bytes | None:
         """Return the read-only bytes of a whole container; None unless it is mapped."""
-        source = self._open.get(container)
-        if source is None:
-            source = self._start(container)
-        return None if isinstance(source, _File) else source
+        file = self._open.get(container)
+        if file is None:
+            file = self._start(container)
+        return file.mapped
 
     def view(self, container: int, offset: int, nbytes: int) -> Bytes:
         """Return read-only bytes, without a copy where the container is mapped."""
-        source = self._open.get(container)
-        if source is None:
-            source = self._start(container)
+        file = self._file(container)
         self.check(container, offset, nbytes)
-        if isinstance(source, _File):
-            out = np.empty(nbytes, np.uint8)
-            source.read_into(offset, out)
-            return out
-        return source[offset : offset + nbytes]
+        if file.mapped is not None:
+            return file.mapped[offset : offset + nbytes]
+        out = np.empty(nbytes, np.uint8)
+        file.read_into(offset, out)
+        return out
 
     def read_into(self, container: int, offset: int, out: Bytes) -> None:
         """Copy bytes straight into the contiguous `out`."""
-        source = self._open.get(container)
-        if source is None:
-            source = self._start(container)
+        file = self._file(container)
         self.check(container, offset, len(out))
-        if isinstance(source, _File):
-            source.read_into(offset, out)
+        if file.mapped is not None:
+            out[:] = file.mapped[offset : offset + len(out)]
         else:
-            out[:] = source[offset : offset + len(out)]
+            file.read_into(offset, out)
+
+    def prefetch(self, container: int, offset: int, nbytes: int) -> None:
+        """Have the system start to read bytes that are not in memory, without waiting for them."""
+        file = self._file(container)
+        self.check(container, offset, nbytes)
+        file.prefetch(offset, nbytes)
 
     def check(self, container: int, offset: int, nbytes: int) -> None:
         """Raise `CorruptCacheError` for bytes that a container does not have."""
@@ -80,22 +84,25 @@ class Containers:
         """Let go of all files; views that are still held stay valid."""
         self._open.clear()
 
-    def _start(self, container: int) -> Bytes | _File:
+    def _file(self, container: int) -> _File:
+        return self._open.get(container) or self._start(container)
+
+    def _start(self, container: int) -> _File:
         # no lock: two threads may open a file twice at worst, but a process forked meanwhile would wait for ever
         self.check(container, 0, 0)
         path, size = self._root / self._paths[container], self._sizes[container]
         try:
-            source = self._open_file(path, size)
+            file = self._open_file(path, size)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             self._open.clear()  # others have opened too many files: make do with one
-            source = self._open_file(path, size)
+            file = self._open_file(path, size)
         for oldest in list(self._open)[: max(len(self._open) + 1 - self._most_open, 0)]:
             self._open.pop(oldest, None)
-        return self._open.setdefault(container, source)
+        return self._open.setdefault(container, file)
 
-    def _open_file(self, path: Path, size: int) -> Bytes | _File:
+    def _open_file(self, path: Path, size: int) -> _File:
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except FileNotFoundError as error:
@@ -103,21 +110,23 @@ class Containers:
                 f"container {str(path)!r} is not there; was the cache overwritten or moved while it was open? "
                 "open it again"
             ) from error
-        source = _File(descriptor, path)  # closes the descriptor when it is dropped
+        file = _File(descriptor, path)  # closes the descriptor when it is dropped
         found = os.fstat(descriptor).st_size
         if found != size:
             raise CorruptCacheError(f"container {str(path)!r} has {found} bytes, not the {size} that were written")
-        if not self._mapped or size == 0:
-            return source
-        return np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+        if self._mapped and size:
+            file.mapped = np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+        return file
 
 
 class _File:
-    """A file that is read with pread, which knows no position and so may be shared between threads and forks."""
+    """An open file: mapped, and read with pread, which knows no position and may be shared between threads and forks."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
+        self.mapped: Bytes | None = None
         self._descriptor = descriptor
         self._path = path
+        self._can_probe = NO_WAIT is not None
 
     def read_into(self, offset: int, out: Bytes) -> None:
         rest = out.data
@@ -127,6 +136,16 @@ class _File:
                 raise CorruptCacheError(f"container {str(self._path)!r} ends before byte {offset + len(rest)}")
             rest = rest[count:]
             offset += count
+
+    def prefetch(self, offset: int, nbytes: int) -> None:
+        if not self._can_probe or nbytes == 0:
+            return
+        try:  # 1 us where the bytes are in memory; asking for what is there already would cost 4 us
+            os.preadv(self._descriptor, [bytearray(1)], offset + nbytes // 2, cast(int, NO_WAIT))
+        except BlockingIOError:
+            os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+        except OSError:  # this file system cannot tell (tmpfs: its files always are in memory)
+            self._can_probe = False
 
     def __del__(self) -> None:
         os.close(self._descriptor)

@@ -84,6 +84,17 @@ class FeatureArrays:
             raise self._damaged(row, "its extent is shorter than its length")
         return np.ndarray((rows, *self.dims), self.dtype, source.data, offset)
 
+    def prefetch(self, row: int, start: int, stop: int) -> None:
+        """Have the system start to read the bytes of frames `start` to before `stop`, without waiting for them."""
+        first, last = self._first[row], self._first[row + 1]
+        if self._codec_name == RAW and last == first + 1:
+            begin = start * self._row_bytes
+            nbytes = (stop - start) * self._row_bytes
+            self._containers.prefetch(self._container[first], self._offset[first] + begin, nbytes)
+            return
+        for extent in range(first, last):
+            self._containers.prefetch(self._container[extent], self._offset[extent], self._nbytes[extent])
+
     def check_length(self, row: int) -> None:
         """Raise `CorruptCacheError` for a length that the row's bytes cannot have, before memory is taken for it."""
         length, extents = self._length[row], range(self._first[row], self._first[row + 1])

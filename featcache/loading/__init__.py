@@ -1,0 +1,1 @@
+"""Feeding training: data sets, batch samplers, iterators and the loader."""

@@ -1,0 +1,199 @@
+"""The utterances of one or several caches as numbered rows."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError, nearest
+from featcache.store.cache import Cache, CachePath
+from featcache.store.reading import FeatureArrays
+
+Ints = NDArray[np.int64]
+
+
+class FeatureTable:
+    """Features of numbered utterances: of a cache, of caches joined over the same ids, of caches one after another.
+
+    Made by `FeatureTable.of`, `join` and `concat`. The rows of one cache are in the order of its ids' UTF-8 bytes, as
+    in `Cache.lengths`. Cheap to fork and to pickle; holds nothing but the open caches.
+    """
+
+    def __init__(self, blocks: Sequence[Sequence[Cache]]) -> None:
+        # blocks follow each other; the caches of one block hold different features of the same ids
+        self._blocks = tuple(tuple(block) for block in blocks)
+        self._arrays = [_features(block) for block in blocks]
+        self._starts: list[int] = np.cumsum([0, *(len(block[0]) for block in self._blocks)]).tolist()
+
+    @classmethod
+    def of(cls, source: FeatureTable | Cache | CachePath) -> FeatureTable:
+        """Return the table of a cache, opened where a path is given; a table as it is."""
+        if isinstance(source, FeatureTable):
+            return source
+        return cls([[source if isinstance(source, Cache) else Cache(source)]])
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __repr__(self) -> str:
+        return f"<FeatureTable: {len(self)} utterances of {', '.join(self.features)}>"
+
+    @property
+    def caches(self) -> tuple[tuple[Cache, ...], ...]:
+        """The caches: blocks follow each other, those of one block hold different features of the same ids."""
+        return self._blocks
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return tuple(self._arrays[0])
+
+    def has_frames(self, feature: str) -> bool:
+        """Tell whether a feature has a time axis."""
+        return self.arrays(feature, 0).has_frames
+
+    def dims(self, feature: str) -> tuple[int, ...]:
+        """Return the shape of one frame, or of the whole array of a feature without a time axis."""
+        return next((arrays[feature].dims for arrays in self._arrays if len(arrays[feature].lengths)), ())
+
+    def dtype(self, feature: str) -> str:
+        """Return the declared dtype of a feature."""
+        return self.arrays(feature, 0).declared_dtype
+
+    def lengths(self, feature: str) -> Ints:
+        """Return the frames of all rows, int64; for one cache its mapped column, read-only and without a copy."""
+        columns = [self.arrays(feature, block).lengths for block in range(len(self._blocks))]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+    def id(self, row: int) -> str:
+        """Return the id of a row; raises `RowError` for one that is not there."""
+        block, inner = self.place(row)
+        return self._blocks[block][0]._index.id(inner)
+
+    def row(self, id: str) -> int:
+        """Return the row of an id; raises `KeyNotFoundError` for one that is not there."""
+        return int(self.rows([id])[0])
+
+    def rows(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids, int64; raises `KeyNotFoundError` for one that is not there."""
+        listed = list(ids)
+        found = np.full(len(listed), -1, np.int64)
+        for number, (block, start) in enumerate(zip(self._blocks, self._starts, strict=False)):
+            missing = range(len(listed)) if number == 0 else np.flatnonzero(found < 0).tolist()
+            inner = block[0]._index.find_many([listed[place] for place in missing])
+            found[missing] = np.where(inner < 0, -1, inner + start)
+        if found.min(initial=0) < 0:
+            id = listed[int(found.argmin())]
+            paths = " or ".join(repr(str(block[0].path)) for block in self._blocks)
+            raise KeyNotFoundError(f"no utterance {id!r} in {paths}; {self._blocks[0][0]._index.nearest(id)}")
+        return found
+
+    def place(self, row: int) -> tuple[int, int]:
+        """Return the block of a row, and its row within the block; raises `RowError`."""
+        number = operator.index(row)
+        if not 0 <= number < len(self):
+            raise RowError(f"no row {number}: there are {len(self)} utterances, counted from 0")
+        block = bisect_right(self._starts, number) - 1
+        return block, number - self._starts[block]
+
+    def arrays(self, feature: str, block: int) -> FeatureArrays:
+        """Return what reads a feature in one block; raises `KeyNotFoundError` for an unknown feature."""
+        try:
+            return self._arrays[block][feature]
+        except KeyError:
+            raise KeyNotFoundError(f"no feature {feature!r}; {nearest(feature, self.features)}") from None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (self._blocks, [[cache.generation for cache in block] for block in self._blocks])
+
+
+def join(*caches: Cache | CachePath) -> FeatureTable:
+    """Put the features of several caches of the same utterances side by side.
+
+    Raises `ConfigError` if the ids differ or a feature is in more than one of them.
+    """
+    opened = [source if isinstance(source, Cache) else Cache(source) for source in caches]
+    if not opened:
+        raise ConfigError("join needs at least one cache")
+    first, seen = opened[0], dict.fromkeys(opened[0].features, opened[0])
+    for cache in opened[1:]:
+        _check_same_ids(first, cache)
+        for name in cache.features:
+            if name in seen:
+                raise ConfigError(f"feature {name!r} is in {str(seen[name].path)!r} and in {str(cache.path)!r}")
+            seen[name] = cache
+    return FeatureTable([opened])
+
+
+def concat(*sources: FeatureTable | Cache | CachePath) -> FeatureTable:
+    """Put the utterances of several caches, or of joined caches, one after another; those of the first come first.
+
+    Raises `ConfigError` if their features differ in name, dtype, time axis or shape of a frame, or if they share an id.
+    """
+    blocks = [block for source in sources for block in FeatureTable.of(source).caches]
+    if not blocks:
+        raise ConfigError("concat needs at least one cache")
+    for number, block in enumerate(blocks):
+        for earlier in blocks[:number]:
+            _check_same_features(earlier, block)
+            _check_no_shared_id(earlier[0], block[0])
+    return FeatureTable(blocks)
+
+
+def _features(block: Sequence[Cache]) -> dict[str, FeatureArrays]:
+    return {name: cache._feature(name) for cache in block for name in cache.features}
+
+
+def _check_same_features(first: Sequence[Cache], other: Sequence[Cache]) -> None:
+    features, others = _features(first), _features(other)
+    paths = f"{str(first[0].path)!r} and {str(other[0].path)!r}"
+    if features.keys() != others.keys():
+        raise ConfigError(f"caches {paths} have different features: {', '.join(features)} and {', '.join(others)}")
+    either_empty = not len(first[0]) or not len(other[0])  # then the shape of a frame is not known
+    for name, arrays in features.items():
+        kinds = [_kind(arrays, either_empty), _kind(others[name], either_empty)]
+        if kinds[0] != kinds[1]:
+            raise ConfigError(f"feature {name!r} of caches {paths} differs: {kinds[0]} and {kinds[1]}")
+
+
+def _kind(arrays: FeatureArrays, any_dims: bool) -> str:
+    dims = ["..."] if any_dims else list(map(str, arrays.dims))
+    return f"{arrays.declared_dtype} ({', '.join([*['frames'] * arrays.has_frames, *dims])})"
+
+
+def _check_same_ids(first: Cache, other: Cache) -> None:
+    a, b = first._index, other._index
+    if np.array_equal(a.id_ends, b.id_ends) and np.array_equal(a.id_bytes, b.id_bytes):
+        return
+    for one, two in ((first, other), (other, first)):
+        alone = next((id for id in one if id not in two), None)
+        if alone is not None:
+            raise ConfigError(
+                f"joined caches need the same ids, but {alone!r} is in {str(one.path)!r} ({len(one)} utterances) and "
+                f"not in {str(two.path)!r} ({len(two)})"
+            )
+
+
+def _check_no_shared_id(first: Cache, other: Cache) -> None:
+    few, many = sorted((first._index, other._index), key=len)
+    if len(few):
+        places = np.minimum(many.hashes.searchsorted(few.hashes), len(many) - 1)
+        for place in np.flatnonzero(many.hashes[places] == few.hashes).tolist():
+            id = few.id(int(few.hash_rows[place]))
+            if many.find(id) >= 0:
+                raise ConfigError(f"utterance {id!r} is in {str(first.path)!r} and in {str(other.path)!r}")
+
+
+def _unpickled(blocks: Sequence[Sequence[Cache]], generations: list[list[int]]) -> FeatureTable:
+    for block, numbers in zip(blocks, generations, strict=True):
+        for cache, number in zip(block, numbers, strict=True):
+            if cache.generation != number:
+                raise StaleCacheError(
+                    f"cache {str(cache.path)!r} was written on since it was opened (generation {number}, now "
+                    f"{cache.generation}), and its rows have other numbers now; open it again"
+                )
+    return FeatureTable(blocks)
