@@ -1,0 +1,106 @@
+"""How ranks share the batches of an epoch, and how these are shuffled so that the ranks' batches are alike."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ConfigError
+
+Ints = NDArray[np.int64]
+# Up to 48, each divisible by many numbers of ranks: the batches of a step are then in one group.
+GROUP_SIZES = (1, 2, 4, 6, 12, 24, 48)
+
+
+def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> Ints:
+    """Return where the batches from `position` on begin and end, their number a multiple of the ranks.
+
+    The incomplete last step's batches are cut into as many as there are ranks, from the largest on; where they have
+    too few utterances, those of the steps before it as well. Raises `ConfigError` where that cannot be done.
+
+    >>> share_out(np.array([0, 4, 8, 13]), 0, 2, False).tolist()
+    [0, 4, 8, 10, 13]
+    """
+    rest = np.concatenate([[position], ends[np.searchsorted(ends, position, "right") :]])
+    count = len(rest) - 1
+    over = count % world_size
+    if over == 0:
+        return rest
+    if drop_last and (position or count > over):
+        return rest[: count - over + 1]
+    missing = world_size - over
+    sizes = np.diff(rest)
+    spare = np.cumsum(sizes[::-1] - 1)  # more batches that can be made of the last one, the last two, ...
+    if drop_last or spare[-1] < missing:
+        raise ConfigError(
+            f"{count} batches of {rest[-1] - position} utterances cannot be shared by {world_size} ranks"
+            f"{', and drop_last leaves nothing' if drop_last else ''}; use fewer ranks, smaller batches"
+            f"{'' if drop_last else ', or drop_last=True'}"
+        )
+    enough = int(np.searchsorted(spare, missing)) + 1
+    first = count - over - max(-(-(enough - over) // world_size), 0) * world_size
+    pieces = np.ones(count - first, np.int64)
+    for _ in range(missing):
+        pieces[np.argmax(sizes[first:] / pieces)] += 1
+    cuts = [
+        begin + size * np.arange(1, parts + 1) // parts
+        for begin, size, parts in zip(rest[first:-1], sizes[first:], pieces, strict=True)
+    ]
+    return np.concatenate([rest[: first + 1], *cuts])
+
+
+def shuffled_in_groups(count: int, random: np.random.Generator) -> Ints:
+    """Return the numbers below `count` in random order, neighbours staying near each other.
+
+    Groups depend on the number of batches alone, never on the ranks, so that any number of ranks sees one order. They
+    hold up to its square root: with larger ones there is little to shuffle, in smaller ones few ranks find neighbours.
+    Those that fill no group come from anywhere, and last, so that all groups begin at a multiple of their size.
+    """
+    size = max(size for size in GROUP_SIZES if size * size <= max(count, 1))
+    groups, over = divmod(count, size)
+    begin = int(random.integers(groups + 1)) * size
+    order = np.arange(count)
+    whole = np.delete(order, slice(begin, begin + over)).reshape(groups, size)
+    last = order[begin : begin + over]
+    random.shuffle(whole)
+    return np.concatenate([random.permuted(whole, axis=1).ravel(), random.permutation(last)])
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """Return an integer argument of any integer type; raises `ConfigError` below `least` or for what is none."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
+    return number
+
+
+def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return rank and number of ranks: those given, else those of `torch.distributed`, else 0 of 1.
+
+    Raises `ConfigError` for one without the other, a rank that there is not, and for a process that torchrun started
+    but nothing has connected.
+    """
+    if (rank is None) != (world_size is None):
+        raise ConfigError(f"rank and world_size are given together, not rank={rank!r} and world_size={world_size!r}")
+    if rank is not None:
+        size, number = whole_number("world_size", world_size, 1), whole_number("rank", rank, 0)
+        if number >= size:
+            raise ConfigError(f"rank must be below world_size={size}, not {number}; ranks count from 0")
+        return number, size
+    torch = sys.modules.get("torch")  # a process that has not loaded it is in no group
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        # alone, each of them would train on everything
+        raise ConfigError(
+            "torchrun started several processes, but they are not connected; call torch.distributed.init_process_group "
+            "before the sampler is made, or give it rank and world_size"
+        )
+    return 0, 1
