@@ -1,0 +1,44 @@
+"""Batches that a category sampler draws anew for each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from featcache.errors import ConfigError, nearest
+from featcache.loading.iterators.order import BatchList
+from featcache.loading.samplers.sharing import place
+
+CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")
+
+
+class CategoryBatches:
+    """Batches that are given, those that `build_category_batch_sampler` draws, or first the ones, then the others."""
+
+    def __init__(
+        self, given: BatchList | None, batch_type: str, sampler_args: Mapping[str, object] | None
+    ) -> None:
+        if batch_type not in CATEGORY_TYPES:
+            raise ConfigError(f"no batch_type {batch_type!r}; {nearest(batch_type, CATEGORY_TYPES)}")
+        if given is None and sampler_args is None:
+            raise ConfigError("batches are needed, or sampler_args from which they are drawn")
+        self.given, self._type, self._arguments = given, batch_type, sampler_args
+
+    def drawn(self, epoch: int) -> BatchList:
+        """Draw the batches of an epoch, and take this rank's share of each if they are "distributed"."""
+        from featcache.loading.samplers.build import build_category_batch_sampler
+
+        if self._arguments is None:
+            raise ConfigError(f"the batches of epoch {epoch} are drawn anew, for which sampler_args are needed")
+        arguments = {**self._arguments, "epoch": epoch}
+        num_batches, distributed = arguments.pop("num_batches", None), arguments.pop("distributed", False)
+        drawn, _ = build_category_batch_sampler(self._type, **arguments)
+        batches = drawn[:num_batches]
+        if not distributed:
+            return batches
+        rank, world_size = place(None, None)
+        if len(batches) and batches.sizes.min() < world_size:
+            raise ConfigError(
+                f"epoch {epoch} has a batch of {batches.sizes.min()} utterances, too few for {world_size} ranks to "
+                "share; make batch_size or min_batch_size larger"
+            )
+        return [batch[rank::world_size] for batch in batches]
