@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from numpy.typing import NDArray
+from store_helpers import arrays_of, make_cache
+
+import featcache
+from featcache.errors import ConfigError
+from featcache.loading.samplers.bucket import BucketBatchSampler
+from featcache.loading.table import FeatureTable
+
+Ints = NDArray[np.int64]
+
+
+def rows_of(batches: Iterable[list[int] | list[str]]) -> list[list[int]]:
+    return [cast(list[int], batch) for batch in batches]
+
+
+def speech(count: int) -> Ints:
+    """Frames of read speech as LibriSpeech's: 1 to 35 s, many of 12 to 16 s, and a hump of short ones."""
+    random = np.random.default_rng(0)
+    long, short = random.normal(1450, 130, count), random.gamma(2.5, 240, count) + 100
+    return np.where(random.random(count) < 0.6, long, short).clip(100, 3500).astype(np.int64)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 50), min_size=1, max_size=60),
+    over=st.integers(0, 200),
+    batch_size=st.none() | st.integers(1, 9),
+    world_size=st.integers(1, 5),
+    epoch=st.integers(0, 3),
+    shuffle=st.booleans(),
+)
+def test_every_utterance_comes_once_and_no_batch_is_over_its_limits(
+    lengths: list[int], over: int, batch_size: int | None, world_size: int, epoch: int, shuffle: bool
+) -> None:
+    cap = max(1, max(lengths) + over)
+    samplers = [
+        BucketBatchSampler(
+            lengths, max_frames=cap, batch_size=batch_size, shuffle=shuffle, rank=rank, world_size=world_size
+        )
+        for rank in range(world_size)
+    ]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+    count = len(samplers[0].epoch_batches(epoch))
+    if -(-count // world_size) * world_size > len(lengths):
+        with pytest.raises(ConfigError, match="cannot be shared"):
+            list(samplers[0])
+        return
+    shares = [rows_of(sampler) for sampler in samplers]
+    assert {len(share) for share in shares} == {-(-count // world_size)}
+    batches = [batch for share in shares for batch in share]
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) * max(lengths[row] for row in batch) <= cap
+        assert len(batch) <= (batch_size or len(lengths))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=60), cap=st.integers(50, 200), size=st.integers(1, 9)
+)
+def test_sorted_batches_are_filled_up_to_a_limit(lengths: list[int], cap: int, size: int) -> None:
+    batches = rows_of(BucketBatchSampler(lengths, max_frames=cap, batch_size=size, shuffle=False))
+    frames = [[lengths[row] for row in batch] for batch in batches]
+    assert [length for batch in frames for length in batch] == sorted(lengths)
+    for batch, following in pairwise(frames):
+        assert len(batch) == size or (len(batch) + 1) * following[0] > cap
+
+
+def test_batch_size_alone_is_a_limit() -> None:
+    assert list(BucketBatchSampler([5, 1, 4, 2, 3], batch_size=2, shuffle=False)) == [[1, 3], [4, 2], [0]]
+    assert list(BucketBatchSampler([0, 0, 0], max_frames=1, shuffle=False)) == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("count", [100, 20_000])
+def test_utterances_change_companions_from_epoch_to_epoch(count: int) -> None:
+    max_frames = 40_000 if count > 100 else 8_000
+    sampler = BucketBatchSampler(speech(count), max_frames=max_frames)
+    first, second = ({frozenset(batch) for batch in sampler.epoch_batches(epoch)} for epoch in (0, 1))
+    assert len(first & second) < len(first) / 3
+    again = BucketBatchSampler(speech(count), max_frames=max_frames)
+    assert list(sampler.epoch_batches(1)) == list(again.epoch_batches(1))
+
+
+@pytest.mark.parametrize(("limits", "least"), [({"max_frames": 40_000}, 0.97), ({"batch_size": 16}, 0.97)])
+def test_little_of_a_batch_is_padding(limits: dict[str, int], least: float) -> None:
+    lengths = speech(20_000)
+    sampler = BucketBatchSampler(lengths, **limits)  # type: ignore[arg-type]
+    assert sampler.padding_efficiency > least
+    assert BucketBatchSampler(lengths, shuffle=False, **limits).padding_efficiency > 0.99  # type: ignore[arg-type]
+    padded = sum(len(batch) * lengths[batch].max() for batch in rows_of(sampler))
+    assert sampler.padding_efficiency == pytest.approx(lengths.sum() / padded)
+
+
+def test_ranks_get_batches_of_similar_length_in_a_step() -> None:
+    lengths = speech(100_000)
+    shares = [rows_of(BucketBatchSampler(lengths, max_frames=40_000, rank=rank, world_size=8)) for rank in range(8)]
+    longest = np.array([[lengths[batch].max() for batch in share] for share in shares])
+    assert np.mean(longest.max(axis=0) < 1.15 * longest.min(axis=0)) > 0.9
+
+
+def test_each_of_several_features_keeps_to_the_limit() -> None:
+    first, second = np.array([10, 20, 30, 40]), np.array([80, 7, 1, 40], np.int16)
+    sampler = BucketBatchSampler([first, second], max_frames=80, shuffle=False)
+    assert list(sampler) == [[1, 2], [3], [0]]
+    assert sampler.padding_efficiency == pytest.approx((100 + 128) / (60 + 40 + 10 + 14 + 40 + 80))
+
+
+def test_utterances_that_are_too_long_are_reported_or_left_out_with_a_warning(tmp_path: Path) -> None:
+    lengths = [5, 30, 7, 40, 8]
+    message = r"2 of 5 utterances are longer than max_frames=20, the longest is row 3 with 40 frames"
+    with pytest.raises(ConfigError, match=message + "; raise max_frames, or leave them out: too_long=skip"):
+        BucketBatchSampler(lengths, max_frames=20)
+    with pytest.warns(UserWarning, match=message + "; they are left out") as caught:
+        sampler = BucketBatchSampler(lengths, max_frames=20, too_long="skip", shuffle=False)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert sampler.too_long.tolist() == [1, 3]
+    assert list(sampler) == [[0, 2], [4]]
+    with pytest.raises(ConfigError, match=r"5 of 5 utterances are longer than max_frames=2, .*; raise max_frames$"):
+        BucketBatchSampler(lengths, max_frames=2, too_long="skip")
+    cache = featcache.open(make_cache(tmp_path / "cache", range(9)))
+    longest = max(range(9), key=lambda number: len(arrays_of(number)["fbank"]))
+    with pytest.raises(ConfigError, match=rf"the longest is 'spk\d/utt-{longest}' \(row \d\) with 20 frames"):
+        BucketBatchSampler(cache, max_frames=10)
+
+
+def test_a_cache_a_table_or_a_data_set_gives_the_lengths_of_its_features(tmp_path: Path) -> None:
+    path = make_cache(tmp_path / "cache", range(40))
+    cache = featcache.open(path)
+    table = FeatureTable.of(cache)
+
+    class Units:
+        table = FeatureTable.of(cache)
+        features = ("units",)
+
+    expected = list(BucketBatchSampler(cache.lengths("fbank"), max_frames=60))  # the units are half as many
+    for source in (path, str(path), cache, table):
+        assert list(BucketBatchSampler(source, max_frames=60)) == expected
+    units = BucketBatchSampler(Units(), max_frames=60)
+    assert list(units) == list(BucketBatchSampler(cache.lengths("units"), max_frames=60))
+
+
+def test_a_cache_without_a_time_axis_has_no_lengths(tmp_path: Path) -> None:
+    features = [featcache.FeatureStorageConfig("speaker", time_axis=None)]
+    with featcache.CacheWriter(tmp_path / "cache", features) as writer:
+        writer.write("a", {"speaker": np.zeros(4, np.float32)})
+    with pytest.raises(ConfigError, match=r"no feature of .* has a time axis"):
+        BucketBatchSampler(tmp_path / "cache", batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "message"),
+    [
+        ([], {"max_frames": 9}, "lengths is empty"),
+        (np.zeros(0, np.int64), {"max_frames": 9}, "lengths is empty"),
+        ([3, -1, -4], {"max_frames": 9}, "negative: row 2 has -4"),
+        ([0.5, 1.0], {"max_frames": 9}, "integers, not float64"),
+        ([True, False], {"max_frames": 9}, "integers, not bool"),
+        (["3"], {"max_frames": 9}, "integers, not <U1"),
+        (np.ones((2, 2), int), {"max_frames": 9}, r"of shape \(2, 2\)"),
+        (5, {"max_frames": 9}, r"of shape \(\)"),
+        ([[1, 2], [3]], {"max_frames": 9}, r"lengths for \[2, 1\] utterances"),
+        ([1], {}, "max_frames, batch_size or both"),
+        ([1], {"max_frames": 0}, "max_frames must be an integer of at least 1, not 0"),
+        ([1], {"max_frames": 1.5}, "max_frames must be an integer"),
+        ([1], {"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ([1], {"max_frames": 9, "too_long": "skipp"}, "'skipp'.*'skip'"),
+        ([1], {"max_frames": 9, "seed": -3}, "seed must be"),
+    ],
+)
+def test_what_cannot_work_is_refused(lengths: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BucketBatchSampler(lengths, **options)
+
+
+def test_lengths_may_be_any_integers_and_are_not_changed() -> None:
+    lengths = speech(300)
+    lengths.flags.writeable = False
+    expected = list(BucketBatchSampler(lengths, max_frames=9000))
+    for other in (lengths.tolist(), lengths.astype(np.uint16), torch.tensor(lengths.tolist()), lengths[::-1][::-1]):
+        assert list(BucketBatchSampler(other, max_frames=9000)) == expected  # type: ignore[arg-type]
+    long = BucketBatchSampler(lengths + 100_000, max_frames=10**30)
+    assert sorted(row for batch in long for row in batch) == list(range(300))
+
+
+def test_the_repr_says_what_the_batches_are_like() -> None:
+    with warnings.catch_warnings(action="ignore"):
+        sampler = BucketBatchSampler([10, 20, 999], max_frames=40, too_long="skip", shuffle=False)
+    assert repr(sampler) == (
+        "<BucketBatchSampler: 2 utterances in 1 batches, max_frames=40, padding efficiency 0.750, epoch 0, rank 0 of 1>"
+    )

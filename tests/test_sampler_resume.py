@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from featcache.errors import ConfigError
+from featcache.loading.batches import Batches
+from featcache.loading.samplers.bucket import BucketBatchSampler
+from featcache.loading.samplers.epoch import EpochSampler, ShuffledBatchSampler, State
+
+Make = Callable[..., EpochSampler]
+LENGTHS = np.random.default_rng(0).integers(1, 60, 90)
+BATCHES = [list(range(start, start + size)) for start, size in zip(range(0, 90, 5), [5] * 18, strict=True)]
+
+
+def shuffled(**options: Any) -> ShuffledBatchSampler:
+    return ShuffledBatchSampler(BATCHES, **options)
+
+
+def bucket(**options: Any) -> BucketBatchSampler:
+    return BucketBatchSampler(LENGTHS, max_frames=300, **options)
+
+
+def run(make: Make, world_size: int, steps: int, state: State | None, **options: Any) -> tuple[list[int], State]:
+    """Train on all ranks for some steps of epoch 3; return the utterances they saw, and the state, the same on all."""
+    seen: list[list[int]] = []
+    states: list[State] = []
+    for rank in range(world_size):
+        sampler = make(rank=rank, world_size=world_size, **options)
+        if state is not None:
+            sampler.load_state_dict(json.loads(json.dumps(state)))
+        sampler.set_epoch(3)
+        batches = iter(sampler)
+        seen.extend(batch for _, batch in zip(range(steps), batches, strict=False))  # type: ignore[misc]
+        states.append(sampler.state_dict())
+    assert all(state == states[0] for state in states)
+    return [item for batch in seen for item in batch], states[0]
+
+
+@pytest.mark.parametrize("make", [shuffled, bucket])
+@given(legs=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), max_size=6), last=st.integers(1, 5))
+def test_an_epoch_resumed_by_any_numbers_of_ranks_has_every_utterance_once(
+    make: Make, legs: list[tuple[int, int]], last: int
+) -> None:
+    seen: list[int] = []
+    state: State | None = None
+    try:
+        for world_size, steps in legs:
+            items, state = run(make, world_size, steps, state)
+            seen += items
+            assert state["position"] == len(seen) == len(set(seen))
+        items, state = run(make, last, 1000, state)
+    except ConfigError:  # fewer utterances are left than ranks
+        assert 0 < 90 - len(seen) < 5
+    else:
+        assert sorted(seen + items) == list(range(90))
+        assert state["position"] == 90
+        assert run(make, 3, 1000, state) == ([], state)
+
+
+@pytest.mark.parametrize("make", [shuffled, bucket])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_what_comes_after_a_resume_is_what_would_have_come(make: Make, drop_last: bool) -> None:
+    sampler = make(rank=1, world_size=4, drop_last=drop_last)
+    sampler.set_epoch(2)
+    expected = list(sampler)
+    for steps in range(len(expected) + 1):
+        again = make(rank=1, world_size=4, drop_last=drop_last)
+        again.load_state_dict(sampler.state_dict(steps))
+        assert again.epoch == 2
+        assert len(again) == len(expected) - steps
+        assert list(again) == expected[steps:]
+        again.load_state_dict(again.state_dict(len(expected) - steps))
+        assert list(again) == []
+
+
+def test_with_drop_last_an_epoch_that_came_to_its_end_stays_at_its_end() -> None:
+    _, state = run(shuffled, 4, 1000, None, drop_last=True)
+    assert run(shuffled, 1, 1000, state, drop_last=True)[0] == []
+    seen, state = run(shuffled, 4, 3, None, drop_last=True)
+    more, _ = run(shuffled, 3, 1000, state, drop_last=True)
+    assert len(set(seen + more)) == len(seen + more) == 90
+
+
+def test_the_state_counts_what_was_taken_or_what_it_is_told() -> None:
+    sampler = shuffled(shuffle=False, rank=0, world_size=2)
+    assert sampler.state_dict()["position"] == 0
+    batches = iter(sampler)
+    next(batches)
+    next(batches)
+    assert sampler.state_dict()["position"] == 20
+    assert sampler.state_dict(steps=1)["position"] == 10
+    newer = iter(sampler)
+    assert sampler.state_dict()["position"] == 0
+    next(newer)
+    next(batches)
+    assert sampler.state_dict()["position"] == 10
+    sampler.load_state_dict(sampler.state_dict(steps=2))
+    assert sampler.state_dict(steps=0)["position"] == 20
+    assert sampler.state_dict(steps=7)["position"] == 90
+
+
+@pytest.mark.parametrize(("steps", "message"), [(10, "more than the 9 "), (-1, "least 0"), (1.0, ""), ("1", "")])
+def test_a_state_after_steps_that_the_epoch_does_not_have_is_refused(steps: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"steps.*{message}"):
+        shuffled(rank=0, world_size=2).state_dict(steps)
+
+
+def test_set_epoch_keeps_the_position_in_the_loaded_epoch_only() -> None:
+    sampler, whole = bucket(), bucket()
+    sampler.set_epoch(5)
+    sampler.load_state_dict(sampler.state_dict(steps=4))
+    sampler.set_epoch(5)
+    rest = list(sampler)
+    assert list(sampler) == rest
+    for epoch in (6, 5):
+        sampler.set_epoch(epoch)
+        whole.set_epoch(epoch)
+        assert list(sampler) == list(whole)
+    assert list(whole)[4:] == rest
+
+
+def changed(**entries: object) -> State:
+    state: State = bucket(seed=1).state_dict(steps=2)
+    return {**state, **entries}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (BucketBatchSampler(LENGTHS[1:], max_frames=300, seed=1).state_dict(), r"saved with data='\w+' \(here '\w+'\)"),
+        (BucketBatchSampler(LENGTHS, max_frames=301, seed=1).state_dict(), r"saved with max_frames=301 \(here 300\)"),
+        (bucket(batch_size=3, seed=1).state_dict(), r"saved with batch_size=3 \(here None\)"),
+        (bucket(seed=1, shuffle=False).state_dict(), r"saved with shuffle=False \(here True\)"),
+        (bucket(seed=2).state_dict(), r"saved with seed=2 \(here 1\); go on with the same data and settings"),
+        (shuffled(seed=1).state_dict(), "of a ShuffledBatchSampler, and this is a BucketBatchSampler"),
+        ({}, r"keys \[.*'position'.*\], not \[\]"),
+        (None, "the dict that state_dict"),
+        ([1, 2], "the dict that state_dict"),
+        ({**changed(), "more": 1}, r"has the keys .*, not .*'more'"),
+        (changed(position=91), "position 91; "),
+        (changed(position=-1), "position must be an integer of at least 0, not -1"),
+        (changed(position="3"), "position must be an integer"),
+        (changed(epoch=1.5), "epoch must be an integer"),
+        (changed(order="00"), "has 90 utterances in another order than .* begin the epoch anew"),
+        (changed(epoch=1), "epoch 1 has 90 utterances in another order"),
+    ],
+)
+def test_a_state_of_something_else_is_refused_and_changes_nothing(state: Any, message: str) -> None:
+    sampler = bucket(seed=1)
+    sampler.set_epoch(4)
+    sampler.load_state_dict(sampler.state_dict(steps=3))
+    before = sampler.state_dict(), list(sampler)
+    with pytest.raises(ConfigError, match=message):
+        sampler.load_state_dict(state)
+    assert (sampler.state_dict(0), list(sampler)) == before
+
+
+def test_batches_of_other_ids_are_other_data() -> None:
+    first = ShuffledBatchSampler(Batches([0, 1], [0, 1, 2], keys=["a", "b"]))
+    same = ShuffledBatchSampler([["a"], ["b"]])
+    other = ShuffledBatchSampler(Batches([0, 1], [0, 1, 2], keys=["a", "c"]))
+    same.load_state_dict(first.state_dict())
+    with pytest.raises(ConfigError, match="data="):
+        other.load_state_dict(first.state_dict())
+
+
+def test_another_number_of_ranks_or_drop_last_is_no_other_setting() -> None:
+    state = bucket(rank=3, world_size=4, drop_last=True).state_dict(1)
+    sampler = bucket()
+    sampler.load_state_dict(state)
+    assert len(list(sampler)) == len(bucket()) - 4
+
+
+def test_too_few_utterances_left_for_the_ranks_are_refused_before_any_is_given() -> None:
+    state = shuffled().state_dict(steps=17)
+    sampler = shuffled(rank=0, world_size=6)
+    sampler.load_state_dict(state)
+    with pytest.raises(ConfigError, match="1 batches of 5 utterances cannot be shared by 6 ranks; use fewer ranks"):
+        iter(sampler)
+    sampler = shuffled(rank=0, world_size=6, drop_last=True)
+    sampler.load_state_dict(state)
+    assert list(sampler) == []
