@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from featcache.config import FeatureStorage as FeatureStorage
     from featcache.errors import FeatcacheError as FeatcacheError
     from featcache.feature import FeatureStorageConfig as FeatureStorageConfig
+    from featcache.loading.dataset import FeatureDataset as FeatureDataset
+    from featcache.loading.loader import FeatureLoader as FeatureLoader
+    from featcache.loading.table import concat as concat
+    from featcache.loading.table import join as join
     from featcache.mvn import GlobalMVN as GlobalMVN
     from featcache.padding import unpad as unpad
     from featcache.registry import backend_names as backend_names
@@ -27,6 +31,8 @@ _HOMES = {
     "CacheWriter": "featcache.store.writer",
     "FeatcacheError": "featcache.errors",
     "FeatureCacheMixin": "featcache.brain",
+    "FeatureDataset": "featcache.loading.dataset",
+    "FeatureLoader": "featcache.loading.loader",
     "FeatureReader": "featcache.store.reader",
     "FeatureStats": "featcache.stats",
     "FeatureStorage": "featcache.config",
@@ -34,7 +40,9 @@ _HOMES = {
     "GlobalMVN": "featcache.mvn",
     "PaddedFeatures": "featcache.store.cache",
     "backend_names": "featcache.registry",
+    "concat": "featcache.loading.table",
     "get_backend": "featcache.registry",
+    "join": "featcache.loading.table",
     "open": "featcache.store.cache",
     "unpad": "featcache.padding",
 }

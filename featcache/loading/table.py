@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,12 +73,9 @@ class FeatureTable:
 
     def id(self, row: int) -> str:
         """Return the id of a row; raises `RowError` for one that is not there."""
-        block, inner = self.place(row)
-        return self._blocks[block][0]._index.id(inner)
-
-    def row(self, id: str) -> int:
-        """Return the row of an id; raises `KeyNotFoundError` for one that is not there."""
-        return int(self.rows([id])[0])
+        self._check(row)
+        block = bisect_right(self._starts, row) - 1
+        return self._blocks[block][0]._index.id(row - self._starts[block])
 
     def rows(self, ids: Iterable[str]) -> Ints:
         """Return the rows of many ids, int64; raises `KeyNotFoundError` for one that is not there."""
@@ -92,13 +91,49 @@ class FeatureTable:
             raise KeyNotFoundError(f"no utterance {id!r} in {paths}; {self._blocks[0][0]._index.nearest(id)}")
         return found
 
-    def place(self, row: int) -> tuple[int, int]:
-        """Return the block of a row, and its row within the block; raises `RowError`."""
-        number = operator.index(row)
-        if not 0 <= number < len(self):
-            raise RowError(f"no row {number}: there are {len(self)} utterances, counted from 0")
-        block = bisect_right(self._starts, number) - 1
-        return block, number - self._starts[block]
+    def numbers(self, keys: Sequence[int | str]) -> Ints:
+        """Return the rows that ids or row numbers, also mixed, stand for; raises `KeyNotFoundError` or `RowError`."""
+        places = [place for place, key in enumerate(keys) if isinstance(key, str)]
+        if len(places) == len(keys):
+            return self.rows(cast(Sequence[str], keys))
+        numbers = [0 if isinstance(key, str) else operator.index(key) for key in keys]
+        for end in (min(numbers), max(numbers)):
+            self._check(end)
+        rows = np.array(numbers, np.int64)
+        if places:
+            rows[places] = self.rows(cast(str, keys[place]) for place in places)
+        return rows
+
+    def lengths_of(self, feature: str, rows: Ints) -> Ints:
+        """Return the frames of some rows, checked against what is stored before memory is taken for them."""
+        lengths = np.empty(len(rows), np.int64)
+        for arrays, places, inner in self._by_block(feature, rows):
+            lengths[places] = found = arrays.lengths[inner]
+            arrays.check_length(int(inner[found.argmax()]))
+        return lengths
+
+    def read_into(self, feature: str, rows: Ints, starts: Ints, lengths: Ints, out: NDArray[np.uint8]) -> None:
+        """Read `lengths` frames from `starts` on of each row into a row of `out`, its bytes, and zeros behind them."""
+        for arrays, places, inner in self._by_block(feature, rows):
+            mine = out if isinstance(places, slice) else [out[place] for place in places]
+            arrays.read_many(inner, starts[places], lengths[places], mine)
+        frame_bytes = self.arrays(feature, 0).dtype.itemsize * math.prod(self.dims(feature))
+        for row, nbytes in zip(out, (lengths * frame_bytes).tolist(), strict=True):
+            row[nbytes:] = 0
+
+    def _by_block(self, feature: str, rows: Ints) -> Iterator[tuple[FeatureArrays, Ints | slice, Ints]]:
+        """Iterate over the blocks with some of the rows: what reads them, their places in `rows`, rows in the block."""
+        if len(self._blocks) == 1:
+            yield self.arrays(feature, 0), slice(None), rows
+            return
+        blocks = np.searchsorted(self._starts, rows, side="right") - 1
+        for block in np.unique(blocks).tolist():
+            places = np.flatnonzero(blocks == block)
+            yield self.arrays(feature, block), places, rows[places] - self._starts[block]
+
+    def _check(self, row: int) -> None:
+        if not 0 <= row < len(self):
+            raise RowError(f"no row {row}: there are {len(self)} utterances, counted from 0")
 
     def arrays(self, feature: str, block: int) -> FeatureArrays:
         """Return what reads a feature in one block; raises `KeyNotFoundError` for an unknown feature."""

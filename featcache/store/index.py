@@ -61,7 +61,8 @@ class Index:
 
     def id(self, row: int) -> str:
         """Return the id of a row."""
-        return self.id_bytes[self.id_ends[row] : self.id_ends[row + 1]].tobytes().decode()
+        _, _, ends, data = self._views
+        return str(data[ends[row] : ends[row + 1]], "utf-8")
 
     def ids(self) -> Iterator[str]:
         """Iterate over all ids in row order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from featcache.errors import CorruptCacheError, FeatcacheError
 from featcache.interface import Array, Codec, storage_dtype
 from featcache.registry import RAW, get_codec
-from featcache.store.extents import Containers
-from featcache.store.index import FeatureColumns
+from featcache.store.extents import Containers, Piece
+from featcache.store.index import FeatureColumns, Ints
 from featcache.store.manifest import Manifest
 
 
@@ -29,6 +29,7 @@ class FeatureArrays:
         self.dims = manifest.dims.get(name, ())
         self.has_frames = declared["time_axis"] is not None
         self.lengths = columns.rows
+        self._columns = columns
         # one item of a memoryview costs a third of one of an array
         self._length, self._first = columns.rows.data, columns.first.data
         self._container, self._offset, self._nbytes = columns.container.data, columns.offset.data, columns.nbytes.data
@@ -84,16 +85,33 @@ class FeatureArrays:
             raise self._damaged(row, "its extent is shorter than its length")
         return np.ndarray((rows, *self.dims), self.dtype, source.data, offset)
 
-    def prefetch(self, row: int, start: int, stop: int) -> None:
-        """Have the system start to read the bytes of frames `start` to before `stop`, without waiting for them."""
-        first, last = self._first[row], self._first[row + 1]
-        if self._codec_name == RAW and last == first + 1:
-            begin = start * self._row_bytes
-            nbytes = (stop - start) * self._row_bytes
-            self._containers.prefetch(self._container[first], self._offset[first] + begin, nbytes)
+    def read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[NDArray[np.uint8]]) -> None:
+        """Copy `lengths` frames from `starts` on of many rows, each to the front of the bytes of one of `outs`."""
+        pieces = self._pieces(rows, starts, lengths)
+        if pieces is not None:
+            self._containers.read_many(pieces, outs)
             return
-        for extent in range(first, last):
-            self._containers.prefetch(self._container[extent], self._offset[extent], self._nbytes[extent])
+        extents = [extent for row in rows.tolist() for extent in range(self._first[row], self._first[row + 1])]
+        self._containers.prefetch([(self._container[e], self._offset[e], self._nbytes[e]) for e in extents])
+        counts = (lengths * self._row_bytes).tolist()
+        for row, start, count, out in zip(rows.tolist(), starts.tolist(), counts, outs, strict=True):
+            self.read_into(row, out[:count].view(self.dtype).reshape(-1, *self.dims), start)
+
+    def _pieces(self, rows: Ints, starts: Ints, lengths: Ints) -> list[Piece] | None:
+        """Return where the bytes of these frames lie, None unless each lies in one piece."""
+        columns = self._columns
+        try:
+            extent = columns.first[rows]
+            if self._codec_name != RAW or (columns.first[rows + 1] != extent + 1).any():
+                return None
+            begin, nbytes = starts * self._row_bytes, lengths * self._row_bytes
+            short = begin + nbytes > columns.nbytes[extent]
+            if short.any():
+                raise self._damaged(int(rows[short.argmax()]), "its extent is shorter than its length")
+            where = columns.container[extent].tolist(), (columns.offset[extent] + begin).tolist(), nbytes.tolist()
+        except IndexError as error:
+            raise self._damaged(int(rows[0]), error) from None
+        return list(zip(*where, strict=True))
 
     def check_length(self, row: int) -> None:
         """Raise `CorruptCacheError` for a length that the row's bytes cannot have, before memory is taken for it."""

@@ -1,0 +1,160 @@
+"""`FeatureDataset`: utterances of a cache as torch items, and whole batches padded straight from their bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from featcache.errors import ConfigError, WindowError, nearest
+from featcache.loading.memory import Allocate, fresh, shared
+from featcache.loading.padded import Batch, Item, pad, rows_of, torch_dtype
+from featcache.loading.table import FeatureTable, Ints
+from featcache.store.cache import Cache, CachePath
+
+Index = int | str | tuple[int | str, slice]
+Transform = Callable[[Item], Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a batch will hold, known before anything is read."""
+
+    rows: Ints
+    spans: Mapping[str, tuple[Ints, Ints]]  # per feature the first frame and the number of frames of each row
+    shapes: Mapping[str, tuple[int, ...]]
+    nbytes: int
+
+
+class FeatureDataset(Dataset[Item]):
+    """Features of a cache as a map-style data set, by row number or by id.
+
+    An item is a dict: "id", per feature its tensor of shape (frames, *dims) and under "<feature>_lengths" its frames; a
+    feature without a time axis has shape `dims` and no lengths. An index `(row or id, slice)` reads these frames alone,
+    of every feature with a time axis.
+
+    A batch, `__getitems__(indices)`, is one dict: "id" a list, tensors of shape (utterances, longest, *dims) with zeros
+    behind the frames, lengths int64. torch's DataLoader asks for batches in this way; its
+    `collate_fn=FeatureDataset.collate` hands them on. In a DataLoader's worker they are made in shared memory.
+
+    Args:
+        source: a cache or its path, or caches put together by `join` or `concat`.
+        features: those that are wanted, all by default.
+        dtypes: what features are converted to, e.g. {"ssl": "float32", "tokens": "int64"}; else as declared.
+        transform: called with each item, returns an item; tensors of rank 1 and more that it returns are padded along
+            axis 0, numbers are stacked, all else is listed. It runs where the reading runs.
+
+    Raises `KeyNotFoundError` for an unknown feature or id, `RowError` for an unknown row, `WindowError` for frames that
+    an utterance does not have.
+
+    >>> dataset = FeatureDataset("features/train")            # doctest: +SKIP
+    >>> dataset["utt-7", 100:200]["fbank"].shape              # doctest: +SKIP
+    torch.Size([100, 80])
+    """
+
+    def __init__(
+        self,
+        source: FeatureTable | Cache | CachePath,
+        features: str | Sequence[str] | None = None,
+        *,
+        dtypes: Mapping[str, str] | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        self.table = FeatureTable.of(source)
+        wanted = [features] if isinstance(features, str) else list(features or self.table.features)
+        self._dtypes = {name: torch_dtype(self.table.dtype(name)) for name in wanted}
+        for name, dtype in (dtypes or {}).items():
+            if name not in self._dtypes:
+                raise ConfigError(f"dtypes names a feature {name!r} that is not read; {nearest(name, wanted)}")
+            self._dtypes[name] = torch_dtype(dtype)
+        for name in wanted:
+            if name == "id" or (self.table.has_frames(name) and f"{name}_lengths" in wanted):
+                raise ConfigError(f"features {', '.join(map(repr, wanted))}: an item has other uses for these names")
+        self._transform = transform
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features in an item."""
+        return tuple(self._dtypes)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __repr__(self) -> str:
+        return f"<FeatureDataset: {len(self)} utterances of {', '.join(self.features)}>"
+
+    def __getitem__(self, index: Index) -> Item:
+        return next(self._items(self._read(self.plan([index]), fresh)))
+
+    def __getitems__(self, indices: Sequence[Index]) -> Batch:
+        return self.read(self.plan(indices), fresh if get_worker_info() is None else shared)
+
+    @staticmethod
+    def collate(batch: Batch) -> Batch:
+        """Hand on a batch that is one already: the `collate_fn` of a DataLoader over this data set."""
+        return batch
+
+    def plan(self, indices: Sequence[Index]) -> Plan:
+        """Find out what a batch will hold and how large it becomes, without reading any array."""
+        if len(indices) == 0:
+            raise ConfigError("a batch needs at least one utterance")
+        keys = [index[0] if isinstance(index, tuple) else index for index in indices]
+        cuts = [(place, index[1]) for place, index in enumerate(indices) if isinstance(index, tuple)]
+        rows = self.table.numbers(keys)
+        spans, shapes, nbytes = {}, {}, 0
+        for name, dtype in self._dtypes.items():
+            lengths = self.table.lengths_of(name, rows)
+            starts = np.zeros_like(lengths)
+            if self.table.has_frames(name):
+                for place, cut in cuts:
+                    starts[place], lengths[place] = self._span(name, keys[place], int(lengths[place]), cut)
+                shapes[name] = (len(rows), int(lengths.max()), *self.table.dims(name))
+            else:
+                shapes[name] = (len(rows), *self.table.dims(name))
+            spans[name] = starts, lengths
+            nbytes += math.prod(shapes[name]) * dtype.itemsize
+        return Plan(rows, spans, shapes, nbytes)
+
+    def read(self, plan: Plan, allocate: Allocate) -> Batch:
+        """Read a planned batch into tensors that `allocate` makes."""
+        if self._transform is None:
+            return self._read(plan, allocate)
+        return pad(list(self._items(self._read(plan, fresh))), allocate)
+
+    def _read(self, plan: Plan, allocate: Allocate) -> Batch:
+        batch: Batch = {"id": [self.table.id(row) for row in plan.rows.tolist()]}
+        for name, dtype in self._dtypes.items():
+            stored = torch_dtype(self.table.dtype(name))
+            out = allocate(plan.shapes[name], dtype)
+            read = out if dtype == stored else fresh(plan.shapes[name], stored)
+            self.table.read_into(name, plan.rows, *plan.spans[name], rows_of(read))
+            if read is not out:
+                out.copy_(read)  # float16 to float32 takes numpy 16 times as long
+            batch[name] = out
+            if self.table.has_frames(name):
+                batch[f"{name}_lengths"] = torch.from_numpy(plan.spans[name][1])
+        return batch
+
+    def _items(self, batch: Batch) -> Iterator[Item]:
+        for number, id in enumerate(batch["id"]):
+            item: Item = {"id": id}
+            for name in self._dtypes:
+                item[name] = batch[name][number]
+                if self.table.has_frames(name):
+                    length = item[f"{name}_lengths"] = int(batch[f"{name}_lengths"][number])
+                    item[name] = item[name][:length]
+            yield item if self._transform is None else self._transform(item)
+
+    def _span(self, name: str, key: int | str, length: int, cut: slice) -> tuple[int, int]:
+        start, stop = cut.start or 0, length if cut.stop is None else cut.stop
+        if cut.step is not None or not 0 <= start <= stop <= length:
+            steps = "" if cut.step is None else f" in steps of {cut.step}"
+            raise WindowError(
+                f"utterance {key!r}, feature {name!r}: frames {cut.start} to {cut.stop}{steps} are not within 0 to "
+                f"{length}"
+            )
+        return start, stop - start

@@ -1,0 +1,66 @@
+"""Memory for batches: recycled, shared between processes, or pinned."""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+ROUND_BYTES = 1 << 20  # buffers of about the same size serve each other
+
+
+def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor."""
+    return torch.empty(shape, dtype=dtype)
+
+
+def shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor that a DataLoader's worker hands over without another copy."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes == 0:
+        return torch.empty(shape, dtype=dtype)
+    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call] # as in default_collate
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload,no-any-return]
+
+
+def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised tensor that a GPU can read while the CPU goes on; torch recycles its memory."""
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+
+class Recycler:
+    """Gives out uninitialised tensors, and takes their memory again when nothing refers to it any more.
+
+    Fresh memory costs a page fault every 4 KiB, which takes as long as filling it.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        """Keeps up to about `most_bytes` that are not in use."""
+        self._most_bytes = most_bytes
+        self._free: list[NDArray[np.uint8]] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        buffer = self._take(nbytes)
+        lease = buffer.data  # all tensors over it refer to this object, so that its end is theirs
+        # no lock in what is called: the garbage collector may call it while this thread holds the lock
+        weakref.finalize(lease, self._free.append, buffer).atexit = False
+        return torch.frombuffer(lease, dtype=torch.uint8)[:nbytes].view(dtype).view(shape)
+
+    def _take(self, nbytes: int) -> NDArray[np.uint8]:
+        wanted = -(-max(nbytes, 1) // ROUND_BYTES) * ROUND_BYTES
+        with self._lock:
+            while sum(map(len, self._free)) > self._most_bytes:
+                self._free.pop(0)
+            for place in reversed(range(len(self._free))):  # the last to come back is most likely in the CPU's cache
+                if wanted <= len(self._free[place]) <= 2 * wanted:
+                    return self._free.pop(place)
+        return np.empty(wanted, np.uint8)

@@ -1,0 +1,88 @@
+"""Work done ahead in threads, results in order, bounded in bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Job = tuple[int, Callable[[], T]]  # the bytes of its result, and what makes it
+
+
+class Prefetch(Generic[T]):
+    """Iterator over the results of jobs, in their order; the next ones are worked on meanwhile.
+
+    Jobs are taken from their iterator in the caller's thread. Threads live only while there is a job to do: who stops
+    to iterate, by an exception or otherwise, leaves none behind once the few jobs that were taken are done.
+
+    Args:
+        jobs: what to do.
+        threads: how many jobs are worked on side by side; 0 does each when its result is asked for.
+        most_bytes: jobs are taken ahead as long as their results, with those that wait, are not more than this; one is
+            taken in any case.
+    """
+
+    def __init__(self, jobs: Iterator[Job[T]], threads: int, most_bytes: int) -> None:
+        self._jobs = jobs
+        self._most_threads = threads
+        self._most_bytes = most_bytes
+        self._next = next(jobs, None)
+        self._results: deque[tuple[int, Future[T]]] = deque()
+        self._todo: deque[tuple[Future[T], Callable[[], T]]] = deque()
+        self._bytes = 0
+        self._threads: set[threading.Thread] = set()
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        self._take_jobs()
+        if not self._results:
+            raise StopIteration
+        nbytes, future = self._results.popleft()
+        if not self._most_threads:
+            self._work()
+        result = future.result()
+        self._bytes -= nbytes
+        self._take_jobs()
+        return result
+
+    def close(self) -> None:
+        """Drop what is not begun, and wait for what is."""
+        self._next = None
+        self._results.clear()
+        with self._lock:
+            self._todo.clear()
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join()
+
+    def _take_jobs(self) -> None:
+        while self._next is not None and (not self._results or self._bytes + self._next[0] <= self._most_bytes):
+            nbytes, make = self._next
+            future: Future[T] = Future()
+            self._bytes += nbytes
+            self._results.append((nbytes, future))
+            with self._lock:
+                self._todo.append((future, make))
+                if len(self._threads) < self._most_threads:
+                    thread = threading.Thread(target=self._work, name="featcache-loader")
+                    self._threads.add(thread)
+                    thread.start()
+            self._next = next(self._jobs, None)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._todo:
+                    self._threads.discard(threading.current_thread())
+                    return
+                future, make = self._todo.popleft()
+            try:
+                future.set_result(make())
+            except BaseException as error:  # it is raised where the result is asked for
+                future.set_exception(error)
