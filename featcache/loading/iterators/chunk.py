@@ -134,7 +134,7 @@ class CategoryChunkIterFactory:
         sampler_args: Mapping[str, object] | None = None,
     ) -> None:
         given = None if batches is None else batch_list(batches, dataset)
-        self._batches = CategoryBatches(given, batch_type, sampler_args)
+        self._batches = CategoryBatches(given, batch_type, sampler_args, dataset)
         self._chunker = Chunker(
             dataset,
             ChunkRule(

@@ -92,7 +92,7 @@ class CategoryIterFactory:
         pin_memory: bool = False,
     ) -> None:
         given = None if batches is None else batch_list(batches, dataset)
-        self._batches = CategoryBatches(given, batch_type, sampler_args)
+        self._batches = CategoryBatches(given, batch_type, sampler_args, dataset)
         self._epochs = EpochRule(num_iters_per_epoch, seed, shuffle)
         self._loader = partial(epoch_loader, dataset, collate_fn, num_workers, pin_memory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,10 +12,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, nearest
 from featcache.loading.collate import Array, CommonCollateFn, PaddedBatch
 from featcache.loading.dataset import FeatureDataset
 from featcache.loading.iterators.order import BatchList
+from featcache.loading.samplers.build import build_batch_sampler
 
 Collate = Callable[[Any], Any]
 
@@ -62,8 +64,7 @@ def batch_list(batches: BatchList | Mapping[str, object] | Iterable[Any], datase
     Raises `ConfigError` for what is no list of batches.
     """
     if isinstance(batches, Mapping):
-        from featcache.loading.samplers.build import build_batch_sampler
-
+        check_names("batches", batches, build_batch_sampler)
         return build_batch_sampler(**with_lengths(batches, dataset))
     if isinstance(batches, str) or not isinstance(batches, Iterable):
         raise ConfigError(f"batches are lists of ids or rows, or the arguments of build_batch_sampler, not {batches!r}")
@@ -71,6 +72,14 @@ def batch_list(batches: BatchList | Mapping[str, object] | Iterable[Any], datase
     if len(listed) and (isinstance(listed[0], str) or not isinstance(listed[0], Sequence)):
         raise ConfigError(f"batches are lists of ids or rows, but the first one is {listed[0]!r}")
     return listed
+
+
+def check_names(argument: str, given: Mapping[str, object], builder: Callable[..., object]) -> None:
+    """Raise `ConfigError` for an argument that a builder does not have."""
+    known = inspect.signature(builder).parameters
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{argument}: {builder.__name__} has no argument {name!r}; {nearest(name, known)}")
 
 
 def with_lengths(arguments: Mapping[str, object], dataset: Samples) -> dict[str, Any]:
