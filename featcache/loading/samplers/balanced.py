@@ -1,0 +1,66 @@
+"""Batches in which all categories have about as many utterances (catbel)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.loading.batches import Batches
+from featcache.loading.samplers.cut import grouped
+from featcache.loading.samplers.members import Members
+from featcache.loading.samplers.shuffle import Shuffles, places
+
+Ints = NDArray[np.int64]
+
+
+def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> Batches:
+    """Deal out categories in random order; a batch passes over those that it has enough of.
+
+    It has one utterance of a category, or batch_size // categories + 1 where there are fewer categories. What is passed
+    over is lost for the epoch, and so is a last batch that does not fill: ESPnet's way.
+    """
+    shuffles = Shuffles(epoch)
+    categories = len(members.ends) - 1
+    most = 1 if categories >= batch_size else batch_size // categories + 1
+    order = shuffles.permutation(categories)
+    sizes = members.sizes[order]
+    partners = [shuffles.partners(size) for size in sizes.tolist()]
+    dealt = np.repeat(np.arange(categories), sizes)[shuffles.permutation(len(members.rows))]
+    taken = _taken(dealt, batch_size, most)
+    # each category hands out its shuffled utterances from the last one on: no others need to be shuffled
+    turns, ends = grouped(dealt[taken], categories)
+    used = np.diff(ends)
+    starts = np.cumsum(sizes) - sizes
+    steps = np.repeat(starts + sizes - used, used) + _counted(used)
+    at = places(np.concatenate([part + start for part, start in zip(partners, starts.tolist(), strict=True)]), steps)
+    last_first = np.repeat(np.cumsum(used), used) - 1 - _counted(used)
+    source = at[last_first] - np.repeat(starts - members.ends[:-1][order], used)
+    rows = np.empty(len(taken), np.int64)
+    rows[turns] = members.rows[source]
+    return Batches(rows, np.arange(0, len(rows) + 1, batch_size))
+
+
+def _counted(sizes: Ints) -> Ints:
+    """Return 0, 1, ... up to each size, one after the other."""
+    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+def _taken(dealt: Ints, batch_size: int, most: int) -> Ints:
+    """Return the places of `dealt` that full batches take, at most `most` of one category in a batch."""
+    order, ends = grouped(dealt)
+    earlier = np.full(len(dealt), -1)  # the place where the category was dealt `most` times before
+    before = np.repeat(ends[:-1], np.diff(ends)) <= np.arange(len(dealt)) - most
+    earlier[order[before]] = order[np.flatnonzero(before) - most]
+    taken: list[Ints] = []
+    start, ahead = 0, 4 * batch_size
+    while start < len(dealt):
+        batch = np.flatnonzero(earlier[start : start + ahead] < start)[:batch_size]
+        if len(batch) == batch_size:
+            taken.append(batch + start)
+            start += int(batch[-1]) + 1
+            ahead = max(batch_size, 2 * int(batch[-1]))
+        elif start + ahead >= len(dealt):
+            break
+        else:
+            ahead *= 2
+    return np.concatenate([np.zeros(0, np.int64), *taken])

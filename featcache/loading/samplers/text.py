@@ -1,0 +1,198 @@
+"""The text tables of speech toolkits (a key, then values, on each line) as spans of one block of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ConfigError
+
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+PAD = bytes(8)  # before and after the text, so that 8 bytes can be read from anywhere in it
+# what str.split() takes for white space beside the space, the tab and the ends of lines
+_UNUSUAL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+_KEEP = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)  # the first `width` bytes of a word
+
+
+class Keys(Sequence[str]):
+    """Strings as spans of one block of UTF-8 bytes, decoded when looked at: a million take 16 MB beside the text.
+
+    >>> keys = Keys.of(["a", "bc"])
+    >>> keys[1], keys.match(Keys.of(["bc", "x"])).tolist()
+    ('bc', [1, -1])
+    """
+
+    def __init__(self, data: bytes, starts: Ints, stops: Ints) -> None:
+        """Bytes `starts` to before `stops` of data, which ends in `PAD`."""
+        self._data = data
+        self._starts = starts
+        self._stops = stops
+
+    @classmethod
+    def of(cls, strings: Sequence[str]) -> Keys:
+        """Copy them from strings."""
+        encoded = [string.encode() for string in strings]
+        ends = np.cumsum([0, *map(len, encoded)])
+        return cls(b"".join(encoded) + PAD, ends[:-1], ends[1:])
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        return self._data[self._starts.item(index) : self._stops.item(index)].decode()
+
+    def take(self, rows: Ints) -> Keys:
+        """Return the strings of these rows, over the same bytes."""
+        return Keys(self._data, self._starts[rows], self._stops[rows])
+
+    def words(self) -> Iterator[tuple[Ints | slice, Words]]:
+        """Yield rows and 8 bytes of each, from the first bytes on, zeros after a string's end, until all have ended."""
+        lengths = self._stops - self._starts
+        anywhere: Words = np.ndarray(len(self._data) - 7, "<u8", self._data, strides=(1,))
+        for begin in range(0, int(lengths.max(initial=0)), 8):
+            longer: Ints | slice = slice(None)
+            if lengths.min() <= begin:
+                longer = np.flatnonzero(lengths > begin)
+            yield longer, anywhere[self._starts[longer] + begin] & _KEEP[np.minimum(lengths[longer] - begin, 8)]
+
+    @cached_property
+    def hashes(self) -> Words:
+        """One 64-bit number per string, the same for the same string."""
+        hashes = (self._stops - self._starts).astype(np.uint64)
+        for rows, words in self.words():
+            mixed = (hashes[rows] ^ words) * np.uint64(
+                0xFF51AFD7ED558CCD
+            )  # MurmurHash3's finaliser, Appleby, public domain
+            hashes[rows] = mixed ^ (mixed >> np.uint64(32))
+        return hashes
+
+    def duplicate(self) -> tuple[int, int] | None:
+        """Return the rows of the first string that is there twice, or None."""
+        ordered = np.sort(self.hashes)
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        seen: dict[str, int] = {}
+        for row in np.flatnonzero(np.isin(self.hashes, twice)).tolist() if len(twice) else ():
+            if seen.setdefault(self[row], row) != row:
+                return seen[self[row]], row
+        return None
+
+    def match(self, others: Keys) -> Ints:
+        """Return the row of each of `others` among these, which are distinct; -1 where there is none."""
+        if len(others) == len(self) and (others.hashes == self.hashes).all():
+            rows = np.arange(len(self))
+        elif len(self) == 0:
+            return np.full(len(others), -1)
+        else:
+            mine, theirs = np.argsort(self.hashes), np.argsort(others.hashes)
+            ordered = self.hashes[mine]  # both in order: the search walks through memory once
+            found = np.minimum(np.searchsorted(ordered, others.hashes[theirs]), len(self) - 1)
+            rows = np.empty(len(others), np.int64)
+            rows[theirs] = np.where(ordered[found] == others.hashes[theirs], mine[found], -1)
+        if self.take(rows[rows >= 0])._same(others.take(np.flatnonzero(rows >= 0))):
+            return rows
+        table = {key: row for row, key in enumerate(self)}  # two strings of one hash
+        return np.array([table.get(key, -1) for key in others], np.int64)
+
+    def _same(self, others: Keys) -> bool:
+        return bool((self._stops - self._starts == others._stops - others._starts).all()) and all(
+            bool((mine == theirs).all()) for (_, mine), (_, theirs) in zip(self.words(), others.words(), strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """The tokens of a text, line by line; token t is data[starts[t] : stops[t]]."""
+
+    path: str
+    data: bytes
+    starts: Ints
+    stops: Ints
+    heads: Ints  # the first token of each line, then the number of tokens
+
+    def __len__(self) -> int:
+        return len(self.heads) - 1
+
+    @property
+    def widths(self) -> Ints:
+        """Tokens of each line, the key among them."""
+        return np.diff(self.heads)
+
+    @property
+    def keys(self) -> Keys:
+        """The first token of each line."""
+        return Keys(self.data, self.starts[self.heads[:-1]], self.stops[self.heads[:-1]])
+
+    def tokens(self, chosen: Ints) -> Keys:
+        """Return these tokens."""
+        return Keys(self.data, self.starts[chosen], self.stops[chosen])
+
+    def value(self, line: int) -> str:
+        """Return what follows the key of a line (from 0), with the spaces in it."""
+        first, end = self.heads[line] + 1, self.heads[line + 1]
+        return "" if first == end else self.data[self.starts[first] : self.stops[end - 1]].decode()
+
+
+def read_table(path: str | Path) -> Table:
+    """Read a UTF-8 text of a key and values on each line; raises `ConfigError` for a file without lines, a blank line
+    or a key that is there twice, with the file and the line.
+    """
+    try:
+        data = _spaced(Path(path).read_bytes(), str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    buffer = np.frombuffer(data, np.uint8)
+    breaks = np.flatnonzero(buffer <= 32)[len(PAD) - 1 : -len(PAD)]  # the last byte before the text is its first break
+    newline = buffer[breaks[1:]] == 10
+    starts, stops = breaks[:-1] + 1, breaks[1:]
+    if (filled := stops > starts).all():
+        ends_line = np.flatnonzero(newline) + 1
+    else:
+        starts, stops = starts[filled], stops[filled]
+        ends_line = np.cumsum(filled)[newline]
+    table = Table(str(path), data, starts, stops, np.concatenate([np.zeros(1, np.int64), ends_line]))
+    if len(table) == 0:
+        raise ConfigError(f"{table.path!r} has no lines: an utterance and its values are expected on each")
+    if not table.widths.all():
+        raise ConfigError(f"{table.path!r}, line {int(table.widths.argmin()) + 1}: a blank line; remove it")
+    keys = table.keys
+    if (twice := keys.duplicate()) is not None:
+        raise ConfigError(
+            f"{table.path!r}, line {twice[1] + 1}: {keys[twice[1]]!r} is there twice, first on line {twice[0] + 1}"
+        )
+    return table
+
+
+def _spaced(raw: bytes, path: str) -> bytes:
+    """Return the text with a newline after each line, no white space but space, tab and newline, and `PAD` around."""
+    usual = raw.count(b" ") + raw.count(b"\t") + raw.count(b"\n")
+    if not raw.isascii() or np.count_nonzero(np.frombuffer(raw, np.uint8) <= 32) != usual:
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            line = raw.count(b"\n", 0, error.start) + 1
+            raise ConfigError(f"{path!r}, line {line}: byte {raw[error.start]:#x} is not UTF-8") from error
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        for space in _UNUSUAL_SPACES:
+            text = text.replace(space, " ")
+        raw = text.encode()
+        control = np.frombuffer(raw, np.uint8)
+        odd = np.flatnonzero((control < 32) & (control != 9) & (control != 10))
+        if len(odd):
+            line = raw.count(b"\n", 0, int(odd[0])) + 1
+            raise ConfigError(f"{path!r}, line {line}: control character {chr(raw[odd[0]])!r}; is it a text file?")
+    return b"".join([PAD, raw, b"" if raw.endswith(b"\n") or not raw else b"\n", PAD])

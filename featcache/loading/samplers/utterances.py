@@ -1,0 +1,156 @@
+"""What a sampler is to batch: the utterances of shape files, of arrays of lengths or of a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featcache.errors import ConfigError, KeyNotFoundError
+from featcache.loading.samplers.shapes import Shapes, read_shapes, shapes_of
+from featcache.loading.samplers.text import Keys, read_table
+from featcache.loading.table import FeatureTable
+from featcache.store.cache import Cache
+
+Ints = NDArray[np.int64]
+Labels = Sequence[str] | Sequence[int] | NDArray[np.generic]
+
+
+@runtime_checkable
+class HasTable(Protocol):
+    """A data set over a table of features."""
+
+    @property
+    def table(self) -> FeatureTable:
+        """Its features."""
+
+
+Lengths = ArrayLike | Sequence[ArrayLike] | Cache | FeatureTable | HasTable
+
+
+@dataclass(frozen=True)
+class Utterances:
+    """Numbered utterances and their shapes, one `Shapes` for each shape file, array or feature with a time axis."""
+
+    name: str
+    count: int
+    shapes: list[Shapes]
+    ids: Keys | FeatureTable | None
+
+    @property
+    def keys(self) -> Keys | None:
+        """What batches name utterances by: the keys of the shape files; None for row numbers."""
+        return self.ids if isinstance(self.ids, Keys) else None
+
+    def rows(self, ids: Keys, where: str) -> Ints:
+        """Return the row of each id; raises `ConfigError` for ids that are not there, and names some."""
+        if self.ids is None:
+            raise ConfigError(
+                f"{where} names utterances, but {self.name} has no ids: give a cache, or labels of the rows"
+            )
+        if isinstance(self.ids, FeatureTable):
+            try:
+                return self.ids.rows(list(ids))
+            except KeyNotFoundError as error:
+                raise ConfigError(f"{where} names utterances that are not there: {error}") from error
+        rows = self.ids.match(ids)
+        require_all(rows, ids, f"{where} names", self.name)
+        return rows
+
+
+def require_all(rows: Ints, ids: Keys, who: str, where: str) -> None:
+    """Raise `ConfigError` with some of the ids whose row is -1."""
+    absent = np.flatnonzero(rows < 0)
+    if len(absent):
+        some = ", ".join(repr(ids[row]) for row in absent[:3].tolist())
+        raise ConfigError(f"{who} {len(absent)} utterances that are not in {where}, such as {some}")
+
+
+def utterances_of(
+    shape_files: Sequence[str] | None, lengths: Lengths | None, separator: str = ",", shaped: int | None = None
+) -> Utterances:
+    """Return what is to be batched; of shape files the first `shaped` are parsed (0: only the ids of the first)."""
+    if (shape_files is None) == (lengths is None):
+        raise ConfigError(
+            "give either shape_files=[...] or lengths=, a cache or arrays, "
+            + ("not both" if lengths is not None else "to a sampler")
+        )
+    if lengths is not None:
+        found = _of_lengths(lengths)
+        return replace(found, shapes=found.shapes[:shaped])
+    if isinstance(shape_files, str) or not shape_files:
+        raise ConfigError(f"shape_files is a list of one or more files, not {shape_files!r}")
+    first = str(shape_files[0])
+    if shaped == 0:
+        keys = read_table(first).keys
+        return Utterances(f"shape file {first!r}", len(keys), [], keys)
+    keys, shapes = read_shapes(first, separator)
+    all_shapes = [shapes]
+    for path in shape_files[1:shaped]:
+        others, more = read_shapes(path, separator)
+        rows = others.match(keys)
+        require_all(rows, keys, f"shape file {first!r} has", more.name)
+        if len(others) > len(keys):
+            require_all(keys.match(others), others, f"{more.name} has", f"shape file {first!r}")
+        all_shapes.append(more.take(rows))
+    return Utterances(shapes.name, len(keys), all_shapes, keys)
+
+
+def _of_lengths(lengths: Lengths) -> Utterances:
+    if isinstance(lengths, Cache):
+        lengths = FeatureTable([[lengths]])
+    if not isinstance(lengths, FeatureTable) and isinstance(lengths, HasTable):
+        lengths = lengths.table
+    if isinstance(lengths, FeatureTable):
+        return _of_table(lengths)
+    several = isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0
+    arrays = [np.asarray(array) for array in (lengths if several else [lengths])]  # type: ignore[union-attr]
+    if len(sizes := {len(array) if array.ndim else 0 for array in arrays}) > 1:
+        raise ConfigError(f"arrays of lengths are of different utterances: {sorted(sizes)} of them")
+    if sizes == {0}:
+        raise ConfigError("lengths are empty: there is nothing to batch")
+    names = [f"lengths[{number}]" for number in range(len(arrays))] if several else ["lengths"]
+    return Utterances("lengths", sizes.pop(), list(map(shapes_of, names, arrays)), None)
+
+
+def _of_table(table: FeatureTable) -> Utterances:
+    if len(table) == 0:
+        raise ConfigError(f"{table!r} is empty: there is nothing to batch")
+    shapes = [
+        Shapes(f"feature {name!r}", table.lengths(name), np.array([table.dims(name)], np.int64).reshape(1, -1))
+        for name in table.features
+        if table.has_frames(name)
+    ]
+    return Utterances("the cache", len(table), shapes, table)
+
+
+def codes_of(labels: Labels, count: int, argument: str) -> Ints:
+    """Number the labels of all rows, in the order that they come in."""
+    if len(labels) != count:
+        raise ConfigError(f"{argument} has {len(labels)} labels for {count} utterances")
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.ndim == 1:
+        spread: Ints = labels.astype(np.int64, copy=False) - labels.min()
+        if spread.max() < 4 * count:
+            return spread
+    listed = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(listed))}
+    return np.fromiter(map(numbers.__getitem__, listed), np.int64, count)
+
+
+def category_codes(found: Utterances, path: str) -> Ints:
+    """Return a number for the category of each row from a file of an utterance and its category on each line."""
+    table = read_table(path)
+    keys = table.keys
+    rows = found.rows(keys, f"category file {path!r}")
+    missing = np.ones(found.count, bool)
+    missing[rows] = False
+    if missing.any():
+        row = int(missing.argmax())
+        name = repr(found.ids[row]) if isinstance(found.ids, Keys) else f"row {row}"
+        raise ConfigError(f"category file {path!r} has no category for {int(missing.sum())} utterances, such as {name}")
+    codes = np.empty(found.count, np.int64)
+    codes[rows] = codes_of([table.value(line) for line in range(len(table))], len(table), path)
+    return codes
