@@ -67,9 +67,11 @@ class FeatureTable:
         return self.arrays(feature, 0).declared_dtype
 
     def lengths(self, feature: str) -> Ints:
-        """Return the frames of all rows, int64; for one cache its mapped column, read-only and without a copy."""
+        """Return the frames of all rows, int64, read-only; for one cache its mapped column, without a copy."""
         columns = [self.arrays(feature, block).lengths for block in range(len(self._blocks))]
-        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+        lengths = columns[0].view() if len(columns) == 1 else np.concatenate(columns)
+        lengths.flags.writeable = False
+        return lengths
 
     def id(self, row: int) -> str:
         """Return the id of a row; raises `RowError` for one that is not there."""

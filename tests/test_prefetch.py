@@ -1,0 +1,108 @@
+"""Work ahead of time: order, bounds, errors, and no thread left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from featcache.loading.prefetch import Prefetch
+
+
+def jobs(count: int, nbytes: int = 1, run: Callable[[int], int] = lambda n: n) -> Iterator[tuple[int, Callable[[], int]]]:
+    for number in range(count):
+        yield nbytes, lambda number=number: run(number)
+
+
+def no_reading_threads() -> bool:
+    for _ in range(100):
+        if not [thread for thread in threading.enumerate() if thread.name == "featcache-loader"]:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2, 5])
+@pytest.mark.parametrize("most_bytes", [0, 3, 1000])
+def test_results_come_in_the_order_of_the_jobs(threads: int, most_bytes: int) -> None:
+    def slow_first(number: int) -> int:
+        time.sleep(0.002 * (number % 3 == 0))
+        return number
+
+    assert list(Prefetch(jobs(20, run=slow_first), threads, most_bytes)) == list(range(20))
+    assert no_reading_threads()
+
+
+def test_no_jobs_give_no_results() -> None:
+    assert list(Prefetch(jobs(0), 2, 10)) == []
+
+
+def test_no_more_is_done_ahead_than_the_bytes_allow() -> None:
+    done: list[int] = []
+    results = Prefetch(jobs(10, nbytes=4, run=lambda number: done.append(number) or number), 2, 12)
+    assert next(results) == 0
+    assert no_reading_threads()  # all that it may do ahead is done
+    assert sorted(done) == [0, 1, 2, 3]  # three wait
+
+
+def test_a_result_that_is_larger_than_the_bound_comes_alone() -> None:
+    done: list[int] = []
+    results = Prefetch(jobs(3, nbytes=100, run=lambda number: done.append(number) or number), 2, 10)
+    assert next(results) == 0
+    assert no_reading_threads()
+    assert done == [0, 1]
+
+
+def test_jobs_are_taken_in_the_thread_that_iterates() -> None:
+    seen = set()
+
+    def watched() -> Iterator[tuple[int, Callable[[], int]]]:
+        for job in jobs(10):
+            seen.add(threading.current_thread())
+            yield job
+
+    list(Prefetch(watched(), 2, 3))
+    assert seen == {threading.current_thread()}
+
+
+def test_jobs_run_side_by_side() -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def meet(number: int) -> int:
+        both.wait()
+        return number
+
+    assert list(Prefetch(jobs(2, run=meet), 2, 10)) == [0, 1]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_error_is_raised_in_its_place(threads: int) -> None:
+    results = Prefetch(jobs(5, run=lambda number: 6 // (2 - number)), threads, 100)
+    assert [next(results), next(results)] == [3, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    results.close()
+    assert no_reading_threads()
+
+
+def test_closing_drops_what_is_not_begun() -> None:
+    begun: list[int] = []
+    go = threading.Event()
+
+    def wait(number: int) -> int:
+        begun.append(number)
+        go.wait(10)
+        return number
+
+    results = Prefetch(jobs(50, run=wait), 2, 20)
+    first = threading.Thread(target=lambda: next(results))
+    first.start()
+    while len(begun) < 2:
+        time.sleep(0.001)
+    go.set()
+    first.join()
+    results.close()
+    assert no_reading_threads()
+    assert list(results) == []
