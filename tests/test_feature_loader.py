@@ -1,0 +1,230 @@
+"""`FeatureLoader`: every batch once, in order, resumed to the batch, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import featcache
+from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
+from featcache.errors import ConfigError, CorruptCacheError, KeyNotFoundError
+from featcache.loading.memory import Recycler
+from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
+from store_helpers import arrays_of, id_of, make_cache
+from test_feature_dataset import check_batch
+from test_prefetch import no_reading_threads
+
+NUMBERS = range(40)
+BATCHES = [[id_of(n) for n in range(first, min(first + 3, 40))] for first in range(0, 40, 3)]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_cache(tmp_path_factory.mktemp("cache"), NUMBERS)
+
+
+def ids_of(loader: FeatureLoader[dict[str, Any]]) -> list[str]:
+    return [id for batch in loader for id in batch["id"]]
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize("prefetch_bytes", [0, 2000, 1 << 20])
+def test_batches_come_in_the_order_of_the_sampler(cache: Path, threads: int, prefetch_bytes: int) -> None:
+    loader = FeatureLoader(cache, batch_sampler=BATCHES, threads=threads, prefetch_bytes=prefetch_bytes)
+    assert len(loader) == len(BATCHES)
+    for _ in range(2):
+        count = 0
+        for batch in loader:
+            check_batch(batch, range(3 * count, min(3 * count + 3, 40)))
+            count += 1
+        assert count == len(BATCHES)
+    assert no_reading_threads()
+
+
+def test_batches_that_are_kept_are_not_written_over(cache: Path) -> None:
+    kept = list(FeatureLoader(cache, batch_sampler=BATCHES, prefetch_bytes=4000))
+    for count, batch in enumerate(kept):
+        check_batch(batch, range(3 * count, min(3 * count + 3, 40)))
+
+
+def test_a_part_of_a_batch_that_is_kept_is_not_written_over(cache: Path) -> None:
+    parts = [batch["fbank"][0][1:] for batch in FeatureLoader(cache, batch_sampler=[[id_of(3)]] * 50)]
+    for part in parts:
+        np.testing.assert_array_equal(part.numpy(), arrays_of(3)["fbank"][1:])
+
+
+def test_memory_is_used_again_once_nothing_refers_to_it() -> None:
+    take = Recycler(1 << 30)
+    tensor = take((2, 3), torch.float32)
+    where, view = tensor.data_ptr(), tensor[1:].numpy()
+    del tensor
+    assert take((2, 3), torch.float32).data_ptr() != where
+    del view
+    assert take((5, 7), torch.bfloat16).data_ptr() == where
+    assert take((0, 3), torch.float32).shape == (0, 3)
+
+
+def test_memory_that_is_not_used_is_bounded() -> None:
+    take = Recycler(3 << 20)
+    tensors = [take((1 << 20,), torch.uint8) for _ in range(10)]
+    tensors.clear()
+    del tensors
+    take((1,), torch.uint8)
+    assert sum(map(len, take._free)) <= 4 << 20
+
+
+def test_a_loader_that_is_dropped_in_the_middle_leaves_nothing(cache: Path) -> None:
+    loader = FeatureLoader(cache, batch_sampler=BATCHES * 20, prefetch_bytes=4000)
+    batches = iter(loader)
+    next(batches)
+    loader_gone, dataset_gone = weakref.ref(loader), weakref.ref(loader.dataset)
+    del loader, batches
+    gc.collect()
+    assert no_reading_threads()
+    assert loader_gone() is None
+    assert dataset_gone() is None
+
+
+def test_an_error_in_the_training_loop_leaves_no_thread(cache: Path) -> None:
+    def train() -> None:
+        for _ in FeatureLoader(cache, batch_sampler=BATCHES * 20, prefetch_bytes=4000):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as kept:  # its traceback holds the iterator
+        train()
+    assert no_reading_threads()
+    assert kept.tb is not None
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_what_goes_wrong_while_reading_is_raised_in_the_training_loop(tmp_path: Path, threads: int) -> None:
+    cache = make_cache(tmp_path, NUMBERS)
+    loader = FeatureLoader(cache, batch_sampler=BATCHES, threads=threads)
+    for container in cache.glob("parts/*/fbank.npy"):
+        container.write_bytes(container.read_bytes()[:-100])
+    with pytest.raises(CorruptCacheError, match=r"fbank\.npy' has \d+ bytes"):
+        list(loader)
+    with pytest.raises(KeyNotFoundError, match="no utterance 'nobody'"):
+        list(FeatureLoader(cache, "units", batch_sampler=[["nobody"]], threads=threads))
+    assert no_reading_threads()
+
+
+def test_a_transform_that_fails_is_raised_in_the_training_loop(cache: Path) -> None:
+    def fail(item: dict[str, Any]) -> dict[str, Any]:
+        raise LookupError(item["id"])
+
+    with pytest.raises(LookupError, match=id_of(0)):
+        next(iter(FeatureLoader(cache, batch_sampler=BATCHES, transform=fail)))
+
+
+def test_collate_makes_what_is_given_out(cache: Path) -> None:
+    loader = FeatureLoader(cache, "fbank", batch_sampler=BATCHES, collate=lambda batch: (batch["id"], batch["fbank"].sum()))
+    ids, total = next(iter(loader))
+    assert ids == BATCHES[0]
+    assert total == pytest.approx(sum(arrays_of(n)["fbank"].sum() for n in range(3)), rel=1e-5)
+
+
+def test_batches_are_moved_to_a_device_in_order(cache: Path) -> None:
+    loader = FeatureLoader(cache, batch_sampler=BATCHES, device="meta")
+    batches = list(loader)
+    assert [batch["id"] for batch in batches] == BATCHES
+    assert {batch[name].device.type for batch in batches for name in ("fbank", "units_lengths")} == {"meta"}
+    on_cpu = FeatureLoader(cache, batch_sampler=BATCHES, device="cpu")
+    for count, batch in enumerate(on_cpu):
+        check_batch(batch, range(3 * count, min(3 * count + 3, 40)))
+        assert on_cpu.state_dict()["batches"] == count + 1  # one more is on the device by then
+
+
+@pytest.mark.parametrize("steps", [0, 1, 6, 14])
+def test_any_sampler_resumes_to_the_batch(cache: Path, steps: int) -> None:
+    loader = FeatureLoader(cache, batch_sampler=BATCHES)
+    batches = iter(loader)
+    before = [id for _ in range(steps) for id in next(batches)["id"]]
+    state = json.loads(json.dumps(loader.state_dict()))
+    other = FeatureLoader(cache, batch_sampler=BATCHES)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    other.set_epoch(0)
+    assert before + ids_of(other) == [id for batch in BATCHES for id in batch]
+    assert len(ids_of(other)) == 40  # the next time all come
+    other.load_state_dict(state)
+    other.set_epoch(1)
+    assert len(ids_of(other)) == 40
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize(("ranks", "resumed_by"), [(1, 1), (1, 3), (2, 3), (3, 1), (3, 2)])
+def test_an_epoch_goes_on_with_other_ranks(cache: Path, steps: int, ranks: int, resumed_by: int) -> None:
+    def loaders(count: int) -> Iterator[FeatureLoader[dict[str, Any]]]:
+        for rank in range(count):
+            sampler = BucketBatchSampler(
+                featcache.open(cache).lengths("fbank"), max_frames=60, batch_size=2, rank=rank, world_size=count, seed=3
+            )
+            yield FeatureLoader(cache, batch_sampler=sampler)
+
+    seen, states = [], []
+    for loader in loaders(ranks):
+        loader.set_epoch(2)
+        batches = iter(loader)
+        seen += [id for _ in range(steps) for id in next(batches)["id"]]
+        states.append(loader.state_dict())
+    assert all(state == states[0] for state in states)
+    for loader in loaders(resumed_by):
+        loader.load_state_dict(json.loads(json.dumps(states[0])))
+        seen += ids_of(loader)
+    assert sorted(seen) == sorted(map(id_of, NUMBERS))
+
+
+def test_each_epoch_has_an_order_of_its_own(cache: Path) -> None:
+    loader = FeatureLoader(cache, batch_sampler=ShuffledBatchSampler(BATCHES, seed=1))
+    orders = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        orders.append(ids_of(loader))
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+
+
+def test_the_state_of_something_else_is_refused(cache: Path) -> None:
+    plain = FeatureLoader(cache, batch_sampler=BATCHES)
+    shuffled = FeatureLoader(cache, batch_sampler=ShuffledBatchSampler(BATCHES))
+    for state in ({}, shuffled.state_dict(), 3):
+        with pytest.raises(ConfigError, match="no state of a FeatureLoader over a list"):
+            plain.load_state_dict(state)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="that of 5 batches, but there are 14 now"):
+        plain.load_state_dict(FeatureLoader(cache, batch_sampler=BATCHES[:5]).state_dict())
+    with pytest.raises(ConfigError, match="no state of a FeatureLoader over a ShuffledBatchSampler"):
+        shuffled.load_state_dict(plain.state_dict())
+    with pytest.raises(ConfigError, match="data"):
+        shuffled.load_state_dict(FeatureLoader(cache, batch_sampler=ShuffledBatchSampler(BATCHES[:5])).state_dict())
+    assert len(ids_of(plain)) == len(ids_of(shuffled)) == 40
+
+
+def test_waiting_for_data_is_counted_and_work_is_not(cache: Path) -> None:
+    loader = FeatureLoader(cache, batch_sampler=BATCHES)
+    assert loader.waited_s == 0
+    list(loader)
+    assert 0 < loader.waited_s < 60
+
+
+def test_settings_that_cannot_work_are_refused(cache: Path) -> None:
+    with pytest.raises(ConfigError, match="iterated over once only"):
+        FeatureLoader(cache, batch_sampler=iter(BATCHES))
+    with pytest.raises(ConfigError, match="threads=-1"):
+        FeatureLoader(cache, batch_sampler=BATCHES, threads=-1)
+    with pytest.raises(ConfigError, match="give them there"):
+        FeatureLoader(FeatureDataset(cache), "fbank", batch_sampler=BATCHES)
+
+
+def test_an_empty_cache_gives_nothing(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]):
+        pass
+    assert list(FeatureLoader(tmp_path, batch_sampler=[])) == []
