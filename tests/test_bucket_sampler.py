@@ -83,14 +83,36 @@ def test_batch_size_alone_is_a_limit() -> None:
     assert list(BucketBatchSampler([0, 0, 0], max_frames=1, shuffle=False)) == [[0, 1, 2]]
 
 
-@pytest.mark.parametrize("count", [100, 20_000])
-def test_utterances_change_companions_from_epoch_to_epoch(count: int) -> None:
-    max_frames = 40_000 if count > 100 else 8_000
-    sampler = BucketBatchSampler(speech(count), max_frames=max_frames)
-    first, second = ({frozenset(batch) for batch in sampler.epoch_batches(epoch)} for epoch in (0, 1))
-    assert len(first & second) < len(first) / 3
-    again = BucketBatchSampler(speech(count), max_frames=max_frames)
-    assert list(sampler.epoch_batches(1)) == list(again.epoch_batches(1))
+@pytest.mark.parametrize("max_frames", [3500, 10_000, 40_000])
+def test_batches_of_real_lengths_are_full_and_never_over_the_limit(max_frames: int) -> None:
+    lengths = speech(5000)
+    sampler = BucketBatchSampler(lengths, max_frames=max_frames)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        padded = [len(batch) * lengths[batch].max() for batch in rows_of(sampler)]
+        assert max(padded) <= max_frames
+        assert np.mean(padded) > 0.75 * max_frames
+
+
+def test_utterances_of_one_length_have_new_companions_in_each_epoch() -> None:
+    sampler = BucketBatchSampler(np.full(1000, 300), batch_size=10)
+    for epoch in range(2):
+        assert np.mean([max(batch) - min(batch) for batch in rows_of(sampler.epoch_batches(epoch))]) > 500
+
+
+def test_few_utterances_of_different_lengths_have_new_companions_too() -> None:
+    sampler = BucketBatchSampler([int(1.1**power) for power in range(30, 90)], batch_size=6)
+    ends = [{max(batch) for batch in rows_of(sampler.epoch_batches(epoch))} for epoch in range(30)]
+    assert set.union(*ends) == set(range(60))
+    assert all(len(sampler.epoch_batches(epoch)) <= 11 for epoch in range(30))
+
+
+def test_the_batches_of_an_epoch_are_in_no_order_of_length() -> None:
+    lengths = speech(20_000)
+    sampler = BucketBatchSampler(lengths, max_frames=40_000)
+    longest = [[lengths[batch].max() for batch in rows_of(sampler.epoch_batches(epoch))] for epoch in range(2)]
+    assert all(abs(np.corrcoef(epoch, np.arange(len(epoch)))[0, 1]) < 0.5 for epoch in longest)
+    assert len(sampler) == len(longest[0])
 
 
 @pytest.mark.parametrize(("limits", "least"), [({"max_frames": 40_000}, 0.97), ({"batch_size": 16}, 0.97)])
