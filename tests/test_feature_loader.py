@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from store_helpers import arrays_of, id_of, make_cache
+from test_feature_dataset import check_batch
+from test_prefetch import no_reading_threads
 
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
 from featcache.errors import ConfigError, CorruptCacheError, KeyNotFoundError
+from featcache.loading.device import on_device
 from featcache.loading.memory import Recycler
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
-from store_helpers import arrays_of, id_of, make_cache
-from test_feature_dataset import check_batch
-from test_prefetch import no_reading_threads
 
 NUMBERS = range(40)
 BATCHES = [[id_of(n) for n in range(first, min(first + 3, 40))] for first in range(0, 40, 3)]
@@ -93,6 +96,22 @@ def test_a_loader_that_is_dropped_in_the_middle_leaves_nothing(cache: Path) -> N
     assert dataset_gone() is None
 
 
+def test_closing_the_iterator_waits_for_its_threads(cache: Path) -> None:
+    begun: list[str] = []
+
+    def slow(item: dict[str, Any]) -> dict[str, Any]:
+        begun.append(item["id"])
+        time.sleep(0.05)
+        return item
+
+    batches = iter(FeatureLoader(cache, batch_sampler=BATCHES, transform=slow))
+    next(batches)
+    assert isinstance(batches, Generator)
+    batches.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "featcache-loader"]
+    assert len(begun) < 20
+
+
 def test_an_error_in_the_training_loop_leaves_no_thread(cache: Path) -> None:
     def train() -> None:
         for _ in FeatureLoader(cache, batch_sampler=BATCHES * 20, prefetch_bytes=4000):
@@ -126,10 +145,27 @@ def test_a_transform_that_fails_is_raised_in_the_training_loop(cache: Path) -> N
 
 
 def test_collate_makes_what_is_given_out(cache: Path) -> None:
-    loader = FeatureLoader(cache, "fbank", batch_sampler=BATCHES, collate=lambda batch: (batch["id"], batch["fbank"].sum()))
+    def summed(batch: dict[str, Any]) -> tuple[list[str], torch.Tensor]:
+        return batch["id"], batch["fbank"].sum()
+
+    loader = FeatureLoader(cache, "fbank", batch_sampler=BATCHES, collate=summed)
     ids, total = next(iter(loader))
     assert ids == BATCHES[0]
     assert total == pytest.approx(sum(arrays_of(n)["fbank"].sum() for n in range(3)), rel=1e-5)
+
+
+def test_the_next_batch_is_on_the_device_before_it_is_asked_for() -> None:
+    taken = []
+
+    def batches() -> Iterator[int]:
+        for number in range(3):
+            taken.append(number)
+            yield number
+
+    moved = on_device(batches(), torch.device("cpu"))
+    assert (next(moved), taken) == (0, [0, 1])
+    assert (next(moved), taken) == (1, [0, 1, 2])
+    assert list(moved) == [2]
 
 
 def test_batches_are_moved_to_a_device_in_order(cache: Path) -> None:

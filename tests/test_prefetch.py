@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from featcache.loading.prefetch import Prefetch
 
+Jobs = Iterator[tuple[int, Callable[[], int]]]
 
-def jobs(count: int, nbytes: int = 1, run: Callable[[int], int] = lambda n: n) -> Iterator[tuple[int, Callable[[], int]]]:
+
+def jobs(count: int, nbytes: int = 1, run: Callable[[int], int] = lambda number: number) -> Jobs:
     for number in range(count):
-        yield nbytes, lambda number=number: run(number)
+        yield nbytes, partial(run, number)
 
 
 def no_reading_threads() -> bool:
@@ -41,24 +44,34 @@ def test_no_jobs_give_no_results() -> None:
 
 def test_no_more_is_done_ahead_than_the_bytes_allow() -> None:
     done: list[int] = []
-    results = Prefetch(jobs(10, nbytes=4, run=lambda number: done.append(number) or number), 2, 12)
+
+    def note(number: int) -> int:
+        done.append(number)
+        return number
+
+    results = Prefetch(jobs(10, nbytes=4, run=note), 2, 12)
     assert next(results) == 0
     assert no_reading_threads()  # all that it may do ahead is done
     assert sorted(done) == [0, 1, 2, 3]  # three wait
 
 
 def test_a_result_that_is_larger_than_the_bound_comes_alone() -> None:
-    done: list[int] = []
-    results = Prefetch(jobs(3, nbytes=100, run=lambda number: done.append(number) or number), 2, 10)
-    assert next(results) == 0
+    running: list[int] = []
+
+    def most_at_once(number: int) -> int:
+        running.append(number)
+        return len(running)
+
+    results = Prefetch(jobs(3, nbytes=100, run=most_at_once), 2, 10)
+    assert next(results) == 1
     assert no_reading_threads()
-    assert done == [0, 1]
+    assert running == [0, 1]
 
 
 def test_jobs_are_taken_in_the_thread_that_iterates() -> None:
     seen = set()
 
-    def watched() -> Iterator[tuple[int, Callable[[], int]]]:
+    def watched() -> Jobs:
         for job in jobs(10):
             seen.add(threading.current_thread())
             yield job
@@ -87,22 +100,23 @@ def test_an_error_is_raised_in_its_place(threads: int) -> None:
     assert no_reading_threads()
 
 
-def test_closing_drops_what_is_not_begun() -> None:
+def test_closing_drops_what_is_not_begun_and_waits_for_what_is() -> None:
     begun: list[int] = []
     go = threading.Event()
 
     def wait(number: int) -> int:
         begun.append(number)
-        go.wait(10)
+        assert number == 0 or go.wait(10)
         return number
 
-    results = Prefetch(jobs(50, run=wait), 2, 20)
-    first = threading.Thread(target=lambda: next(results))
-    first.start()
-    while len(begun) < 2:
+    results = Prefetch(jobs(50, run=wait), 1, 20)
+    assert next(results) == 0
+    closing = threading.Thread(target=results.close)
+    closing.start()
+    while results._todo:
         time.sleep(0.001)
     go.set()
-    first.join()
-    results.close()
-    assert no_reading_threads()
+    closing.join()
+    assert begun == [0, 1]
+    assert not [thread for thread in threading.enumerate() if thread.name == "featcache-loader"]
     assert list(results) == []

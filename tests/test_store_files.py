@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.store import extents
+from featcache.store.extents import Containers
 from featcache.store.index import load_index
 
 
@@ -92,3 +96,27 @@ def test_an_index_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / f"index-{generation:06d}" / "hashes.npy").unlink()
     with pytest.raises(CacheError, match=r"lacks '.*hashes.npy'"):
         featcache.open(tmp_path)
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A directory that is not in memory, unlike the others of the tests."""
+    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as directory:
+        yield Path(directory)
+
+
+def test_what_is_not_in_memory_is_read_ahead(on_disk: Path) -> None:
+    file = on_disk / "data"
+    file.write_bytes(os.urandom(8 << 20))
+    with file.open("rb+") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    containers = Containers(on_disk, ["data"], [8 << 20])
+    places = [(0, start << 20, 100_000) for start in range(8)]
+    if all(containers._file(0).has(offset + 50_000) for _, offset, _ in places):
+        pytest.skip("this file system keeps its files in memory, or cannot tell")
+    containers.prefetch(places)
+    deadline = time.monotonic() + 20
+    while not all(containers._file(0).has(offset + 50_000) for _, offset, _ in places):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

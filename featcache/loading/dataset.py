@@ -94,9 +94,9 @@ class FeatureDataset(Dataset[Item]):
         return self.read(self.plan(indices), fresh if get_worker_info() is None else shared)
 
     @staticmethod
-    def collate(batch: Batch) -> Batch:
-        """Hand on a batch that is one already: the `collate_fn` of a DataLoader over this data set."""
-        return batch
+    def collate(batch: Batch | list[Item]) -> Batch:
+        """Hand on a batch, and pad a list of items: the `collate_fn` of a DataLoader over this data set."""
+        return pad(batch) if isinstance(batch, list) else batch
 
     def plan(self, indices: Sequence[Index]) -> Plan:
         """Find out what a batch will hold and how large it becomes, without reading any array."""

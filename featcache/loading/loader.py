@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
-from typing import Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Generic, Protocol, cast, runtime_checkable
 
 import torch
+from typing_extensions import TypeVar
 
 from featcache.errors import ConfigError
 from featcache.loading.dataset import FeatureDataset, Index, Plan, Transform
@@ -19,7 +20,7 @@ from featcache.loading.prefetch import Job, Prefetch
 from featcache.loading.table import FeatureTable
 from featcache.store.cache import Cache, CachePath
 
-T = TypeVar("T")
+T = TypeVar("T", default=Batch)
 State = Mapping[str, object]
 
 
