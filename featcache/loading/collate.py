@@ -89,7 +89,7 @@ class CommonCollateFn:
         signed = dtype in SIGNED
         value = self.int_pad_value if signed else self.float_pad_value
         try:
-            return torch.empty((), dtype=dtype).fill_(value)
+            return torch.empty(2, dtype=dtype).fill_(value)[0]  # a single number takes too large a value as inf
         except RuntimeError:
             argument = "int_pad_value" if signed else "float_pad_value"
             raise ConfigError(

@@ -20,7 +20,7 @@ class Sample(NamedTuple, Generic[Source]):
     """An utterance to cut; `source` is whatever the caller needs to do so."""
 
     source: Source
-    id: str | int
+    id: str
     length: int
     sample_rate_hz: int = 16000
     category: int = 0
@@ -126,7 +126,7 @@ def chunk_batches(
     end what waits is given too, but for the last chunks that are too few for a batch.
     """
     waiting: dict[int, dict[int, list[Chunk[Source]]]] = {}
-    discarded: list[str | int] = []
+    discarded: list[str] = []
     for sample in samples:
         chunks = rule.cut(sample, state, shuffle)
         if not chunks:

@@ -79,11 +79,10 @@ class Chunker:
         lengths = {name: table.lengths(name) for name in self._timed(dataset)}
         numbered = CATEGORY in dataset.features or SAMPLE_RATE in dataset.features
         for batch in batches:
-            for key in batch:
-                row = int(table.rows([key])[0]) if isinstance(key, str) else key
+            for row in table.numbers(batch).tolist():
                 frames = {name: int(column[row]) for name, column in lengths.items()}
                 numbers = dataset[row, slice(0, 0)] if numbered else {}
-                yield self._sample(row, str(key), frames, numbers)
+                yield self._sample(row, table.id(row), frames, numbers)
 
     def _cut(
         self,
