@@ -118,7 +118,6 @@ def test_set_epoch_keeps_the_position_in_the_loaded_epoch_only() -> None:
     sampler.load_state_dict(sampler.state_dict(steps=4))
     sampler.set_epoch(5)
     rest = list(sampler)
-    assert list(sampler) == rest
     for epoch in (6, 5):
         sampler.set_epoch(epoch)
         whole.set_epoch(epoch)
@@ -126,9 +125,24 @@ def test_set_epoch_keeps_the_position_in_the_loaded_epoch_only() -> None:
     assert list(whole)[4:] == rest
 
 
+def test_an_iteration_that_came_to_its_end_is_followed_by_the_whole_epoch() -> None:
+    sampler = shuffled()
+    whole = list(sampler)
+    assert list(sampler) == whole
+    for steps in (3, 18):
+        sampler.load_state_dict(sampler.state_dict(steps))
+        next(iter(sampler), None)  # one that is broken off changes nothing
+        if steps == 3:
+            assert len(sampler) == 15
+            assert list(sampler) == whole[3:]
+        assert sampler.state_dict()["position"] == 90
+        assert sampler.state_dict(steps=0)["position"] == 5 * steps
+        assert len(sampler) == 18
+        assert list(sampler) == whole
+
+
 def changed(**entries: object) -> State:
-    state: State = bucket(seed=1).state_dict(steps=2)
-    return {**state, **entries}  # type: ignore[dict-item]
+    return {**bucket(seed=1).state_dict(steps=2), **entries}
 
 
 @pytest.mark.parametrize(
@@ -155,11 +169,13 @@ def changed(**entries: object) -> State:
 def test_a_state_of_something_else_is_refused_and_changes_nothing(state: Any, message: str) -> None:
     sampler = bucket(seed=1)
     sampler.set_epoch(4)
+    whole = list(sampler)
     sampler.load_state_dict(sampler.state_dict(steps=3))
-    before = sampler.state_dict(), list(sampler)
+    before = sampler.state_dict()
     with pytest.raises(ConfigError, match=message):
         sampler.load_state_dict(state)
-    assert (sampler.state_dict(0), list(sampler)) == before
+    assert sampler.state_dict() == before
+    assert list(sampler) == whole[3:]
 
 
 def test_batches_of_other_ids_are_other_data() -> None:

@@ -15,7 +15,7 @@ from featcache.loading.samplers.sharing import place, share_out, shuffled_in_gro
 from featcache.store.files import digest
 
 Ints = NDArray[np.int64]
-State: TypeAlias = dict[str, int | str | None]
+State: TypeAlias = dict[str, object]  # numbers, strings and None
 
 
 class EpochSampler(ABC):
@@ -45,6 +45,8 @@ class EpochSampler(ABC):
         self.drop_last = drop_last
         self.epoch = 0
         self._batches: Batches | None = None  # of this epoch, all ranks together
+        self._left: tuple[int, Batches] | None  # those from a position on
+        self._taken: list[int]  # how many the iteration that was begun last has given; empty before
         self._go_to(0)
 
     @abstractmethod
@@ -63,8 +65,9 @@ class EpochSampler(ABC):
             self._go_to(0)
 
     def __iter__(self) -> Iterator[list[int] | list[str]]:
-        """Give this rank's batches of the epoch: all, or after `load_state_dict` those that were left."""
-        shares, taken = self._shares(), [0]
+        """Give this rank's batches of the epoch: all, or after `load_state_dict` once those that were left."""
+        self._start = self._next_start()
+        shares, taken = self._shares(self._start), [0]
         self._taken = taken  # an older iterator that is still in use counts for itself
 
         def share() -> Iterator[list[int] | list[str]]:
@@ -76,7 +79,7 @@ class EpochSampler(ABC):
 
     def __len__(self) -> int:
         """Count the batches that the next iteration gives this rank; after `load_state_dict`, those that are left."""
-        return len(self._shares()) // self.world_size
+        return len(self._shares(self._next_start())) // self.world_size
 
     def state_dict(self, steps: int | None = None) -> State:
         """Return where the epoch stands, the same on all ranks, as a dict that JSON can hold.
@@ -87,9 +90,9 @@ class EpochSampler(ABC):
             steps: batches that this rank has trained on since the iteration began. By default as many as were taken
                 from the newest iterator; a DataLoader with workers takes more than it delivers: count these yourself.
         """
-        shares = self._shares()
+        shares = self._shares(self._start)
         all_steps = len(shares) // self.world_size
-        done = self._taken[0] if steps is None else whole_number("steps", steps, 0)
+        done = sum(self._taken) if steps is None else whole_number("steps", steps, 0)
         if done > all_steps:
             raise ConfigError(f"steps={done} is more than the {all_steps} of this iteration of epoch {self.epoch}")
         # at the end, what drop_last leaves out is done with, too
@@ -116,21 +119,26 @@ class EpochSampler(ABC):
         self._go_to(position)
 
     def _go_to(self, position: int) -> None:
-        self._start, self._taken = position, [0]
-        self._left: Batches | None = None
+        self._start, self._taken, self._left = position, [], None
+
+    def _next_start(self) -> int:
+        """Return where the next iteration begins: after one that came to its end, the whole epoch comes again."""
+        if self._taken and self._taken[0] == len(self._shares(self._start)) // self.world_size:
+            return 0
+        return self._start
 
     def _all_batches(self) -> Batches:
         if self._batches is None:
             self._batches = self.epoch_batches(self.epoch)
         return self._batches
 
-    def _shares(self) -> Batches:
-        """Return the batches that are left, as many in a row as there are ranks being one step."""
-        if self._left is None:
+    def _shares(self, start: int) -> Batches:
+        """Return the batches from a position on, as many in a row as there are ranks being one step."""
+        if self._left is None or self._left[0] != start:
             batches = self._all_batches()
-            ends = share_out(batches.ends, self._start, self.world_size, self.drop_last)
-            self._left = Batches(batches.items, ends, batches.keys)
-        return self._left
+            ends = share_out(batches.ends, start, self.world_size, self.drop_last)
+            self._left = start, Batches(batches.items, ends, batches.keys)
+        return self._left[1]
 
     def _identity(self) -> State:
         return {"sampler": type(self).__name__, "seed": self.seed, **self.settings()}
