@@ -123,7 +123,7 @@ def drawn_from(args: Entry, shuffled: dict[str, dict[str, list[str]]]) -> Batche
     assert [set(rows.tolist()) for rows in np.split(pools.members.rows, pools.members.ends[1:-1])] == list(
         map(set, lists)
     )
-    limits = Limits(args["batch_bins"], args["min_batch_size"], args["max_batch_size"], drop_last=False)
+    limits = Limits(args["batch_bins"], args["min_batch_size"], args["max_batch_size"], args.get("drop_last", False))
     theirs = Members(np.concatenate([np.array(rows) for rows in lists]), pools.members.ends)
     batches = drawn_batches(lengths, replace(pools, members=theirs), limits, args["epoch"])
     return Batches(batches.items, batches.ends, keys)
@@ -131,4 +131,4 @@ def drawn_from(args: Entry, shuffled: dict[str, dict[str, list[str]]]) -> Batche
 
 def read_named(keys: Keys, path: str) -> Members:
     ids, members = read_members(path)
-    return Members(keys.match(ids), members.ends)
+    return members.renumbered(keys.match(ids))

@@ -48,19 +48,19 @@ def _counted(sizes: Ints) -> Ints:
 def _taken(dealt: Ints, batch_size: int, most: int) -> Ints:
     """Return the places of `dealt` that full batches take, at most `most` of one category in a batch."""
     order, ends = grouped(dealt)
-    earlier = np.full(len(dealt), -1)  # the place where the category was dealt `most` times before
-    before = np.repeat(ends[:-1], np.diff(ends)) <= np.arange(len(dealt)) - most
-    earlier[order[before]] = order[np.flatnonzero(before) - most]
-    taken: list[Ints] = []
-    start, ahead = 0, 4 * batch_size
-    while start < len(dealt):
-        batch = np.flatnonzero(earlier[start : start + ahead] < start)[:batch_size]
-        if len(batch) == batch_size:
-            taken.append(batch + start)
-            start += int(batch[-1]) + 1
-            ahead = max(batch_size, 2 * int(batch[-1]))
-        elif start + ahead >= len(dealt):
-            break
-        else:
+    earlier = np.full(len(dealt), -1, np.int32)  # the place where the category was dealt `most` times before
+    before = np.flatnonzero(np.repeat(ends[:-1], np.diff(ends)) <= np.arange(len(dealt)) - most)
+    earlier[order[before]] = order[before - most]
+    starts, ahead = [0], 4 * batch_size
+    while True:
+        start = starts[-1]
+        (free,) = (earlier[start : start + ahead] < start).nonzero()
+        if len(free) >= batch_size:
+            length = free.item(batch_size - 1) + 1
+            starts.append(start + length)
+            ahead = 2 * length
+        elif start + ahead < len(dealt):
             ahead *= 2
-    return np.concatenate([np.zeros(0, np.int64), *taken])
+        else:
+            break
+    return np.flatnonzero(earlier[: starts[-1]] < np.repeat(starts[:-1], np.diff(starts)))

@@ -173,12 +173,11 @@ def build_category_batch_sampler(
     scaling = _factor("dataset_scaling_factor", dataset_scaling_factor, least=1)
     found = _with_one_length(type, shape_files, lengths)
     by_length = found.shapes[0].lengths
-    members = _members(found, "category2utt_file", category2utt_file, "categories", categories)
+    members = _categories(found, category2utt_file, categories)
     if type == "catpow":
         pools = category_pools(by_length, members, _factor("upsampling_factor", upsampling_factor), scaling)
     else:
-        file = None if dataset2utt_parent_dir is None else str(Path(dataset2utt_parent_dir, "dataset2utt"))
-        within = _members(found, "dataset2utt_parent_dir", file, "datasets", datasets)
+        within = _datasets(found, dataset2utt_parent_dir, datasets)
         factor = _factor("category_upsampling_factor", category_upsampling_factor)
         over = _factor("dataset_upsampling_factor", dataset_upsampling_factor)
         pools = dataset_pools(by_length, members, within, factor, over, scaling)
@@ -198,7 +197,7 @@ def _balanced(
     keys = None
     if lengths is not None:
         found = utterances_of(None, lengths, shaped=0)
-        members = _members(found, "category2utt_file", path, "categories", categories)
+        members = _categories(found, path, categories)
     else:
         _either("category2utt_file", path, "categories", categories)
         if path is not None:
@@ -214,12 +213,22 @@ def _balanced(
     return Batches(batches.items, batches.ends, keys)
 
 
-def _members(found: Utterances, argument: str, path: str | None, label_argument: str, labels: Labels | None) -> Members:
-    _either(argument, path, label_argument, labels)
+def _categories(found: Utterances, path: str | None, labels: Labels | None) -> Members:
+    _either("category2utt_file", path, "categories", labels)
     if labels is not None:
-        return labelled_members(labels, found.count, label_argument)
+        return labelled_members(labels, found.count, "categories")
     ids, members = read_members(str(path))
     return Members(found.rows(ids, f"category file {str(path)!r}"), members.ends)
+
+
+def _datasets(found: Utterances, folder: str | None, labels: Labels | None) -> Members:
+    _either("dataset2utt_parent_dir", folder, "datasets", labels)
+    if labels is not None:
+        return labelled_members(labels, found.count, "datasets")
+    path = str(Path(str(folder), "dataset2utt"))
+    ids, members = read_members(path)
+    rows = found.find(ids, f"data set file {path!r}")
+    return members.renumbered(rows)  # utterances that are not there are passed over, as in ESPnet
 
 
 def _with_one_length(type: str, shape_files: Sequence[str] | None, lengths: Lengths | None) -> Utterances:

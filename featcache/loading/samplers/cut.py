@@ -12,8 +12,10 @@ Ints = NDArray[np.int64]
 
 def stable_order(values: Ints) -> Ints:
     """Return the rows by value, rows of one value in order; values are from 0 on."""
-    bits = len(values).bit_length()
-    if int(values.max(initial=0)).bit_length() + bits > 63:
+    bits, most = len(values).bit_length(), int(values.max(initial=0))
+    if most < 2**16:
+        return np.argsort(values.astype(np.uint16), kind="stable")  # by counting
+    if most.bit_length() + bits > 63:
         return np.argsort(values, kind="stable")
     order: Ints = (values << bits) | np.arange(
         len(values)

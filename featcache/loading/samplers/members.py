@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Members:
-    """The rows of each category, one after the other: category c has rows[ends[c] : ends[c + 1]], at least one."""
+    """The rows of each category, one after the other: category c has rows[ends[c] : ends[c + 1]]."""
 
     rows: Ints
     ends: Ints
@@ -32,8 +32,13 @@ class Members:
         """The category of each of the rows."""
         return np.repeat(np.arange(len(self.ends) - 1), self.sizes)
 
+    def renumbered(self, rows: Ints) -> Members:
+        """Return the same categories of other rows, one for each of these; without those that become -1."""
+        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows >= 0)])
+        return Members(rows[rows >= 0], kept[self.ends])
+
     def sums(self, values: Ints) -> Ints:
-        """Return the sum of the values of each category's rows."""
+        """Return the sum of the values of each category's rows, where each has some."""
         return np.add.reduceat(values[self.rows], self.ends[:-1])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from operator import length_hint
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-_AHEAD = 1 << 16  # random numbers looked at together
+_AHEAD = 1 << 15  # random numbers looked at together
 _FEW = 1 << 9  # below, element by element costs less
 
 
@@ -25,7 +26,7 @@ class Shuffles:
         *key, position = random.Random(seed).getstate()[1]
         self._generator = np.random.MT19937()
         self._generator.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": position}}
-        self._ahead: NDArray[np.int64] = np.zeros(0, np.int64)  # drawn, not yet used
+        self._ahead = np.zeros(0, np.uint32)  # drawn, not yet used
 
     def permutation(self, size: int) -> Ints:
         """Return where each element of a shuffled list of `size` was before."""
@@ -45,21 +46,20 @@ class Shuffles:
         return partners
 
     def _each(self, low: int, high: int, shift: int) -> list[int]:
-        words = (self._look(4 * (high - low) + 64) >> shift).tolist()
-        used, drawn = 0, []
-        for largest in range(high, low - 1, -1):
-            while used < len(words) and words[used] > largest:
-                used += 1
-            if used == len(words):  # a run of numbers too large: look further ahead
-                words += (self._look(2 * used)[used:] >> shift).tolist()
-                while words[used] > largest:
-                    used += 1
-            drawn.append(words[used])
-            used += 1
-        self._ahead = self._ahead[used:]
+        drawn: list[int] = []
+        while high >= low:
+            words = (self._look(2 * (high - low) + 64) >> shift).tolist()
+            left = iter(words)
+            for word in left:
+                if word <= high:
+                    drawn.append(word)
+                    high -= 1
+                    if high < low:
+                        break
+            self._ahead = self._ahead[len(words) - length_hint(left) :]
         return drawn
 
-    def _many(self, low: int, high: int, shift: int) -> list[int] | Ints:
+    def _many(self, low: int, high: int, shift: int) -> Ints:
         """Take the same decisions for many numbers at once.
 
         The t-th number is kept if it is at most high - (how many were kept before it). Guess how many, decide, count,
@@ -67,11 +67,13 @@ class Shuffles:
         """
         drawn = []
         while high >= low:
-            words = self._look(min(_AHEAD, 2 * (high - low) + 64)) >> shift
-            before: Ints = (np.arange(len(words)) * ((high + 1) / (1 << (32 - shift)))).astype(np.int64)
+            words = self._look(min(_AHEAD, 3 * (high - low) // 2 + 64)) >> shift
+            seen = np.arange(len(words), dtype=np.float32) / np.float32(1 << (32 - shift))
+            before = ((high + 1) * seen * (1 - seen / 2 * (1 - seen / 3))).astype(np.int32)  # expected: 1 - exp(-seen)
             while True:
                 kept = words <= high - before
-                counted: Ints = np.cumsum(kept) - kept
+                counted = np.cumsum(kept, dtype=np.int32)
+                counted -= kept.view(np.int8)
                 if np.array_equal(counted, before):
                     break
                 before = counted
@@ -81,9 +83,9 @@ class Shuffles:
             self._ahead = self._ahead[len(words) if high >= low else int(chosen[-1]) + 1 :]
         return np.concatenate(drawn)
 
-    def _look(self, count: int) -> Ints:
+    def _look(self, count: int) -> NDArray[np.uint32]:
         if len(self._ahead) < count:
-            more = self._generator.random_raw(max(count - len(self._ahead), _AHEAD)).astype(np.int64)
+            more = self._generator.random_raw(max(count - len(self._ahead), _AHEAD)).astype(np.uint32)
             self._ahead = np.concatenate([self._ahead, more])
         return self._ahead[:count]
 
@@ -95,20 +97,22 @@ def places(partners: Ints, steps: Ints) -> Ints:
     same list. What ends at i was at its partner before: put there by the step before with the same partner, which had
     it from its own place, where a step before may have put it, and so on upwards.
     """
-    order = np.sort((partners[steps] << 32) | steps)  # by partner, then by step
-    partner, step = order >> 32, order & 0xFFFFFFFF
-    again = partner[1:] == partner[:-1]
-    earlier = np.full(len(step), -1)  # the step before in time with the same partner
-    earlier[:-1][again] = step[1:][again]
-    heads = np.flatnonzero(np.concatenate([np.ones(min(1, len(step)), bool), ~again]))
-    first = np.full(len(partners), -1)  # the last step in time that puts something at a place, after its own
-    first[partner[heads]] = np.where(step[heads] == partner[heads], earlier[heads], step[heads])
+    order = (partners[steps] << 32) | steps
+    order.sort()  # by partner, then by step
+    partner, step = (order >> 32).astype(np.int32), order.astype(np.int32)
+    earlier = np.full(len(step), -1, np.int32)  # the step before in time with the same partner
+    np.copyto(earlier[:-1], step[1:], where=partner[1:] == partner[:-1])
+    first = np.full(len(partners), -1, np.int32)  # the last step in time that puts something at a place, after its own
+    first[partner[::-1]] = step[::-1]  # of several the last stays, which is the lowest step
+    own = np.flatnonzero(step == partner)
+    first[partner[own]] = earlier[own]
     ends = np.where(earlier >= 0, earlier, partner)
     moving = np.flatnonzero(earlier >= 0)
     while len(moving):
         onward = first[ends[moving]]
-        moving, onward = moving[onward >= 0], onward[onward >= 0]
-        ends[moving] = onward
-    found = np.empty(len(partners), np.int64)
+        further = onward >= 0
+        moving = moving[further]
+        ends[moving] = onward[further]
+    found = np.empty(len(partners), np.int32)
     found[step] = ends
-    return found[steps]
+    return found[steps].astype(np.int64)

@@ -20,6 +20,8 @@ PAD = bytes(8)  # before and after the text, so that 8 bytes can be read from an
 _UNUSUAL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
+# odd numbers that mix well: of MurmurHash3's finaliser (Appleby, public domain)
+_FACTORS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 _KEEP = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)  # the first `width` bytes of a word
 
 
@@ -72,46 +74,39 @@ class Keys(Sequence[str]):
 
     @cached_property
     def hashes(self) -> Words:
-        """One 64-bit number per string, the same for the same string."""
-        hashes = (self._stops - self._starts).astype(np.uint64)
+        """Two 64-bit numbers for each string, shape (2, strings), the same for the same string only."""
+        hashes = np.tile((self._stops - self._starts).astype(np.uint64), (2, 1))
         for rows, words in self.words():
-            mixed = (hashes[rows] ^ words) * np.uint64(
-                0xFF51AFD7ED558CCD
-            )  # MurmurHash3's finaliser, Appleby, public domain
-            hashes[rows] = mixed ^ (mixed >> np.uint64(32))
+            for hash, factor in zip(hashes, _FACTORS, strict=True):
+                mixed = (hash[rows] ^ words) * factor
+                hash[rows] = mixed ^ (mixed >> np.uint64(32))
         return hashes
 
     def duplicate(self) -> tuple[int, int] | None:
         """Return the rows of the first string that is there twice, or None."""
-        ordered = np.sort(self.hashes)
+        hashes = self.hashes[0]
+        ordered = np.sort(hashes)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         seen: dict[str, int] = {}
-        for row in np.flatnonzero(np.isin(self.hashes, twice)).tolist() if len(twice) else ():
+        for row in np.flatnonzero(np.isin(hashes, twice)).tolist() if len(twice) else ():
             if seen.setdefault(self[row], row) != row:
                 return seen[self[row]], row
         return None
 
     def match(self, others: Keys) -> Ints:
         """Return the row of each of `others` among these, which are distinct; -1 where there is none."""
-        if len(others) == len(self) and (others.hashes == self.hashes).all():
-            rows = np.arange(len(self))
-        elif len(self) == 0:
+        if len(self) == len(others) and (self.hashes == others.hashes).all():
+            return np.arange(len(self))
+        if len(self) == 0:
             return np.full(len(others), -1)
-        else:
-            mine, theirs = np.argsort(self.hashes), np.argsort(others.hashes)
-            ordered = self.hashes[mine]  # both in order: the search walks through memory once
-            found = np.minimum(np.searchsorted(ordered, others.hashes[theirs]), len(self) - 1)
-            rows = np.empty(len(others), np.int64)
-            rows[theirs] = np.where(ordered[found] == others.hashes[theirs], mine[found], -1)
-        if self.take(rows[rows >= 0])._same(others.take(np.flatnonzero(rows >= 0))):
-            return rows
-        table = {key: row for row, key in enumerate(self)}  # two strings of one hash
-        return np.array([table.get(key, -1) for key in others], np.int64)
-
-    def _same(self, others: Keys) -> bool:
-        return bool((self._stops - self._starts == others._stops - others._starts).all()) and all(
-            bool((mine == theirs).all()) for (_, mine), (_, theirs) in zip(self.words(), others.words(), strict=True)
-        )
+        mine, theirs = np.argsort(self.hashes[0]), np.argsort(others.hashes[0])
+        ordered, asked = self.hashes[0][mine], others.hashes[0][theirs]
+        if not np.array_equal(ordered, asked):  # both in order: the search walks through memory once
+            mine = mine[np.minimum(np.searchsorted(ordered, asked), len(mine) - 1)]
+        rows = np.empty(len(others), np.int64)
+        rows[theirs] = mine
+        rows[(self.hashes[:, rows] != others.hashes).any(0)] = -1
+        return rows
 
 
 @dataclass(frozen=True)

@@ -45,20 +45,30 @@ class Utterances:
         """What batches name utterances by: the keys of the shape files; None for row numbers."""
         return self.ids if isinstance(self.ids, Keys) else None
 
+    def find(self, ids: Keys, where: str) -> Ints:
+        """Return the row of each id, -1 where there is none; raises `ConfigError` if rows have no ids."""
+        if self.ids is None:
+            raise ConfigError(f"{where} names utterances, but {self.name} has no ids: give a cache, or labels of rows")
+        if isinstance(self.ids, Keys):
+            return self.ids.match(ids)
+        listed = list(ids)
+        try:
+            return self.ids.rows(listed)
+        except KeyNotFoundError:
+            return np.array([_row(self.ids, id) for id in listed], np.int64)
+
     def rows(self, ids: Keys, where: str) -> Ints:
         """Return the row of each id; raises `ConfigError` for ids that are not there, and names some."""
-        if self.ids is None:
-            raise ConfigError(
-                f"{where} names utterances, but {self.name} has no ids: give a cache, or labels of the rows"
-            )
-        if isinstance(self.ids, FeatureTable):
-            try:
-                return self.ids.rows(list(ids))
-            except KeyNotFoundError as error:
-                raise ConfigError(f"{where} names utterances that are not there: {error}") from error
-        rows = self.ids.match(ids)
+        rows = self.find(ids, where)
         require_all(rows, ids, f"{where} names", self.name)
         return rows
+
+
+def _row(table: FeatureTable, id: str) -> int:
+    try:
+        return int(table.rows([id])[0])
+    except KeyNotFoundError:
+        return -1
 
 
 def require_all(rows: Ints, ids: Keys, who: str, where: str) -> None:
@@ -101,7 +111,7 @@ def utterances_of(
 
 def _of_lengths(lengths: Lengths) -> Utterances:
     if isinstance(lengths, Cache):
-        lengths = FeatureTable([[lengths]])
+        lengths = FeatureTable.of(lengths)
     if not isinstance(lengths, FeatureTable) and isinstance(lengths, HasTable):
         lengths = lengths.table
     if isinstance(lengths, FeatureTable):
