@@ -123,7 +123,7 @@ class BucketBatchSampler(EpochSampler):
             return Batches(self._rows, self._cut(self._rows, 0))
         random = np.random.default_rng((self.seed, epoch))
         rows = self._rows.copy()
-        for begin, end in pairwise(self._bucket_ends(random.random())):
+        for begin, end in pairwise(_bucket_ends(self._longest[rows], random.random())):
             random.shuffle(rows[begin:end])
         # a first batch of any size moves the ends of all others: neighbours part also where utterances are few
         batches = Batches(rows, self._cut(rows, random.random()))
@@ -140,12 +140,6 @@ class BucketBatchSampler(EpochSampler):
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
         }
-
-    def _bucket_ends(self, phase: float) -> list[int]:
-        longest = int(self._longest[self._rows[-1]])
-        exponents = np.arange(np.log(max(longest, 1)) / np.log(SPREAD) + 1) + phase
-        ends = np.searchsorted(self._longest, SPREAD**exponents, sorter=self._rows)
-        return [0, *ends.tolist(), len(self._rows)]
 
     def _cut(self, rows: Ints, phase: float) -> Ints:
         frames = self._longest[rows]
@@ -166,6 +160,12 @@ class BucketBatchSampler(EpochSampler):
             warnings.warn(f"{what}; they are left out", stacklevel=3)
         else:
             raise ConfigError(f"{what}; raise max_frames{'' if leave_out else ', or leave them out: too_long=skip'}")
+
+
+def _bucket_ends(frames: Ints, phase: float) -> list[int]:
+    """Return where sorted lengths pass from one bucket to the next, each SPREAD times as long as the one before."""
+    exponents = np.arange(np.log(max(frames[-1], 1)) / np.log(SPREAD) + 1) + phase
+    return [0, *np.searchsorted(frames, SPREAD**exponents).tolist(), len(frames)]
 
 
 def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
