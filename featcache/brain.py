@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -13,12 +14,15 @@ from featcache.config import FeatureStorage
 from featcache.errors import ConfigError
 from featcache.extraction import Extraction
 from featcache.fingerprint import find_ingredients, items_of, modules_of
+from featcache.loading.loader import FeatureLoader
 from featcache.ranks import Ranks
 from featcache.store.cache import Cache
 
 
 class FeatureCacheMixin:
     """Gives a `Brain` the method `cache_features`; the class itself defines `compute_features`.
+
+    `Brain.fit` and `Brain.evaluate` then take a `FeatureLoader`, too: see `make_dataloader`.
 
     It may stand before or after `Brain` among the bases. Any other object needs `modules` (a `ModuleDict` or a dict)
     and `device`; `hparams`, `evaluation_ctx`, `eval_precision`, `noprogressbar`, `debug` and `debug_batches` are used
@@ -31,6 +35,12 @@ class FeatureCacheMixin:
 
         cache = MyBrain(modules, hparams=hparams).cache_features(train_set)
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        first = next(base for base in cls.__mro__ if "make_dataloader" in vars(base))
+        if not issubclass(first, FeatureCacheMixin):  # a Brain before the mixin: its own method would be found
+            cls.make_dataloader = _taking_loaders(vars(first)["make_dataloader"])  # type: ignore[method-assign]
 
     def compute_features(self, batch: Any, stage: Any) -> list[dict[str, Any]]:
         """Compute the features of a batch, which has been moved to `self.device`; to be defined by the class.
@@ -99,6 +109,32 @@ class FeatureCacheMixin:
             )
             made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
             return extraction.run(lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite)
+
+    def make_dataloader(
+        self, dataset: Any, stage: Any, ckpt_prefix: str | None = "dataloader-", **loader_kwargs: Any
+    ) -> Any:
+        """Return a `FeatureLoader` as it is, as `Brain.fit` and `Brain.evaluate` do with a DataLoader.
+
+        It is told each epoch of training, and saved with SpeechBrain's checkpoints: a training that is stopped in the
+        middle of an epoch goes on with the very next batch. It shares out its batches over ranks by itself. The loader
+        arguments are not for it. Everything else is left to SpeechBrain.
+        """
+        if isinstance(dataset, FeatureLoader):
+            from featcache.interop.speechbrain import use_loader
+
+            use_loader(self, dataset, stage, ckpt_prefix)
+            return dataset
+        return super().make_dataloader(dataset, stage, ckpt_prefix, **loader_kwargs)  # type: ignore[misc]
+
+
+def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def make_dataloader(self: Any, dataset: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(dataset, FeatureLoader):
+            return FeatureCacheMixin.make_dataloader(self, dataset, stage, *args, **kwargs)
+        return make(self, dataset, stage, *args, **kwargs)
+
+    return make_dataloader
 
 
 def _split_and_stage(owner: object, split: str | None, stage: Any) -> tuple[str, Any]:

@@ -1,0 +1,1 @@
+"""What other toolkits need to train from featcache, one module for each."""

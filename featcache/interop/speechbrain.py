@@ -1,0 +1,94 @@
+"""SpeechBrain: batches of a cache as `PaddedBatch`, and a `FeatureLoader` that `Brain` and `Checkpointer` know.
+
+`FeatureCacheMixin` lets `Brain.fit` and `Brain.evaluate` take a `FeatureLoader` as it is. Once this module is imported,
+any `Checkpointer` saves and loads a `FeatureLoader` among its recoverables, as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from speechbrain.core import Stage
+from speechbrain.dataio.batch import PaddedBatch, PaddedData
+from speechbrain.utils.checkpoints import DEFAULT_LOAD_HOOKS, DEFAULT_SAVE_HOOKS
+from speechbrain.utils.distributed import main_process_only
+
+from featcache.errors import ConfigError
+from featcache.loading.loader import FeatureLoader
+from featcache.loading.padded import Batch
+
+
+def padded_batch(batch: Batch) -> PaddedBatch:
+    """Make a SpeechBrain batch of one that `FeatureDataset` or `FeatureLoader` gives, without copying it.
+
+    A feature becomes `PaddedData`: its tensor, and float32 lengths relative to the longest, so that
+    `torch.round(lengths * data.shape[1])` are its frames; a feature without a time axis has lengths of 1, as it has
+    in SpeechBrain. Ids, numbers and all else stay what they are; the keys "<feature>_lengths" are left out.
+
+    Use it as `FeatureLoader(..., collate=padded_batch)` or `DataLoader(FeatureDataset(...), collate_fn=padded_batch)`.
+
+    >>> batch = padded_batch({"id": ["a", "b"], "x": torch.ones(2, 3), "x_lengths": torch.tensor([3, 2])})
+    >>> batch.id, batch.x.lengths
+    (['a', 'b'], tensor([1.0000, 0.6667]))
+    """
+    lengths = {f"{key}_lengths" for key, value in batch.items() if _is_feature(value)}
+    values = {key: _value(key, batch) for key in batch if key not in lengths}
+    on_device = [key for key, value in values.items() if isinstance(value, torch.Tensor | PaddedData)]
+    # of the examples it takes their number and keys; the values are here already
+    made = PaddedBatch(
+        [dict.fromkeys(values)] * len(next(iter(values.values()))),
+        padded_keys=[],
+        device_prep_keys=on_device,
+        apply_default_convert=False,
+        nonpadded_stack=False,
+    )
+    for key, value in values.items():
+        setattr(made, key, value)
+    return made
+
+
+def _is_feature(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 1  # one number for each utterance is none
+
+
+def _value(key: str, batch: Batch) -> Any:
+    data = batch[key]
+    if not _is_feature(data):
+        return data
+    lengths = batch.get(f"{key}_lengths")
+    if lengths is None:
+        return PaddedData(data, torch.ones(len(data)))
+    return PaddedData(data, lengths.float() / max(data.shape[1], 1))
+
+
+def use_loader(brain: Any, loader: FeatureLoader[Any], stage: Stage, checkpoint_prefix: str | None) -> None:
+    """Have a Brain tell the loader each epoch of training, and its Checkpointer save where the loader is."""
+    if stage == Stage.TRAIN:
+        brain.train_sampler = loader  # `Brain.fit` calls its set_epoch
+    if brain.checkpointer is not None and checkpoint_prefix is not None:
+        brain.checkpointer.add_recoverable(checkpoint_prefix + stage.name, loader)
+
+
+@main_process_only  # type: ignore[untyped-decorator]  # the state is the same on all ranks
+def _save(loader: FeatureLoader[Any], path: Path) -> None:
+    Path(path).write_text(json.dumps(loader.state_dict()) + "\n")
+
+
+def _load(loader: FeatureLoader[Any], path: Path, end_of_epoch: bool) -> None:
+    if end_of_epoch:
+        return  # the next epoch begins anew
+    try:
+        state = json.loads(Path(path).read_text())
+        if not isinstance(state, Mapping):
+            raise ValueError("no state")
+    except ValueError as error:
+        raise ConfigError(f"{str(path)!r} holds no state of a FeatureLoader; delete this checkpoint") from error
+    loader.load_state_dict(state)
+
+
+DEFAULT_SAVE_HOOKS[FeatureLoader] = _save
+DEFAULT_LOAD_HOOKS[FeatureLoader] = _load
