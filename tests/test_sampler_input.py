@@ -62,7 +62,7 @@ def test_category_files_name_the_ids_of_a_cache(cache: featcache.Cache, tmp_path
     )
     args: dict[str, Any] = {"lengths": cache, "batch_size": 3, "batch_bins": 20}
     for type in ("catbel", "catpow", "catpow_balance_dataset"):
-        named = {"category2utt_file": paths["category2utt"]}
+        named: dict[str, Any] = {"category2utt_file": paths["category2utt"]}
         labelled: dict[str, Any] = {"categories": labels}
         if type == "catpow_balance_dataset":
             named["dataset2utt_parent_dir"] = str(tmp_path)

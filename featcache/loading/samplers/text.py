@@ -147,11 +147,14 @@ def read_table(path: str | Path) -> Table:
     or a key that is there twice, with the file and the line.
     """
     try:
-        data = _spaced(Path(path).read_bytes(), str(path))
+        raw = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    data, breaks = _broken(raw)
+    kinds = np.bincount(np.frombuffer(data, np.uint8)[breaks], minlength=33)
+    if not raw.isascii() or kinds[[9, 10, 32]].sum() + 1 < len(breaks):
+        data, breaks = _broken(_plain_spaces(raw, str(path)))
     buffer = np.frombuffer(data, np.uint8)
-    breaks = np.flatnonzero(buffer <= 32)[len(PAD) - 1 : -len(PAD)]  # the last byte before the text is its first break
     newline = buffer[breaks[1:]] == 10
     starts, stops = breaks[:-1] + 1, breaks[1:]
     if (filled := stops > starts).all():
@@ -172,22 +175,26 @@ def read_table(path: str | Path) -> Table:
     return table
 
 
-def _spaced(raw: bytes, path: str) -> bytes:
-    """Return the text with a newline after each line, no white space but space, tab and newline, and `PAD` around."""
-    usual = raw.count(b" ") + raw.count(b"\t") + raw.count(b"\n")
-    if not raw.isascii() or np.count_nonzero(np.frombuffer(raw, np.uint8) <= 32) != usual:
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError as error:
-            line = raw.count(b"\n", 0, error.start) + 1
-            raise ConfigError(f"{path!r}, line {line}: byte {raw[error.start]:#x} is not UTF-8") from error
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-        for space in _UNUSUAL_SPACES:
-            text = text.replace(space, " ")
-        raw = text.encode()
-        control = np.frombuffer(raw, np.uint8)
-        odd = np.flatnonzero((control < 32) & (control != 9) & (control != 10))
-        if len(odd):
-            line = raw.count(b"\n", 0, int(odd[0])) + 1
-            raise ConfigError(f"{path!r}, line {line}: control character {chr(raw[odd[0]])!r}; is it a text file?")
-    return b"".join([PAD, raw, b"" if raw.endswith(b"\n") or not raw else b"\n", PAD])
+def _broken(raw: bytes) -> tuple[bytes, Ints]:
+    """Return a text with `PAD` around and a newline after each line, and where tokens may end, from before the first."""
+    data = b"".join([PAD, raw, b"" if raw.endswith(b"\n") or not raw else b"\n", PAD])
+    return data, np.flatnonzero(np.frombuffer(data, np.uint8) <= 32)[len(PAD) - 1 : -len(PAD)]
+
+
+def _plain_spaces(raw: bytes, path: str) -> bytes:
+    """Return a text with no other white space than the space, the tab and the newline."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path!r}, line {line}: byte {raw[error.start]:#x} is not UTF-8") from error
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    for space in _UNUSUAL_SPACES:
+        text = text.replace(space, " ")
+    raw = text.encode()
+    control = np.frombuffer(raw, np.uint8)
+    odd = np.flatnonzero((control < 32) & (control != 9) & (control != 10))
+    if len(odd):
+        line = raw.count(b"\n", 0, int(odd[0])) + 1
+        raise ConfigError(f"{path!r}, line {line}: control character {chr(raw[odd[0]])!r}; is it a text file?")
+    return raw
