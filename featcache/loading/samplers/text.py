@@ -20,8 +20,6 @@ PAD = bytes(8)  # before and after the text, so that 8 bytes can be read from an
 _UNUSUAL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-# odd numbers that mix well: of MurmurHash3's finaliser (Appleby, public domain)
-_FACTORS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 _KEEP = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)  # the first `width` bytes of a word
 
 
@@ -74,39 +72,52 @@ class Keys(Sequence[str]):
 
     @cached_property
     def hashes(self) -> Words:
-        """Two 64-bit numbers for each string, shape (2, strings), the same for the same string only."""
-        hashes = np.tile((self._stops - self._starts).astype(np.uint64), (2, 1))
+        """One 64-bit number for each string."""
+        return self._mixed(np.uint64(0xFF51AFD7ED558CCD))
+
+    @cached_property
+    def other_hashes(self) -> Words:
+        """Another one: strings that have both in common are the same."""
+        return self._mixed(np.uint64(0xC4CEB9FE1A85EC53))
+
+    def _mixed(self, factor: np.uint64) -> Words:
+        # the factors are those of MurmurHash3's finaliser, Appleby, public domain
+        mixed = (self._stops - self._starts).astype(np.uint64)
         for rows, words in self.words():
-            for hash, factor in zip(hashes, _FACTORS, strict=True):
-                mixed = (hash[rows] ^ words) * factor
-                hash[rows] = mixed ^ (mixed >> np.uint64(32))
-        return hashes
+            product = (mixed[rows] ^ words) * factor
+            product ^= product >> np.uint64(32)
+            mixed[rows] = product
+        return mixed
 
     def duplicate(self) -> tuple[int, int] | None:
         """Return the rows of the first string that is there twice, or None."""
-        hashes = self.hashes[0]
-        ordered = np.sort(hashes)
+        ordered = np.sort(self.hashes)
         twice = ordered[1:][ordered[1:] == ordered[:-1]]
         seen: dict[str, int] = {}
-        for row in np.flatnonzero(np.isin(hashes, twice)).tolist() if len(twice) else ():
+        for row in np.flatnonzero(np.isin(self.hashes, twice)).tolist() if len(twice) else ():
             if seen.setdefault(self[row], row) != row:
                 return seen[self[row]], row
         return None
 
     def match(self, others: Keys) -> Ints:
         """Return the row of each of `others` among these, which are distinct; -1 where there is none."""
-        if len(self) == len(others) and (self.hashes == others.hashes).all():
+        if len(self) == len(others) and self._same_hashes(others, np.arange(len(self))).all():
             return np.arange(len(self))
         if len(self) == 0:
             return np.full(len(others), -1)
-        mine, theirs = np.argsort(self.hashes[0]), np.argsort(others.hashes[0])
-        ordered, asked = self.hashes[0][mine], others.hashes[0][theirs]
+        mine, theirs = np.argsort(self.hashes), np.argsort(others.hashes)
+        ordered, asked = self.hashes[mine], others.hashes[theirs]
         if not np.array_equal(ordered, asked):  # both in order: the search walks through memory once
             mine = mine[np.minimum(np.searchsorted(ordered, asked), len(mine) - 1)]
         rows = np.empty(len(others), np.int64)
         rows[theirs] = mine
-        rows[(self.hashes[:, rows] != others.hashes).any(0)] = -1
-        return rows
+        return np.where(self._same_hashes(others, rows), rows, -1)
+
+    def _same_hashes(self, others: Keys, rows: Ints) -> NDArray[np.bool_]:
+        same: NDArray[np.bool_] = self.hashes[rows] == others.hashes
+        if same.any():
+            same &= self.other_hashes[rows] == others.other_hashes
+        return same
 
 
 @dataclass(frozen=True)
@@ -176,7 +187,7 @@ def read_table(path: str | Path) -> Table:
 
 
 def _broken(raw: bytes) -> tuple[bytes, Ints]:
-    """Return a text with `PAD` around and a newline after each line, and where tokens may end, from before the first."""
+    """Return a text with `PAD` around and a newline after each line, and where tokens may end, after one before it."""
     data = b"".join([PAD, raw, b"" if raw.endswith(b"\n") or not raw else b"\n", PAD])
     return data, np.flatnonzero(np.frombuffer(data, np.uint8) <= 32)[len(PAD) - 1 : -len(PAD)]
 
