@@ -112,6 +112,16 @@ def test_closing_the_iterator_waits_for_its_threads(cache: Path) -> None:
     assert len(begun) < 20
 
 
+def test_a_closed_loader_ends_its_iterations(cache: Path) -> None:
+    loader = FeatureLoader(cache, batch_sampler=BATCHES, prefetch_bytes=4000)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "featcache-loader"]
+    assert list(batches) == []
+    assert len(ids_of(loader)) == 40  # it can be iterated over again
+
+
 def test_an_error_in_the_training_loop_leaves_no_thread(cache: Path) -> None:
     def train() -> None:
         for _ in FeatureLoader(cache, batch_sampler=BATCHES * 20, prefetch_bytes=4000):

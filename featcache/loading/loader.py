@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from itertools import islice
@@ -51,7 +52,8 @@ class FeatureLoader(Generic[T]):
 
     Threads of this process read ahead: they copy straight from the mapped files into the batch, while numpy lets go of
     the interpreter lock. No worker process, no copy between processes. The memory of a batch is used again once nothing
-    refers to it. Threads live only while there is something to read.
+    refers to it. Threads live only while there is something to read: none is left behind by an iteration that ends
+    before its time.
 
     Args:
         source: a cache or its path, caches put together by `join` or `concat`, or a `FeatureDataset`.
@@ -108,6 +110,7 @@ class FeatureLoader(Generic[T]):
         self._next_begins_at = 0  # batches that the next iteration leaves out; a sampler with state does so itself
         self._began_at = 0
         self._delivered = 0
+        self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
 
     def __len__(self) -> int:
         return len(cast(Sized, self.batch_sampler))
@@ -115,6 +118,7 @@ class FeatureLoader(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         self._began_at, self._next_begins_at, self._delivered, self.waited_s = self._next_begins_at, 0, 0, 0.0
         prefetch = Prefetch(self._jobs(self._began_at), self._threads, self._prefetch_bytes)
+        self._running.add(prefetch)
         batches: Iterator[T] = prefetch if self._device is None else on_device(prefetch, self._device)
         try:
             while True:
@@ -127,6 +131,11 @@ class FeatureLoader(Generic[T]):
                 yield batch
                 del batch  # its memory may be used again
         finally:
+            prefetch.close()
+
+    def close(self) -> None:
+        """End all iterations that are running, and wait for what is being read."""
+        for prefetch in list(self._running):
             prefetch.close()
 
     def set_epoch(self, epoch: int) -> None:
