@@ -1,0 +1,137 @@
+"""Computing some utterances of a dataset and writing them, batch by batch, whichever process does it."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
+
+from featcache.batches import (
+    Batch,
+    DatasetBatches,
+    LoaderBatches,
+    checked_utterances,
+    to_device,
+    worker_failed,
+)
+from featcache.errors import ComputeError, FeatureError
+from featcache.ranks import describe
+from featcache.store.part_writer import PartWriter
+
+
+class Failure(TypedDict):
+    """A line of `failures.jsonl`: an utterance that could not be computed."""
+
+    id: str | None  # None if the loader does not show it
+    error: str
+    type: str
+    traceback: str
+
+
+class Computation:
+    """Computes batches and writes what comes out; a batch that fails is taken again one by one.
+
+    Args:
+        compute: makes a list of dicts, "id" and arrays, of a batch's data.
+        batches: where the batches come from.
+        writer: takes what is computed.
+        skip_failures: note failures and go on; otherwise they raise `ComputeError`.
+        retries: how often an utterance that failed is tried again.
+        only_missing: the batches hold nothing that is in the cache; otherwise it is looked up for each utterance.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Any], Any],
+        batches: DatasetBatches | LoaderBatches,
+        writer: PartWriter,
+        *,
+        skip_failures: bool,
+        only_missing: bool,
+        retries: int = 0,
+    ) -> None:
+        self.failures: list[Failure] = []
+        self.behind = 0  # utterances that were written, failed, or were known already
+        self._compute = compute
+        self._batches = batches
+        self._writer = writer
+        self._skip_failures = skip_failures
+        self._only_missing = only_missing
+        self._retries = retries
+        self._new: set[str] = set()  # ids written now, unless `only_missing`
+
+    def process(self, batch: Batch, tried: int = 0) -> None:
+        """Compute and write one batch, or what of it can be computed."""
+        if batch.ids and all(map(self._was_known, batch.ids)):
+            self.behind += len(batch.ids)
+            return
+        try:
+            utterances = self._features(batch)
+        except Exception as error:
+            if worker_failed(error):
+                raise
+            self._failed(batch, error, tried)
+        else:
+            for id, arrays in utterances:
+                self._write(id, arrays)
+
+    def _features(self, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
+        if batch.error is not None:
+            raise batch.error
+        return checked_utterances(self._compute(batch.data), batch.ids)
+
+    def _failed(self, batch: Batch, error: Exception, tried: int) -> None:
+        several = len(batch.indices) > 1  # perhaps it is one of them, perhaps they were too many
+        again = (several and self._skip_failures) or tried < self._retries
+        if again and isinstance(self._batches, DatasetBatches):
+            for single in self._batches.singly(batch):
+                self.process(single, tried if several else tried + 1)
+        elif self._skip_failures:
+            for id in batch.ids or (None,):
+                self._note(id, error)
+        else:
+            text = f"computing the features of {_named(batch.ids)} failed with {describe(error)}"
+            raise ComputeError(text) from error
+
+    def _write(self, id: str, arrays: Mapping[str, Any]) -> None:
+        if self._was_known(id):
+            self.behind += 1
+            return
+        try:
+            self._writer.write(id, arrays)
+        except FeatureError as error:
+            if not self._skip_failures:
+                raise
+            self._note(id, error)
+            return
+        self.behind += 1
+        if not self._only_missing:
+            self._new.add(id)
+
+    def _was_known(self, id: str) -> bool:
+        # one that was written in this run is not known: the writer says where it came from the first time
+        return not self._only_missing and id not in self._new and id in self._writer
+
+    def _note(self, id: str | None, error: Exception) -> None:
+        self.failures.append(failure_of(id, error))
+        self.behind += 1
+
+
+def failure_of(id: str | None, error: Exception) -> Failure:
+    """Return the line for an utterance that ended in an error."""
+    text = "".join(traceback.format_exception(error))
+    return {"id": id, "error": str(error), "type": type(error).__name__, "traceback": text}
+
+
+def features_of(owner: Any, stage: Any, data: Any) -> Any:
+    """Call `owner.compute_features` for a batch, on its device and in its precision of evaluation."""
+    with getattr(owner, "evaluation_ctx", None) or contextlib.nullcontext():
+        utterances = owner.compute_features(to_device(data, owner.device), stage)
+        return list(utterances) if isinstance(utterances, Iterator) else utterances  # in that precision, too
+
+
+def _named(ids: Sequence[str] | None) -> str:
+    if not ids:
+        return "a batch"
+    return ", ".join(map(repr, ids[:10])) + (f" and {len(ids) - 10} more" if len(ids) > 10 else "")

@@ -1,0 +1,138 @@
+"""The cache that an extraction fills: opened, published, and what is said about it at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from featcache.compute import Failure
+from featcache.config import FeatureStorage
+from featcache.errors import (
+    CacheError,
+    CacheLockedError,
+    ComputeError,
+    KeyNotFoundError,
+    NotACacheError,
+    StaleCacheError,
+)
+from featcache.store.cache import Cache
+from featcache.store.files import write_durably
+from featcache.store.fingerprint import cache_fingerprint, differences
+from featcache.store.lock import is_locked
+from featcache.store.manifest import read_manifest
+from featcache.store.verify import verify_containers
+from featcache.store.writer import CacheWriter
+
+FAILURES = "failures.jsonl"
+_log = logging.getLogger("featcache")
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The cache of a split, to be filled with the utterances of a dataset."""
+
+    storage: FeatureStorage
+    split: str
+    ids: Sequence[str] | None  # of all utterances, if the dataset shows them
+    size: int | None  # their number, if the dataset tells
+
+    @property
+    def path(self) -> Path:
+        """The cache directory."""
+        return self.storage.path(self.split)
+
+    def open(
+        self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool, patience_s: float = 0
+    ) -> CacheWriter | None:
+        """Open the cache for writing; None if nothing is missing.
+
+        Writers that a killed run has left behind are waited for, up to `patience_s`.
+        """
+        if not overwrite and self._is_complete(fingerprint):
+            return None
+        if not resume and not overwrite:
+            # what a killed run left becomes part of the cache, which is then built anew beside it
+            self._writer(fingerprint, False, patience_s).close(complete=False)
+            overwrite = True
+        return self._writer(fingerprint, overwrite, patience_s)
+
+    def publish(
+        self, writer: CacheWriter, failures: Sequence[Failure], *, left_out: int, stopped: bool
+    ) -> None:
+        """Publish what was written, and say what could not be computed."""
+        if stopped and builds_aside(self.path):
+            writer.abort()  # the old cache stays; the parts of the new one wait for the same call
+            return
+        writer.close(complete=not (failures or left_out or stopped))
+        if left_out:
+            _log.warning("%d utterances were not in the given sampler: %r stays incomplete", left_out, str(self.path))
+        self._record(failures)
+
+    def say_how_to_go_on(self, error: BaseException) -> None:
+        """Note on an error what is kept."""
+        with contextlib.suppress(CacheError):  # a cache that cannot be read says nothing of how to go on
+            if builds_aside(self.path):
+                text = f"cache {str(self.path)!r} is as it was; what was computed anew waits beside it"
+            else:
+                of_all = "" if self.ids is None else f" of {len(self.ids)}"
+                text = f"{len(Cache(self.path))}{of_all} utterances are in cache {str(self.path)!r}"
+            text += "; the same call goes on from there"
+            error.add_note(text)
+            if isinstance(error, KeyboardInterrupt):
+                _log.warning("stopped: %s", text)
+
+    def _writer(self, fingerprint: Mapping[str, object], overwrite: bool, patience_s: float) -> CacheWriter:
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return self.storage.writer(self.split, fingerprint, overwrite=overwrite)
+            except CacheLockedError:  # of the cache, or of a part whose writer has lost its run and ends soon
+                if time.monotonic() >= until or is_locked(self.path):
+                    raise
+                time.sleep(0.2)
+
+    def _is_complete(self, fingerprint: Mapping[str, object]) -> bool:
+        try:
+            cache = self.storage.cache(self.split)
+        except (NotACacheError, StaleCacheError):  # the writer starts one, or says all that differs
+            return False
+        declared = cache_fingerprint(self.storage.features, fingerprint)
+        if not cache.complete or differences(cache.fingerprint, declared):
+            return False
+        verify_containers(cache.path, read_manifest(cache.path))
+        if self.ids is not None:
+            return _holds_all(cache, self.ids)
+        return len(cache) >= (self.size or 0)
+
+    def _record(self, failures: Sequence[Failure]) -> None:
+        path = self.path / FAILURES
+        if not failures:
+            path.unlink(missing_ok=True)
+            return
+        lines = [json.dumps(failure, ensure_ascii=False) + "\n" for failure in failures]
+        write_durably(path, "".join(lines).encode("utf-8", "backslashreplace"))
+        first = f"{failures[0]['id']!r} with {failures[0]['type']}: {failures[0]['error']}"
+        if not len(Cache(self.path)):
+            raise ComputeError(f"all {len(failures)} utterances failed, see {str(path)!r}; the first, {first}")
+        _log.warning("%d utterances failed, see %r; the first, %s", len(failures), str(path), first)
+
+
+def builds_aside(path: Path) -> bool:
+    """Say whether a cache that is to be overwritten is still the one that readers see."""
+    manifest = read_manifest(path)
+    return manifest.building > manifest.build
+
+
+def _holds_all(cache: Cache, ids: Sequence[str]) -> bool:
+    feature = cache.features[0]
+    try:
+        for start in range(0, len(ids), 100_000):
+            cache.lengths(feature, ids[start : start + 100_000])
+    except KeyNotFoundError:
+        return False
+    return True
