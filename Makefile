@@ -24,8 +24,9 @@ check: setup  ## lint, types, direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: setup  ## measure reading speed
-	$(BIN)/python benchmarks/read.py
+bench: setup  ## measure reading, feeding and scale, against the peers; about ten minutes, 6 GB of temporary files
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/run.py
 
 clean:  ## remove everything that the words above made
 	rm -rf $(VENV) recipes/*/results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

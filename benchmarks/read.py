@@ -8,17 +8,16 @@ them; the figures are medians over the rounds, with the quartiles as the spread.
 
 from __future__ import annotations
 
-import platform
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import click
 import h5py
 import numpy as np
 import zarr
+from machine import describe
 
 import featcache
 
@@ -109,9 +108,10 @@ def measure(readers: dict[str, Read], ids: list[str], rounds: int) -> dict[str, 
 
 def report(times: dict[str, np.ndarray], utterances: int) -> None:
     """Print the table."""
-    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "h5py", "zarr"))
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {versions}")
+    print(describe(Path(tempfile.gettempdir()), "numpy", "h5py", "zarr"))
     print(f"{utterances} utterances of {FRAMES[0]} to {FRAMES[1]} frames x {MELS} float32, random ids, all read before")
+    rounds = len(next(iter(times.values())))
+    print(f"warm, median of {rounds} rounds of {READS} reads (zarr: {READS // 10})")
     print(f"{'':38}{'us a read':>10}{'quartiles':>18}{'x limit':>9}{'x h5py':>9}")
     limit, h5 = (np.median(next(v for n, v in times.items() if n.startswith(p))) for p in ("np.memmap", "h5py"))
     for name, values in times.items():

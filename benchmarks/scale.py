@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import torch
 import xxhash
 from machine import describe
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 import featcache
@@ -59,7 +59,7 @@ def main(utterances: int, directory: Path | None) -> None:
         size = sum(file.stat().st_size for file in path.glob("index-*/*")) / 1e9
         took = time.perf_counter() - started
         print(f"{utterances:,} utterances of one feature, warm; index of {size:.2f} GB, made in {took:.0f} s")
-        print(f"\n{'':52}{'median':>12}{'worst':>12}  bar")
+        print(f"\n{'':54}{'median':>12}{'worst':>12}  bar")
         look_ups(path, utterances)
         workers(path, utterances)
         samplers(path)
@@ -67,7 +67,8 @@ def main(utterances: int, directory: Path | None) -> None:
 
 def line(what: str, values: Sequence[float], unit: str, bar: str = "") -> None:
     """Print a row of the table."""
-    print(f"{what:52}{f'{statistics.median_low(values):.2f} {unit}':>12}{f'{max(values):.2f} {unit}':>12}  {bar}", flush=True)
+    median, worst = f"{statistics.median_low(values):.2f} {unit}", f"{max(values):.2f} {unit}"
+    print(f"{what:54}{median:>12}{worst:>12}  {bar}", flush=True)
 
 
 def timed(make: Callable[[], object], times: int = 5) -> list[float]:
@@ -151,7 +152,7 @@ def one_by_one(cache: featcache.Cache, ids: Sequence[str]) -> list[float]:
     return took
 
 
-class Probe(Dataset[NDArray[np.int64]]):
+class Probe(Dataset[int]):
     """Looks up ids, where it has a data set, and tells how much memory of its process is private."""
 
     def __init__(self, dataset: FeatureDataset | None, count: int) -> None:
@@ -160,7 +161,7 @@ class Probe(Dataset[NDArray[np.int64]]):
     def __len__(self) -> int:
         return BATCHES
 
-    def __getitem__(self, seed: int) -> NDArray[np.int64]:
+    def __getitem__(self, seed: int) -> int:
         ids = random_ids(self._count, LOOK_UPS, seed)
         if self._dataset is not None:
             rows = self._dataset.table.rows(ids)
@@ -168,10 +169,10 @@ class Probe(Dataset[NDArray[np.int64]]):
         return private_bytes()
 
 
-def private_bytes() -> NDArray[np.int64]:
-    """Return the bytes that only this process has in use: of its own, and of files."""
+def private_bytes() -> int:
+    """Return the bytes that this process shares with none."""
     values = dict(row.split()[:2] for row in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    return np.array([int(values["Private_Dirty:"]), int(values["Private_Clean:"])]) * 1024
+    return (int(values["Private_Dirty:"]) + int(values["Private_Clean:"])) * 1024
 
 
 def workers(path: Path, count: int) -> None:
@@ -185,13 +186,11 @@ def workers(path: Path, count: int) -> None:
                 num_workers=2,
                 multiprocessing_context=multiprocessing.get_context(method),
             )
-            found[dataset is None] = np.array([np.asarray(value) / 2**20 for value in loader])[-BATCHES // 4 :]
-        empty = np.median(found[True], axis=0)
-        own = found[False].sum(axis=1) - empty.sum()
-        bar = f"< 20 MiB  (an empty one: {empty.sum():.0f} MiB)"
-        line(f"private memory of a worker over an empty one's, {method}", own.tolist(), "MiB", bar)
-        dirty = found[False][:, 0] - empty[0]
-        line("    of it without pages of the mapped index", dirty.tolist(), "MiB")
+            found[dataset is None] = [value / 2**20 for value in loader][-BATCHES // 4 :]
+        empty = statistics.median(found[True])
+        more = [value - empty for value in found[False]]
+        bar = f"< 20 MiB  (an empty one: {empty:.0f} MiB)"
+        line(f"private memory of a worker over an empty one's, {method}", more, "MiB", bar)
 
 
 def samplers(path: Path) -> None:
@@ -201,7 +200,7 @@ def samplers(path: Path) -> None:
     lengths = FeatureTable.of(path).lengths("fbank")
     random = np.random.default_rng(0)
     categories, datasets = random.integers(0, 1000, len(lengths)), random.integers(0, 10, len(lengths))
-    options: dict[str, dict[str, int | list[int]]] = {
+    options: dict[str, dict[str, Any]] = {
         "unsorted": {"batch_size": 32},
         "sorted": {"batch_size": 32},
         "folded": {"batch_size": 32, "fold_lengths": [800]},
@@ -209,24 +208,17 @@ def samplers(path: Path) -> None:
         "numel": {"batch_bins": 60_000},
     }
     for kind, arguments in options.items():
-        made = timed(lambda k=kind, a=arguments: build_batch_sampler(k, lengths=lengths, **a), 3)  # type: ignore[misc]
+        made = timed(partial(build_batch_sampler, kind, lengths=lengths, **arguments), 3)
         line(f"build_batch_sampler {kind!r}", made, "s")
-    powers = {"catbel": {"batch_size": 32}, "catpow": {"batch_bins": 60_000}}
-    for kind, limit in powers.items():
-        made = timed(
-            lambda k=kind, a=limit: build_category_batch_sampler(  # type: ignore[misc]
-                k, lengths=lengths, categories=categories, **a
-            ),
-            2,
-        )
+    labels = {"lengths": lengths, "categories": categories}
+    drawn: dict[str, dict[str, Any]] = {
+        "catbel": {"batch_size": 32, **labels},
+        "catpow": {"batch_bins": 60_000, **labels},
+        "catpow_balance_dataset": {"batch_bins": 60_000, **labels, "datasets": datasets},
+    }
+    for kind, arguments in drawn.items():
+        made = timed(partial(build_category_batch_sampler, kind, **arguments), 1)
         line(f"build_category_batch_sampler {kind!r}", made, "s")
-    made = timed(
-        lambda: build_category_batch_sampler(
-            "catpow_balance_dataset", batch_bins=60_000, lengths=lengths, categories=categories, datasets=datasets
-        ),
-        2,
-    )
-    line("build_category_batch_sampler 'catpow_balance_data..'", made, "s")
     line("BucketBatchSampler", timed(lambda: BucketBatchSampler(lengths, max_frames=60_000), 3), "s")
     sampler = BucketBatchSampler(lengths, max_frames=60_000)
     line("BucketBatchSampler, batches of an epoch", timed(lambda: sampler.epoch_batches(1), 3), "s")

@@ -1,0 +1,73 @@
+"""Run all benchmarks, one after the other, and print their tables.
+
+    python benchmarks/run.py              print
+    python benchmarks/run.py --publish    and rewrite RESULTS.md, results.json and results.png from it
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+HERE = Path(__file__).parent
+QUESTIONS = {
+    "read": "How long does one random read of a whole utterance take?",
+    "load": "How fast do padded batches of random utterances come?",
+    "scale": "What do ten million utterances cost?",
+    "samplers": "How long do batch samplers take to make?",
+}
+HEAD = """# Results of the benchmarks
+
+Written by `python benchmarks/run.py --publish` on {when}. `make bench` prints the same tables for another machine.
+
+- Only figures of one table can be compared: a table's methods run in turns, on the same data and in one process tree.
+- GB/s are of padded batches delivered, padding included; what a training loop does with them is not part of it. Batches
+  of worker processes come in shared memory that the receiver has not touched yet, which favours those.
+- Every method's batches are compared with the arrays, all of them, before anything is measured.
+- Rounds are timed whole, so that what is read ahead counts. Only the start of worker processes is left out, for all.
+- lilcom is lossy and its files are smaller; WebDataset reads in order, all others at random; float16 caches hold half
+  the bytes.
+- Cold means: not in this machine's page cache. What lies behind a virtual disk may well keep the bytes in its memory.
+
+![GB/s of padded batches](results.png)
+"""
+
+
+@click.command()
+@click.option("--publish", is_flag=True, help="Rewrite RESULTS.md and its picture.")
+def main(publish: bool) -> None:
+    """Run all benchmarks."""
+    started = time.strftime("%Y-%m-%d %H:%M")
+    with tempfile.TemporaryDirectory() as directory:
+        figures = Path(directory) / "results.json"
+        tables = {name: run(name, *(["--json", str(figures)] if name == "load" else [])) for name in QUESTIONS}
+        if publish:
+            sections = [f"\n## {QUESTIONS[name]}\n\n```text\n{table.strip()}\n```\n" for name, table in tables.items()]
+            (HERE / "RESULTS.md").write_text(HEAD.format(when=started) + "".join(sections))
+            (HERE / "results.json").write_text(figures.read_text())
+            command = [sys.executable, str(HERE / "plot.py"), str(HERE / "results.json"), str(HERE / "results.png")]
+            subprocess.run(command, check=True)
+
+
+def run(name: str, *arguments: str) -> str:
+    """Run one benchmark, show what it prints, and return that."""
+    print(f"\n=== {QUESTIONS[name]} ({name}.py)\n", flush=True)
+    command = [sys.executable, "-u", str(HERE / f"{name}.py"), *arguments]
+    lines = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for row in process.stdout:
+            print(row, end="", flush=True)
+            lines.append(row)
+    if process.returncode:
+        raise SystemExit(f"{name}.py failed with status {process.returncode}")
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    main()
