@@ -16,6 +16,7 @@ from store_helpers import arrays_of, make_cache
 
 import featcache
 from featcache.errors import ConfigError
+from featcache.loading.dataset import FeatureDataset
 from featcache.loading.samplers.bucket import BucketBatchSampler
 from featcache.loading.table import FeatureTable
 
@@ -143,6 +144,60 @@ def test_each_of_several_features_keeps_to_the_limit() -> None:
     assert sampler.padding_efficiency == pytest.approx((100 + 128) / (60 + 40 + 10 + 14 + 40 + 80))
 
 
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=60),
+    most=st.integers(1, 1000),
+    cap=st.none() | st.integers(20, 200),
+    shuffle=st.booleans(),
+)
+def test_what_all_padded_features_hold_keeps_to_the_limit(
+    lengths: list[tuple[int, int]], most: int, cap: int | None, shuffle: bool
+) -> None:
+    frames = np.array(lengths).T
+
+    class Table(FeatureTable):
+        features = ("wide", "flat")
+
+        def __init__(self) -> None:
+            pass
+
+        def has_frames(self, feature: str) -> bool:
+            return True
+
+        def dims(self, feature: str) -> tuple[int, ...]:
+            return {"wide": (2, 3), "flat": ()}[feature]
+
+        def lengths(self, feature: str) -> Any:
+            return frames[self.features.index(feature)]
+
+        def id(self, row: int) -> str:
+            return f"u{row}"
+
+    def elements(rows: list[int]) -> int:
+        return len(rows) * int(frames[0, rows].max() * 6 + frames[1, rows].max())
+
+    fit = [row for row in range(len(lengths)) if elements([row]) <= most and max(lengths[row]) <= (cap or 50)]
+    if not fit:
+        with pytest.raises(ConfigError, match="the longest is 'u"):
+            BucketBatchSampler(Table(), max_elements=most, max_frames=cap)
+        return
+    with warnings.catch_warnings(action="ignore"):
+        sampler = BucketBatchSampler(Table(), max_elements=most, max_frames=cap, shuffle=shuffle, too_long="skip")
+    batches = rows_of(sampler)
+    assert sorted(row for batch in batches for row in batch) == fit
+    for batch in batches:
+        assert elements(batch) <= most
+        assert len(batch) * int(frames[:, batch].max()) <= (cap or most)
+
+
+def test_elements_of_one_feature_are_its_frames_times_its_width(tmp_path: Path) -> None:
+    cache = featcache.open(make_cache(tmp_path / "cache", range(40)))
+    fbank = FeatureDataset(cache, "fbank")  # frames of four numbers
+    assert list(BucketBatchSampler(fbank, max_elements=241)) == list(BucketBatchSampler(fbank, max_frames=60))
+    lengths = cache.lengths("fbank")
+    assert list(BucketBatchSampler(lengths, max_elements=60)) == list(BucketBatchSampler(lengths, max_frames=60))
+
+
 def test_utterances_that_are_too_long_are_reported_or_left_out_with_a_warning(tmp_path: Path) -> None:
     lengths = [5, 30, 7, 40, 8]
     message = r"2 of 5 utterances are longer than max_frames=20, the longest is row 3 with 40 frames"
@@ -198,9 +253,10 @@ def test_a_cache_without_a_time_axis_has_no_lengths(tmp_path: Path) -> None:
         (np.ones((2, 2), int), {"max_frames": 9}, r"of shape \(2, 2\)"),
         (5, {"max_frames": 9}, r"of shape \(\)"),
         ([[1, 2], [3]], {"max_frames": 9}, r"lengths for \[2, 1\] utterances"),
-        ([1], {}, "max_frames, batch_size or both"),
+        ([1], {}, "max_frames, max_elements or batch_size"),
         ([1], {"max_frames": 0}, "max_frames must be an integer of at least 1, not 0"),
         ([1], {"max_frames": 1.5}, "max_frames must be an integer"),
+        ([1], {"max_elements": 0}, "max_elements must be an integer of at least 1, not 0"),
         ([1], {"batch_size": 0}, "batch_size must be an integer of at least 1"),
         ([1], {"max_frames": 9, "too_long": "skipp"}, "'skipp'.*'skip'"),
         ([1], {"max_frames": 9, "seed": -3}, "seed must be"),

@@ -249,9 +249,12 @@ def test_the_state_of_something_else_is_refused(cache: Path) -> None:
         plain.load_state_dict(FeatureLoader(cache, batch_sampler=BATCHES[:5]).state_dict())
     with pytest.raises(ConfigError, match="no state of a FeatureLoader over a ShuffledBatchSampler"):
         shuffled.load_state_dict(plain.state_dict())
+    fewer = FeatureLoader(cache, batch_sampler=ShuffledBatchSampler(BATCHES[:5]))
+    fewer.set_epoch(3)
     with pytest.raises(ConfigError, match="data"):
-        shuffled.load_state_dict(FeatureLoader(cache, batch_sampler=ShuffledBatchSampler(BATCHES[:5])).state_dict())
+        shuffled.load_state_dict(fewer.state_dict())
     assert len(ids_of(plain)) == len(ids_of(shuffled)) == 40
+    assert shuffled.state_dict()["epoch"] == 0
 
 
 def test_waiting_for_data_is_counted_and_work_is_not(cache: Path) -> None:

@@ -163,10 +163,11 @@ class FeatureLoader(Generic[T]):
             raise ConfigError(f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}")
         if not isinstance(sampler, SupportsState) and state["of"] != self._count():
             raise ConfigError(f"the state is that of {state['of']} batches, but there are {self._count()} now")
-        self.set_epoch(cast(int, state["epoch"]))
         if isinstance(sampler, SupportsState):
-            sampler.load_state_dict(cast(State, state["sampler"]))
+            sampler.load_state_dict(cast(State, state["sampler"]))  # knows its epoch; refused, all stays as it was
+            self._epoch = cast(int, state["epoch"])
         else:
+            self.set_epoch(cast(int, state["epoch"]))
             self._next_begins_at = self._began_at = cast(int, state["batches"])
         self._delivered = 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -46,17 +48,20 @@ class BucketBatchSampler(EpochSampler):
     """Batches of row numbers of utterances of similar length, which change companions from epoch to epoch.
 
     Each utterance comes once per epoch. In every batch, the longest utterance times the number of utterances is at
-    most `max_frames`. The number of batches may differ a little from epoch to epoch. For how ranks share an epoch and
-    resume, and for the other arguments, see `EpochSampler`.
+    most `max_frames`, and what all its padded features hold is at most `max_elements` numbers. The number of batches
+    may differ a little from epoch to epoch. For how ranks share an epoch and resume, and for the other arguments, see
+    `EpochSampler`.
 
     Args:
         lengths: frames of each utterance, integers; or a list of such arrays, one per feature of the same utterances;
             or a cache, its path, a `FeatureTable` or a data set, whose features with a time axis all count.
         max_frames: the most frames in a batch, padding included; of each feature on its own.
-        batch_size: the most utterances in a batch; one of the two limits is needed.
+        max_elements: the most numbers in a batch, padding included, over all features: frames times the numbers of a
+            frame, which a cache knows; of arrays of lengths a frame counts as one.
+        batch_size: the most utterances in a batch; one of the three limits is needed.
         shuffle: False gives the shortest first, the same in every epoch.
-        too_long: what becomes of utterances longer than `max_frames`: "error", or "skip" to leave them out with a
-            warning. The attribute `too_long` holds their row numbers.
+        too_long: what becomes of utterances that are over a limit by themselves: "error", or "skip" to leave them out
+            with a warning. The attribute `too_long` holds their row numbers.
 
     Raises `ConfigError` for what cannot work.
 
@@ -70,6 +75,7 @@ class BucketBatchSampler(EpochSampler):
         lengths: Lengths,
         *,
         max_frames: int | None = None,
+        max_elements: int | None = None,
         batch_size: int | None = None,
         shuffle: bool = True,
         too_long: Literal["error", "skip"] = "error",
@@ -79,26 +85,25 @@ class BucketBatchSampler(EpochSampler):
         drop_last: bool = False,
     ) -> None:
         super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
-        if max_frames is None and batch_size is None:
-            raise ConfigError("a batch needs a limit: max_frames, batch_size or both")
+        if max_frames is max_elements is batch_size is None:
+            raise ConfigError("a batch needs a limit: max_frames, max_elements or batch_size")
         if too_long not in TOO_LONG:
             raise UnknownNameError(f"too_long has no choice {too_long!r}; {nearest(too_long, TOO_LONG)}")
         self.max_frames = None if max_frames is None else whole_number("max_frames", max_frames, 1)
+        self.max_elements = None if max_elements is None else whole_number("max_elements", max_elements, 1)
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         self.shuffle = shuffle
-        self._lengths, id_of = _columns(lengths)
+        self._lengths, self._frame_elements, id_of = _columns(lengths)
         self._longest: Ints = self._lengths[0] if len(self._lengths) == 1 else np.max(self._lengths, axis=0)
-        rows = _argsort(self._longest)
-        fits = len(rows)
-        if self.max_frames is not None:
-            fits = int(np.searchsorted(self._longest, self.max_frames, "right", sorter=rows))
-        self._rows, self.too_long = rows[:fits], np.sort(rows[fits:])  # the shortest first
-        if fits < len(rows):
-            self._report(int(rows[-1]), id_of, leave_out=too_long == "skip")
+        rows = _argsort(self._longest)  # the shortest first
+        fits = self._fits()[rows]
+        self._rows, self.too_long = rows[fits], np.sort(rows[~fits])
+        if len(self.too_long):
+            self._report(int(rows[~fits][-1]), id_of, leave_out=too_long == "skip")
         self._digest: str | None = None
 
     def __repr__(self) -> str:
-        limits = {"max_frames": self.max_frames, "batch_size": self.batch_size}
+        limits = {"max_frames": self.max_frames, "max_elements": self.max_elements, "batch_size": self.batch_size}
         return (
             f"<BucketBatchSampler: {len(self._rows)} utterances in {len(self._all_batches())} batches, "
             + "".join(f"{name}={limit}, " for name, limit in limits.items() if limit is not None)
@@ -137,29 +142,51 @@ class BucketBatchSampler(EpochSampler):
         return {
             "data": self._digest,
             "max_frames": self.max_frames,
+            "max_elements": self.max_elements,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
         }
 
     def _cut(self, rows: Ints, phase: float) -> Ints:
+        first = next(self._ends(rows))
+        skip = int(first * phase) if first < len(rows) else 0
+        ends = np.fromiter(self._ends(rows[skip:]), np.int64) + skip
+        return np.concatenate([[0, skip] if skip else [0], ends])
+
+    def _ends(self, rows: Ints) -> Iterator[int]:
+        size = len(rows) if self.batch_size is None else self.batch_size
         frames = self._longest[rows]
         cap = int(frames.max()) * len(frames) if self.max_frames is None else self.max_frames
-        size = len(frames) if self.batch_size is None else self.batch_size
-        first = next(_ends(frames, cap, size))
-        skip = int(first * phase) if first < len(frames) else 0
-        ends = np.fromiter(_ends(frames[skip:], cap, size), np.int64) + skip
-        return np.concatenate([[0, skip] if skip else [0], ends])
+        if self.max_elements is None:
+            return _ends(frames, cap, size)
+        if len(self._lengths) == 1:
+            return _ends(frames, min(cap, self.max_elements // max(self._frame_elements[0], 1)), size)
+        columns = [column[rows] for column in self._lengths]
+        return _ends_of_several(columns, self._frame_elements, cap, self.max_elements, size)
+
+    def _fits(self) -> NDArray[np.bool_]:
+        fits = np.ones(len(self._longest), bool)
+        if self.max_frames is not None:
+            fits &= self._longest <= self.max_frames
+        if self.max_elements is not None:
+            elements = [n * column for n, column in zip(self._frame_elements, self._lengths, strict=True)]
+            fits &= np.sum(elements, axis=0) <= self.max_elements
+        return fits
 
     def _report(self, longest: int, id_of: Callable[[int], str] | None, *, leave_out: bool) -> None:
         named = f"{id_of(longest)!r} (row {longest})" if id_of is not None else f"row {longest}"
+        limits = {"max_frames": self.max_frames, "max_elements": self.max_elements}
+        given = {name: limit for name, limit in limits.items() if limit is not None}
         what = (
-            f"{len(self.too_long)} of {len(self._longest)} utterances are longer than max_frames={self.max_frames}, "
-            f"the longest is {named} with {self._longest[longest]} frames"
+            f"{len(self.too_long)} of {len(self._longest)} utterances are longer than "
+            f"{' or '.join(f'{name}={limit}' for name, limit in given.items())}, the longest is {named} with "
+            f"{self._longest[longest]} frames"
         )
         if leave_out and len(self._rows):
             warnings.warn(f"{what}; they are left out", stacklevel=3)
         else:
-            raise ConfigError(f"{what}; raise max_frames{'' if leave_out else ', or leave them out: too_long=skip'}")
+            how = "" if leave_out else ", or leave them out: too_long=skip"
+            raise ConfigError(f"{what}; raise {' or '.join(given)}{how}")
 
 
 def _bucket_ends(frames: Ints, phase: float) -> list[int]:
@@ -183,14 +210,29 @@ def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
     yield len(frames)
 
 
+def _ends_of_several(columns: list[Ints], frame_elements: list[int], cap: int, most: int, size: int) -> Iterator[int]:
+    """Give the ends of batches of several features, which all together hold at most `most` numbers."""
+    end = count = 0
+    longest = [0] * len(columns)
+    for lengths in zip(*(column.data for column in columns), strict=True):
+        count += 1
+        longest = list(map(max, longest, lengths))
+        elements = sum(map(operator.mul, frame_elements, longest))
+        if count * max(longest) > cap or count * elements > most or count > size:
+            end += count - 1
+            yield end
+            count, longest = 1, list(lengths)
+    yield len(columns[0])
+
+
 def _argsort(lengths: Ints) -> Ints:
     """Sort the row numbers by length, rows of one length in their order."""
     # NumPy sorts 16 bits by radix: a third of the time
     return np.argsort(lengths.astype(np.uint16) if lengths.max() < 1 << 16 else lengths, kind="stable")
 
 
-def _columns(lengths: Lengths) -> tuple[list[Ints], Callable[[int], str] | None]:
-    """Return the lengths of each feature, and what names a row, where that is known."""
+def _columns(lengths: Lengths) -> tuple[list[Ints], list[int], Callable[[int], str] | None]:
+    """Return the lengths of each feature, the numbers of a frame, and what names a row, where that is known."""
     if isinstance(lengths, Cache | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
     table = lengths if isinstance(lengths, FeatureTable) else getattr(lengths, "table", None)
@@ -199,12 +241,13 @@ def _columns(lengths: Lengths) -> tuple[list[Ints], Callable[[int], str] | None]
         names = [name for name in source.features if table.has_frames(name)]
         if not names:
             raise ConfigError(f"no feature of {source!r} has a time axis; give lengths of your own")
-        return [_checked(table.lengths(name)) for name in names], table.id
+        frame_elements = [math.prod(table.dims(name)) for name in names]
+        return [_checked(table.lengths(name)) for name in names], frame_elements, table.id
     several = isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) == 1
     columns = [_checked(column) for column in (cast(list[object], lengths) if several else [lengths])]
     if len(set(map(len, columns))) > 1:
         raise ConfigError(f"the features have lengths for {[*map(len, columns)]} utterances, not for the same ones")
-    return columns, None
+    return columns, [1] * len(columns), None
 
 
 def _checked(lengths: object) -> Ints:
