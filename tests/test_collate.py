@@ -72,6 +72,14 @@ def test_tensors_and_arrays_of_any_layout_may_be_mixed() -> None:
     assert (batch["x"].dtype, batch["x"].tolist()) == (torch.float32, [[4, 3], [1, 0]])
 
 
+def test_numbers_too_large_for_the_first_dtype_are_infinite_without_a_warning() -> None:
+    items: list[Item] = [("a", {"x": np.ones(1, np.float32)}), ("b", {"x": np.array([1e300])})]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, batch = CommonCollateFn()(items)
+    assert batch["x"].tolist() == [[1], [float("inf")]]
+
+
 def test_read_only_arrays_are_copied_without_a_warning() -> None:
     array = np.frombuffer(np.arange(4, dtype=np.float32).tobytes(), np.float32)
     with warnings.catch_warnings():

@@ -121,6 +121,15 @@ def test_chunks_of_a_batch_are_of_one_category(cache: Path) -> None:
     assert max(len(set(batch["utt2category"].flatten().tolist())) for _, batch in mixed) == 3
 
 
+def test_at_least_a_batch_of_chunks_waits(cache: Path) -> None:
+    dataset = FeatureDataset(cache, "units")
+    found = [
+        chunks(list(ChunkIterFactory(dataset, 6, ONE_EACH, 8, num_cache_chunks=least, shuffle=True).build_iter(1)))
+        for least in (1, 6, 7)
+    ]
+    assert found[0] == found[1] != found[2]
+
+
 def test_of_a_cache_no_chunk_reaches_into_the_padding(cache: Path) -> None:
     ids = list(LENGTHS)
     batches = [ids[:7], ids[7:18], ids[18:]]
