@@ -64,7 +64,9 @@ def test_it_trains_from_the_cache_and_a_second_run_computes_nothing(few: Path, t
     first = run(*options)
     accuracy = first.stdout.splitlines()[-1]
     assert re.fullmatch(r"test accuracy: [01]\.\d{3}", accuracy)
-    assert re.search(r"^seconds per epoch: [\d.]+ on the fly, [\d.]+ from the cache$", first.stdout, re.MULTILINE)
+    assert re.search(r"^epoch 1: .* [\d.]+ s waited for data$", first.stdout, re.MULTILINE)
+    compared = r"^seconds per epoch: [\d.]+ waiting for the cache, [\d.]+ computing features on the fly \([\d.]+%\)$"
+    assert re.search(compared, first.stdout, re.MULTILINE)
     assert "caching train" in first.stderr
     storage = {split: featcache.open(tmp_path / "features" / split) for split in ("train", "valid", "test")}
     assert {split: len(cache) for split, cache in storage.items()} == {"train": 60, "valid": 20, "test": 30}
