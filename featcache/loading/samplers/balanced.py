@@ -48,9 +48,10 @@ def _counted(sizes: Ints) -> Ints:
 def _taken(dealt: Ints, batch_size: int, most: int) -> Ints:
     """Return the places of `dealt` that full batches take, at most `most` of one category in a batch."""
     order, ends = grouped(dealt)
-    earlier = np.full(len(dealt), -1, np.int32)  # the place where the category was dealt `most` times before
-    before = np.flatnonzero(np.repeat(ends[:-1], np.diff(ends)) <= np.arange(len(dealt)) - most)
-    earlier[order[before]] = order[before - most]
+    earlier = np.empty(len(dealt), np.int32)  # the place where the category was dealt `most` times before, or -1
+    earlier[order[most:]] = order[:-most]
+    heads = ends[:-1, None] + np.arange(most)
+    earlier[order[heads[heads < ends[1:, None]]]] = -1
     starts, ahead = [0], 4 * batch_size
     while True:
         start = starts[-1]
