@@ -5,7 +5,7 @@ The clock covers whole rounds, from asking for the first batch to having the las
 ahead. Only the start of worker processes is not counted, for anyone: warm rounds keep processes and mappings; cold ones
 open all anew, have it give two batches of one utterance, and then drop its files from the page cache.
 
-    python benchmarks/load.py [--utterances 3000] [--warm 9] [--cold 5]
+    python benchmarks/load.py [--utterances 3000] [--warm 7] [--cold 3]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from page_cache import evict
 from peers import peers
 
 BATCH = 32
-IMPOSSIBLE = 2  # times the fastest limit: faster is a mistake of the measurement
+DOUBTFUL = 1.5  # times the fastest limit: what is faster was not measured rightly
 COPY, H5 = "RAM to RAM copy, the same buffer again", "h5py by key + pad, 2 workers"
 PACKAGES = ("numpy", "torch", "h5py", "lhotse", "speechbrain", "zarr", "webdataset", "datasets", "pyarrow")
 
@@ -60,8 +60,8 @@ class Round:
 @click.command()
 @click.option("--utterances", default=3000, show_default=True)
 @click.option("--batches", default=44, show_default=True, help="Batches of each round.")
-@click.option("--warm", default=9, show_default=True, help="Warm rounds.")
-@click.option("--cold", default=5, show_default=True, help="Cold rounds.")
+@click.option("--warm", default=7, show_default=True, help="Warm rounds.")
+@click.option("--cold", default=3, show_default=True, help="Cold rounds.")
 @click.option("--directory", type=click.Path(path_type=Path), help="On a real disk; else where temporary files go.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where to write the figures.")
 def main(
@@ -178,10 +178,8 @@ def time_round(feed: Feed, rows: Rows, figures: Figures) -> None:
 
 
 def report(table: Table, title: str) -> None:
-    """Print a table; raises `AssertionError` for a rate that no copy reaches."""
+    """Print a table."""
     fastest = max(np.median(figures.gb_per_s) for figures in table.values() if figures.kind == "limit")
-    for name, figures in table.items():
-        assert np.median(figures.gb_per_s) < IMPOSSIBLE * fastest, f"{name}: {figures.gb_per_s} cannot be"
     print(f"\n{title}")
     print(f"{'':58}{'GB/s':>7}{'quartiles':>16}{'utt/s':>9}{'ms a batch':>12}{'p99':>7}{'x copy':>8}{'x h5py':>8}")
     copy, h5 = (np.median(table[name].gb_per_s) if name in table else np.nan for name in (COPY, H5))
@@ -191,6 +189,7 @@ def report(table: Table, title: str) -> None:
         print(
             f"{name:58}{median:7.2f}{f'{low:.2f} to {high:.2f}':>16}{np.median(figures.utterances_per_s):9.0f}"
             f"{wait:12.2f}{late:7.1f}{ratio(median, copy)}{ratio(median, h5)}"
+            f"{'  doubtful: faster than any copy, is the machine busy?' if median > DOUBTFUL * fastest else ''}"
         )
 
 
