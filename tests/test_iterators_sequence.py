@@ -140,6 +140,13 @@ def test_batches_are_made_from_shape_files(tmp_path: Path) -> None:
     assert taken(factory, 1) == [["b"], ["c"], ["a"]]
 
 
+def test_batches_may_be_arrays_or_come_from_a_generator() -> None:
+    rows = np.arange(6).reshape(3, 2)
+    for batches in (rows, list(rows), (row for row in rows)):
+        factory = SequenceIterFactory({}, batches)  # type: ignore[arg-type]
+        assert [list(batch) for batch in taken(factory, 1)] == rows.tolist()
+
+
 @pytest.mark.parametrize(
     ("batches", "message"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ def batch_list(batches: BatchList | Mapping[str, object] | Iterable[Any], datase
     if isinstance(batches, str) or not isinstance(batches, Iterable):
         raise ConfigError(f"batches are lists of ids or rows, or the arguments of build_batch_sampler, not {batches!r}")
     listed = batches if isinstance(batches, Sequence) else list(batches)
-    if len(listed) and (isinstance(listed[0], str) or not isinstance(listed[0], Sequence)):
+    if len(listed) and (isinstance(listed[0], str) or not isinstance(listed[0], Sized)):
         raise ConfigError(f"batches are lists of ids or rows, but the first one is {listed[0]!r}")
     return listed
 
