@@ -39,6 +39,7 @@ def draw(content: dict[str, Any], picture: Path) -> None:
         bars(axis, content, table, dict(zip(order, places.tolist(), strict=True)), kinds)
         axis.set_title(title, fontsize=11)
     axes[0].set_yticks(places, order, fontsize=9)
+    axes[0].margins(y=0.01)
     axes[0].invert_yaxis()
     handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in NAMES]
     axes[1].legend(handles=handles, loc="lower right", frameon=False)
