@@ -102,10 +102,8 @@ def places(partners: Ints, steps: Ints) -> Ints:
     partner, step = (order >> 32).astype(np.int32), order.astype(np.int32)
     earlier = np.full(len(step), -1, np.int32)  # the step before in time with the same partner
     np.copyto(earlier[:-1], step[1:], where=partner[1:] == partner[:-1])
-    first = np.full(len(partners), -1, np.int32)  # the last step in time that puts something at a place, after its own
+    first = np.full(len(partners), -1, np.int32)  # the last step in time that puts something at a place
     first[partner[::-1]] = step[::-1]  # of several the last stays, which is the lowest step
-    own = np.flatnonzero(step == partner)
-    first[partner[own]] = earlier[own]
     ends = np.where(earlier >= 0, earlier, partner)
     moving = np.flatnonzero(earlier >= 0)
     while len(moving):
