@@ -22,6 +22,7 @@ from featcache.iterators import (
     ShardedIterFactory,
     build_iter_factory,
 )
+from featcache.loading.collate import CommonCollateFn
 
 IDS = [f"u{number}" for number in range(12)]
 
@@ -167,6 +168,13 @@ def test_factories_are_made_in_turn_and_shuffled_by_epoch_and_seed() -> None:
     assert [ids[0] for ids in ids_of(factory, 2, shuffle=False)] == [IDS[n] for n in range(5, 10) for _ in range(n + 1)]
     with pytest.raises(ConfigError, match="must return a factory with build_iter, not int"):
         list(MultipleIterFactory([int]).build_iter(1))  # type: ignore[list-item]
+
+
+def test_the_batches_of_each_factory_are_shuffled_with_the_factories() -> None:
+    batches = [[id] for id in IDS]
+    factory = MultipleIterFactory([partial(SequenceIterFactory, DATASET, batches, collate_fn=CommonCollateFn())])
+    assert ids_of(factory, 1) == batches
+    assert ids_of(factory, 1, shuffle=True) == ids_of(SequenceIterFactory(DATASET, batches, shuffle=True), 1) != batches
 
 
 def test_hydra_makes_the_same_of_a_configuration_of_espnet3(shards: Path) -> None:
