@@ -6,16 +6,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from featcache import iterators as iterators
+    from featcache import samplers as samplers
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
     from featcache.config import FeatureStorage as FeatureStorage
     from featcache.errors import FeatcacheError as FeatcacheError
     from featcache.feature import FeatureStorageConfig as FeatureStorageConfig
+    from featcache.loading.collate import CommonCollateFn as CommonCollateFn
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
     from featcache.loading.table import concat as concat
     from featcache.loading.table import join as join
     from featcache.mvn import GlobalMVN as GlobalMVN
     from featcache.padding import unpad as unpad
+    from featcache.parallel.client import get_client as get_client
+    from featcache.parallel.config import ParallelConfig as ParallelConfig
+    from featcache.parallel.extract import extract as extract
+    from featcache.parallel.provider import EnvironmentProvider as EnvironmentProvider
     from featcache.registry import backend_names as backend_names
     from featcache.registry import get_backend as get_backend
     from featcache.stats import FeatureStats as FeatureStats
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Cache": "featcache.store.cache",
     "CacheWriter": "featcache.store.writer",
+    "EnvironmentProvider": "featcache.parallel.provider",
+    "CommonCollateFn": "featcache.loading.collate",
     "FeatcacheError": "featcache.errors",
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
@@ -39,19 +48,26 @@ _HOMES = {
     "FeatureStorageConfig": "featcache.feature",
     "GlobalMVN": "featcache.mvn",
     "PaddedFeatures": "featcache.store.cache",
+    "ParallelConfig": "featcache.parallel.config",
     "backend_names": "featcache.registry",
     "concat": "featcache.loading.table",
+    "extract": "featcache.parallel.extract",
     "get_backend": "featcache.registry",
+    "get_client": "featcache.parallel.client",
     "join": "featcache.loading.table",
     "open": "featcache.store.cache",
     "unpad": "featcache.padding",
 }
 
-__all__ = sorted(_HOMES)
+_MODULES = ("iterators", "samplers")
+
+__all__ = sorted([*_HOMES, *_MODULES])
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"featcache.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
@@ -60,4 +76,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]
+    return [*globals(), *_HOMES, *_MODULES]

@@ -50,6 +50,15 @@ def test_a_cache_counts_each_feature_with_a_time_axis_as_a_shape_file(cache: fea
     assert sorted(row for batch in expected for row in batch) == list(range(12))
 
 
+def test_a_data_set_counts_the_features_that_it_reads(cache: featcache.Cache) -> None:
+    lengths = cache.lengths("fbank")
+    for sampler, bins in (("length", 60), ("sorted", None)):
+        found = build_batch_sampler(sampler, 4, bins, lengths=featcache.FeatureDataset(cache, "fbank"))
+        assert list(found) == list(build_batch_sampler(sampler, 4, bins, lengths=lengths))
+    units = build_batch_sampler("length", batch_bins=60, lengths=featcache.FeatureDataset(cache, "units"))
+    assert list(units) == list(build_batch_sampler("length", batch_bins=60, lengths=cache.lengths("units")))
+
+
 def test_category_files_name_the_ids_of_a_cache(cache: featcache.Cache, tmp_path: Path) -> None:
     ids = list(cache)
     labels = [number % 3 for number in range(12)]

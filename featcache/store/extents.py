@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 import resource
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -170,5 +170,5 @@ class _File:
     def start_reading(self, offset: int, nbytes: int) -> None:
         os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._descriptor)  # when the interpreter ends, `os` may be gone before this

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.loading.batches import Batches
 from featcache.loading.samplers.epoch import EpochSampler, State
 from featcache.loading.samplers.sharing import shuffled_in_groups, whole_number
+from featcache.loading.samplers.utterances import HasTable
 from featcache.loading.table import FeatureTable
 from featcache.store.cache import Cache, CachePath
 from featcache.store.files import digest
@@ -26,18 +27,6 @@ TOO_LONG = ("error", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the most that is padded
 # for it, and half of it on average.
 SPREAD = 1.05
-
-
-class HasTable(Protocol):
-    """A data set over a feature table, as `FeatureDataset` is."""
-
-    @property
-    def table(self) -> FeatureTable:
-        """The rows that it reads."""
-
-    @property
-    def features(self) -> Sequence[str]:
-        """Names of the features that it reads."""
 
 
 Frames = NDArray[np.integer[Any]] | Sequence[int]

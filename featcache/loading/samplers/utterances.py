@@ -21,11 +21,15 @@ Labels = Sequence[str] | Sequence[int] | NDArray[np.generic]
 
 @runtime_checkable
 class HasTable(Protocol):
-    """A data set over a table of features."""
+    """A data set over a feature table, as `FeatureDataset` is."""
 
     @property
     def table(self) -> FeatureTable:
-        """Its features."""
+        """The rows that it reads."""
+
+    @property
+    def features(self) -> Sequence[str]:
+        """Names of the features that it reads."""
 
 
 Lengths = ArrayLike | Sequence[ArrayLike] | Cache | FeatureTable | HasTable
@@ -112,10 +116,10 @@ def utterances_of(
 def _of_lengths(lengths: Lengths) -> Utterances:
     if isinstance(lengths, Cache):
         lengths = FeatureTable.of(lengths)
-    if not isinstance(lengths, FeatureTable) and isinstance(lengths, HasTable):
-        lengths = lengths.table
     if isinstance(lengths, FeatureTable):
-        return _of_table(lengths)
+        return _of_table(lengths, lengths.features)
+    if isinstance(lengths, HasTable):
+        return _of_table(lengths.table, lengths.features)
     several = isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0
     arrays = [np.asarray(array) for array in (lengths if several else [lengths])]  # type: ignore[union-attr]
     if len(sizes := {len(array) if array.ndim else 0 for array in arrays}) > 1:
@@ -126,12 +130,12 @@ def _of_lengths(lengths: Lengths) -> Utterances:
     return Utterances("lengths", sizes.pop(), list(map(shapes_of, names, arrays)), None)
 
 
-def _of_table(table: FeatureTable) -> Utterances:
+def _of_table(table: FeatureTable, features: Sequence[str]) -> Utterances:
     if len(table) == 0:
         raise ConfigError(f"{table!r} is empty: there is nothing to batch")
     shapes = [
         Shapes(f"feature {name!r}", table.lengths(name), np.array([table.dims(name)], np.int64).reshape(1, -1))
-        for name in table.features
+        for name in features
         if table.has_frames(name)
     ]
     return Utterances("the cache", len(table), shapes, table)
