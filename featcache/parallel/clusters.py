@@ -1,0 +1,149 @@
+"""Dask's clusters, one for each `env`: made with no worker yet, and told how many to start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+from featcache.errors import ConfigError, MissingDependencyError
+from featcache.parallel.config import QUEUES, ParallelConfig
+
+if TYPE_CHECKING:
+    from distributed.deploy.cluster import Cluster
+    from distributed.deploy.spec import SpecCluster
+
+# read when a process loads its mathematical libraries, torch's among them
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_TO_INSTALL = {
+    "distributed": "'featcache[dask]'",
+    "dask_jobqueue": "'featcache[dask]'",
+    "dask_cuda": "dask-cuda",
+    "dask_kubernetes": "dask-kubernetes",
+    "asyncssh": "asyncssh",
+}
+
+
+def make_cluster(config: ParallelConfig) -> Cluster:
+    """Start the scheduler of a cluster; `start_workers` starts its workers, except for "ssh", which has them already.
+
+    Workers have one thread each, since the environment of a process is not made for several; options may say otherwise.
+
+    Raises `MissingDependencyError` if a library is not installed, `ConfigError` if it does not take the options.
+    """
+    try:
+        return _make(config, dict(config.options))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"env {config.env!r}: no cluster with options {dict(config.options)!r}: {error}") from error
+
+
+def _make(config: ParallelConfig, options: dict[str, Any]) -> Cluster:
+    if config.env in QUEUES:
+        queue = getattr(need("dask_jobqueue", config.env), QUEUES[config.env])
+        return cast("Cluster", queue(**_job(config.env, options)))
+    if config.env == "kube":
+        need("dask_kubernetes", config.env)
+        operator = import_module("dask_kubernetes.operator")
+        return cast("Cluster", operator.KubeCluster(**{"n_workers": 0, **options}))
+    if config.env == "ssh":
+        need("asyncssh", config.env)
+        return _ssh_cluster(config.n_workers, options)
+    # port 0 is any free one; a memory limit is the user's to set
+    loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    options = {**loopback, "threads_per_worker": 1, "memory_limit": None, **options}
+    if config.env == "local_gpu":
+        cuda = need("dask_cuda", config.env)
+        # it gives each worker its GPU when it is made, not when it is scaled
+        return cast("Cluster", cuda.LocalCUDACluster(n_workers=config.n_workers, **options))
+    distributed = need("distributed", config.env)
+    return cast("Cluster", distributed.LocalCluster(n_workers=0, **options))
+
+
+def start_workers(cluster: Cluster, config: ParallelConfig) -> None:
+    """Start the workers, or submit their jobs.
+
+    Raises `ConfigError` with what the queue says if it refuses a job.
+    """
+    from distributed.core import Status
+    from distributed.deploy.spec import SpecCluster
+
+    if not isinstance(cluster, SpecCluster):
+        cluster.scale(config.n_workers)
+        return
+    # not scale(): it would start them in the background, where a refused job is no more than a line in the log
+    while len(cluster.plan) < config.n_workers:
+        cluster.worker_spec.update(cluster.new_worker_spec())  # type: ignore[no-untyped-call]
+    try:
+        cluster.sync(_started, cluster)  # type: ignore[no-untyped-call]
+    except (RuntimeError, OSError, TypeError, ValueError) as error:
+        for worker in cluster.workers.values():
+            worker.status = Status.failed  # a cluster with workers that never ran could not be closed
+        raise ConfigError(
+            f"env {config.env!r}: workers cannot be started with options {dict(config.options)!r}: {_root(error)}"
+        ) from error
+
+
+def _root(error: BaseException) -> BaseException:
+    return error if error.__cause__ is None else _root(error.__cause__)
+
+
+async def _started(cluster: SpecCluster) -> None:
+    await cluster
+
+
+def need(module: str, env: str) -> Any:
+    """Import a library, or say what to install for `env`."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"env {env!r} needs {module!r}, which does not load: {error}; try: pip install {_TO_INSTALL[module]}"
+        ) from error
+
+
+def threads(config: ParallelConfig) -> dict[str, int]:
+    """Share the cores of this machine out among local workers: values of the environment variables of threads."""
+    from dask.system import CPU_COUNT
+
+    return dict.fromkeys(THREAD_VARIABLES, max(1, CPU_COUNT // config.n_workers))
+
+
+def _job(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what makes a job's workers have one thread for tasks, and its share of the job's cores for computing."""
+    from dask import config
+
+    def setting(name: str) -> Any:  # of the options, else of dask_jobqueue's own files
+        return options.get(name) or config.get(f"jobqueue.{env}.{name.replace('_', '-')}", None)
+
+    share = max(1, math.floor(int(setting("cores") or 1) / int(setting("processes") or 1)))
+    arguments = _texts(setting("worker_extra_args"))
+    if not any(argument.startswith("--nthreads") for argument in arguments):
+        arguments = [*arguments, "--nthreads", "1"]  # dask_jobqueue gives the number of cores, the last one counts
+    exports = [f"export {name}=${{{name}:-{share}}}" for name in THREAD_VARIABLES]
+    return {
+        **options,
+        "worker_extra_args": arguments,
+        "job_script_prologue": [*exports, *_texts(setting("job_script_prologue"))],
+        "scheduler_options": {"dashboard_address": ":0", **dict(options.get("scheduler_options") or {})},
+    }
+
+
+def _texts(values: Iterable[object] | None) -> list[str]:
+    return [str(value) for value in values or ()]
+
+
+def _ssh_cluster(n_workers: int, options: dict[str, Any]) -> Cluster:
+    from distributed import SSHCluster
+
+    hosts = options.get("hosts")
+    if not isinstance(hosts, list) or len(hosts) != n_workers + 1:
+        raise ConfigError(
+            f"env 'ssh': options need 'hosts', that of the scheduler, then one for each of {n_workers} workers "
+            f"(a host may be named again), not {hosts!r}"
+        )
+    options["worker_options"] = {"nthreads": 1, **dict(options.get("worker_options") or {})}
+    options["scheduler_options"] = {"dashboard_address": ":0", **dict(options.get("scheduler_options") or {})}
+    return SSHCluster(**options)

@@ -1,0 +1,34 @@
+"""`EnvironmentProvider`: how each process comes by its data set, its model and whatever else it computes with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+
+class EnvironmentProvider(ABC):
+    """Say how a process builds what it computes with, once: the data set, the model.
+
+    The interface of ESPnet3's class of this name. An environment is a dict by name. Nothing of it travels from process
+    to process: each one builds its own.
+
+    >>> class Provider(EnvironmentProvider):
+    ...     def build_env_local(self):
+    ...         return {"dataset": [1, 2, 3], "model": abs}
+    ...
+    ...     def build_worker_setup_fn(self):
+    ...         return self.build_env_local
+    >>> sorted(Provider().build_env_local())
+    ['dataset', 'model']
+    """
+
+    @abstractmethod
+    def build_env_local(self) -> dict[str, object]:
+        """Build the environment of this process."""
+
+    @abstractmethod
+    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
+        """Return a function that builds the environment of a worker; it is pickled and runs in each of them.
+
+        It should hold no more than what it needs to build: names, paths, settings.
+        """
