@@ -20,13 +20,6 @@ from featcache.samplers import build_batch_sampler, build_category_batch_sampler
 LENGTHS = [30, 10, 20, 50, 0]
 
 
-class Dataset:
-    """Anything with a table."""
-
-    def __init__(self, table: FeatureTable) -> None:
-        self.table = table
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> featcache.Cache:
     return featcache.open(make_cache(tmp_path / "cache", range(12)))
@@ -44,7 +37,7 @@ def test_a_cache_counts_each_feature_with_a_time_axis_as_a_shape_file(cache: fea
     args: dict[str, Any] = {"type": "numel", "batch_bins": 150, "sort_in_batch": "ascending"}
     expected = list(build_batch_sampler(**args, lengths=[np.column_stack([fbank, np.full(12, 4)]), units]))
     table = FeatureTable.of(cache)
-    for source in (cache, table, Dataset(table)):
+    for source in (cache, table, featcache.FeatureDataset(table)):
         batches = build_batch_sampler(**args, lengths=source)
         assert list(batches) == expected
     assert sorted(row for batch in expected for row in batch) == list(range(12))
