@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -113,11 +114,12 @@ class _Recorded:
 
     def __iter__(self) -> Iterator[Any]:
         self.taken.clear()
-        for batch in self._wanted_batches():
+        for batch in self.wanted_batches():
             self.taken.append(batch)
             yield batch if self.batched else batch[0]
 
-    def _wanted_batches(self) -> Iterator[list[int]]:
+    def wanted_batches(self) -> Iterator[list[int]]:
+        """Iterate over the batches to be loaded."""
         if self._batches is not None:
             for batch in self._batches:
                 if wanted := [int(index) for index in batch if self._wanted[index]]:
@@ -128,6 +130,11 @@ class _Recorded:
         size = self._batch_size or 1
         for start in range(0, len(self._indices), size):
             yield self._indices[start : start + size].tolist()
+
+
+def wanted_batches(indices: Sequence[int], size: int, loader_kwargs: Mapping[str, Any]) -> list[list[int]]:
+    """Return the batches that a sampler or batch sampler makes of a dataset of `size`, less what is not wanted."""
+    return list(_Recorded(indices, size, loader_kwargs).wanted_batches())
 
 
 def is_map_style(source: object) -> bool:
@@ -164,6 +171,22 @@ def visible_ids(source: Any) -> Sequence[str] | None:
         ids: Any = getattr(dataset, name, None)
         if hasattr(ids, "__getitem__") and hasattr(dataset, "__len__") and len(ids) == len(dataset):
             return cast(Sequence[str], ids) if all(isinstance(id, str) for id in ids[:1]) else None
+    return None
+
+
+def visible_lengths(source: Any) -> Sequence[float] | None:
+    """Return how long the utterances of a dataset are, if it shows that: `lengths`, or "duration" or "length" in data.
+
+    The latter two are keys of a `DynamicItemDataset`'s `data`.
+    """
+    lengths: Any = getattr(source, "lengths", None)
+    if hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__") and len(lengths) == len(source):
+        return cast(Sequence[float], lengths)
+    data, ids = getattr(source, "data", None), getattr(source, "data_ids", None)
+    if isinstance(data, Mapping) and isinstance(ids, list):
+        for key in ("duration", "length"):
+            with contextlib.suppress(LookupError, TypeError, ValueError):  # not a number, or not of every utterance
+                return [float(data[id][key]) for id in ids]
     return None
 
 

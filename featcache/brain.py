@@ -15,6 +15,7 @@ from featcache.errors import ConfigError
 from featcache.extraction import Extraction
 from featcache.fingerprint import find_ingredients, items_of, modules_of
 from featcache.loading.loader import FeatureLoader
+from featcache.parallel.config import ParallelConfig
 from featcache.ranks import Ranks
 from featcache.store.cache import Cache
 
@@ -65,6 +66,7 @@ class FeatureCacheMixin:
         overwrite: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         fingerprint: Mapping[str, object] | None = None,
+        parallel: ParallelConfig | Mapping[str, object] | None = None,
     ) -> Cache:
         """Compute what the cache of a split lacks of the features of a dataset, and open the cache.
 
@@ -86,6 +88,10 @@ class FeatureCacheMixin:
             fingerprint: what else the features are made from, JSON values. A key that featcache finds out itself (see
                 `featcache.fingerprint`: "modules", "source", "hparams", ...) takes its place; None switches it off.
 
+            parallel: computes on Dask's workers, `ParallelConfig` or such a mapping: each gets a copy of this object,
+                and uses its GPU if it has one. The dataset shows its ids; where it shows lengths ("duration"), long
+                utterances come first. What fails, or its worker dies of, is tried twice more.
+
         Raises `StaleCacheError`, with the differences, if the cache was made from something else; `ComputeError` if
         computing fails; `FeatureError` for arrays that cannot be stored as declared; `IncompleteError` if it failed on
         another rank. In each case what was computed before is kept.
@@ -95,7 +101,26 @@ class FeatureCacheMixin:
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
+        shown = not getattr(self, "noprogressbar", False) if progressbar is None else progressbar
+        made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
         with Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
+            if parallel is not None:
+                from featcache.parallel.owner import run_for
+
+                return run_for(
+                    self,
+                    dataset,
+                    stage,
+                    storage,
+                    split,
+                    loader_kwargs=loader_kwargs or {},
+                    others=ingredients.modules,
+                    fingerprint=ingredients.fingerprint(made_from),
+                    parallel=ParallelConfig.of(parallel),
+                    skip_failures=on_error == "skip",
+                    progressbar=shown,
+                    ranks=ranks,
+                ).run(resume=resume, overwrite=overwrite)
             extraction = Extraction(
                 owner=self,
                 source=dataset,
@@ -104,10 +129,9 @@ class FeatureCacheMixin:
                 split=split,
                 loader_kwargs=loader_kwargs or {},
                 skip_failures=on_error == "skip",
-                progressbar=not getattr(self, "noprogressbar", False) if progressbar is None else progressbar,
+                progressbar=shown,
                 ranks=ranks,
             )
-            made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
             return extraction.run(lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite)
 
     def make_dataloader(

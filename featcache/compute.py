@@ -68,13 +68,15 @@ class Computation:
             return
         try:
             utterances = self._features(batch)
-        except Exception as error:
-            if worker_failed(error):
+        except Exception as failure:
+            if worker_failed(failure):
                 raise
-            self._failed(batch, error, tried)
+            error = failure
         else:
             for id, arrays in utterances:
                 self._write(id, arrays)
+            return
+        self._failed(batch, error, tried)  # out here, so that the next error does not come with this one
 
     def _features(self, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
         if batch.error is not None:

@@ -7,19 +7,21 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
 from featcache.errors import CacheLockedError
 
 NAME = "writer.lock"
+HOLDER = "writer.json"
 
 
 class WriterLock:
     """Held by the one process that may publish a cache, or write a part."""
 
     def __init__(self, directory: Path) -> None:
-        self._holder = directory / "writer.json"
+        self._holder = directory / HOLDER
         self._lock = FileLock(directory / NAME, thread_local=False)  # a part is sealed by another thread
         try:
             self._lock.acquire(timeout=0)
@@ -42,13 +44,29 @@ class WriterLock:
             self._lock.release()
 
     def _holder_text(self) -> str:
-        try:
-            holder = json.loads(self._holder.read_text())
-            here = (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname())
-            which = f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-            return f"{which}, which is this one: close the other writer" if here else which
-        except (OSError, ValueError, LookupError, TypeError):  # it is being written, or was left half written
+        found = holder(self._holder.parent)
+        if found is None:
             return "another process"
+        which = f"process {found.pid} on {found.host} since {found.since}"
+        here = found[:2] == (os.getpid(), socket.gethostname())
+        return f"{which}, which is this one: close the other writer" if here else which
+
+
+class Holder(NamedTuple):
+    """The process that holds a lock, or held it when it died."""
+
+    pid: int
+    host: str
+    since: str
+
+
+def holder(directory: Path) -> Holder | None:
+    """Return who holds the lock of a directory; None if that is not written there, or not yet."""
+    try:
+        content = json.loads((directory / HOLDER).read_text())
+        return Holder(content["pid"], content["host"], content["since"])
+    except (OSError, ValueError, LookupError, TypeError):  # it is being written, or was left half written
+        return None
 
 
 def is_locked(directory: Path) -> bool:

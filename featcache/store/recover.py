@@ -7,7 +7,7 @@ then the old one is removed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -17,9 +17,9 @@ from featcache.errors import CacheLockedError, CorruptCacheError
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import EncodedArray
 from featcache.store.extents import Containers
-from featcache.store.journal import Journal, Placed, read_journal
-from featcache.store.lock import is_locked
-from featcache.store.manifest import PARTS
+from featcache.store.journal import Journal, Placed, read_header, read_journal
+from featcache.store.lock import Holder, holder, is_locked
+from featcache.store.manifest import PARTS, read_manifest
 from featcache.store.part import SEAL, OpenPart, checksum, list_parts, read_part, remove_part
 
 SUFFIX = "-recovered"
@@ -37,7 +37,11 @@ def recover_parts(
         if sealed is not None or not directory.exists():
             continue
         if is_locked(directory):
-            raise CacheLockedError(f"part {str(directory)!r} is still being written by another process; end it first")
+            found = holder(directory)
+            which = "" if found is None else f" ({found.pid} on {found.host}, since {found.since})"
+            raise CacheLockedError(
+                f"part {str(directory)!r} is still being written by another process; end it first{which}"
+            )
         if read_part(cache, name) is not None:  # sealed in the meantime, by a writer that has ended now
             continue
         journal = read_journal(directory)
@@ -56,6 +60,35 @@ def committed_builds(cache: Path) -> dict[str, int]:
             header = sealed.header if sealed is not None else cast(Journal, journal).header
             builds[header.fingerprint] = max(header.build, builds.get(header.fingerprint, 0))
     return builds
+
+
+def committed(cache: Path) -> Iterator[str]:
+    """Iterate over the ids in all parts of the build that is being written, those that dead writers left included.
+
+    What is committed in parts that live processes write now is left out.
+    """
+    manifest = read_manifest(cache)
+    current = (manifest.building, manifest.building_fingerprint)
+    for name, sealed in list(list_parts(cache)):
+        directory = cache / PARTS / name
+        header = sealed.header if sealed is not None else read_header(directory)
+        if header is None or (header.build, header.fingerprint) != current:
+            continue
+        if sealed is not None:
+            yield from sealed.index(cache, []).ids()
+        elif not is_locked(directory) and (journal := read_journal(directory)) is not None:
+            yield from (utterance.id for utterance in journal.utterances)
+
+
+def open_parts(cache: Path) -> dict[str, Holder | None]:
+    """Return the names of the parts that live processes write now, and which processes these are."""
+    found = {}
+    for name, sealed in list(list_parts(cache)):
+        directory = cache / PARTS / name
+        # one without a header may be about to be locked, which asking for the lock would hinder
+        if sealed is None and read_header(directory) is not None and is_locked(directory):
+            found[name] = holder(directory)
+    return found
 
 
 def _is_unfinished_copy(directory: Path) -> bool:

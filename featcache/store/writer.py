@@ -19,6 +19,8 @@ from featcache.store.merge import publish, remove_superseded, sealed_parts
 from featcache.store.part_writer import GO_ON, Features, PartWriter, by_name, close_after, full_disk_explained
 from featcache.store.recover import committed_builds, recover_parts
 
+RUN = "extraction-"  # then 8 hexadecimal digits: what the workers of an extraction share while it runs
+
 
 class CacheWriter:
     """Write a cache: start it, or go on with what is there.
@@ -108,6 +110,13 @@ class CacheWriter:
         self._parts.seal()
         self._publish(complete)
 
+    def recover(self) -> None:
+        """Seal what `PartWriter`s that died meanwhile had committed.
+
+        Raises `CacheLockedError` if one of them lives; this writer's own arrays must have been published.
+        """
+        recover_parts(self.path, self.features, self._manifest.building, self._fingerprint)
+
     def close(self, complete: bool = True) -> None:
         """Publish, and let go of the cache."""
         self._close(complete, publish=True)
@@ -196,7 +205,8 @@ def _claim_directory(path: Path) -> None:
         make_directory(path)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
-    ours = re.compile(rf"{NAME}\.tmp|{PARTS}|writer\.(lock|json)|(index|stats)-[0-9]{{6}}|failures\.jsonl")
+    numbered = rf"(index|stats)-[0-9]{{6}}|{RUN}[0-9a-f]{{8}}"
+    ours = re.compile(rf"{NAME}\.tmp|{PARTS}|writer\.(lock|json)|failures\.jsonl|{numbered}")
     names = sorted(entry.name for entry in path.iterdir())  # once: another writer may be making the cache
     foreign = [name for name in names if not ours.fullmatch(name)]
     if NAME not in names and foreign:

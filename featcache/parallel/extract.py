@@ -1,0 +1,153 @@
+"""`extract`: features of any dataset by any function, on any number of workers, into a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Literal, cast
+
+import torch
+
+from featcache.batches import visible_lengths
+from featcache.config import FeatureStorage
+from featcache.destination import Destination
+from featcache.errors import ConfigError
+from featcache.fingerprint import describe_module, find_ingredients
+from featcache.parallel.config import ParallelConfig
+from featcache.parallel.provider import EnvironmentProvider
+from featcache.parallel.runner import Run
+from featcache.parallel.sending import pack, unpack
+from featcache.parallel.worker import Environment, checked_environment
+from featcache.store.cache import Cache
+from featcache.store.part_writer import Features
+
+
+def extract(
+    provider: EnvironmentProvider,
+    path: str | PathLike[str],
+    features: Features,
+    *,
+    parallel: ParallelConfig | Mapping[str, object] | None = None,
+    fingerprint: Mapping[str, object] | None = None,
+    batch_size: int = 1,
+    retries: int = 2,
+    on_error: Literal["raise", "skip"] = "raise",
+    publish_every_s: float | None = None,
+    resume: bool = True,
+    overwrite: bool = False,
+    progressbar: bool = True,
+) -> Cache:
+    """Compute what a cache lacks of the features of a dataset, on one or many workers, and open the cache.
+
+    Returns at once when nothing is missing. Stopped or killed at any moment, the same call goes on, with any number of
+    workers: what was committed is not computed again. The cache is the same whoever computed it.
+
+    The environments of `provider` hold "dataset", of a known length with items by number, and "compute_features": a
+    function of a batch that returns for each utterance of it a dict of its "id" and all declared features. A batch is
+    a list of items, or what "collate_fn" makes of that. "ids" are the dataset's `ids` or `data_ids`, unless given;
+    "lengths" its `lengths` or durations, if it has any: long utterances come first, and batches hold similar ones.
+
+    Args:
+        provider: builds the environment, once in each worker, and here for ids, lengths and fingerprint.
+        path: the cache directory.
+        features: the declarations of all features.
+        parallel: how many workers, and where: `ParallelConfig` or such a mapping; None computes in this process.
+        fingerprint: what else the features are made from, JSON values; takes the place of what is found out: "source"
+            and "constants" of `compute_features`, "modules" of the environment.
+        batch_size: utterances a batch.
+        retries: how often an utterance is tried again that fails, or that its worker dies of.
+        on_error: "skip" goes on with the next utterance then and leaves a line in the cache's `failures.jsonl`; the
+            next call tries these again.
+        publish_every_s: lets readers see what is there about every so many seconds; None only at the end.
+        resume: False computes a cache that is incomplete from the start.
+        overwrite: computes a complete one anew; it stays good until the new one is.
+        progressbar: shows one bar over the utterances of all workers.
+
+    Raises `StaleCacheError` if the cache was made from something else, `CacheLockedError` if it is being written,
+    `ComputeError` if computing fails, `FeatureError` for arrays that cannot be stored as declared, `IncompleteError`
+    if workers are lost for good, `ConfigError` for what cannot work. What was computed before is kept in each case.
+
+    >>> import numpy as np, tempfile, featcache
+    >>> class Tones(featcache.EnvironmentProvider):
+    ...     def build_env_local(self):
+    ...         return {"dataset": [3, 4], "ids": ["a", "b"], "compute_features": self.compute}
+    ...
+    ...     def build_worker_setup_fn(self):
+    ...         return self.build_env_local
+    ...
+    ...     def compute(self, items):
+    ...         return [{"id": "ab"[n - 3], "tone": np.ones((n, 2), np.float32)} for n in items]
+    >>> declared = [featcache.FeatureStorageConfig("tone")]
+    >>> cache = featcache.extract(Tones(), tempfile.mkdtemp() + "/tones", declared, progressbar=False)
+    >>> cache.lengths("tone").tolist()
+    [3, 4]
+    """
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
+    for name, number, least in (("batch_size", batch_size, 1), ("retries", retries, 0)):
+        if not isinstance(number, int) or number < least:
+            raise ConfigError(f"{name} is a whole number from {least} on, not {number!r}")
+    where = Path(path)
+    env = checked_environment(provider.build_env_local())
+    lengths = visible_lengths(env["dataset"]) if env.get("lengths") is None else env["lengths"]
+    run = Run(
+        to=Destination(FeatureStorage(where.parent, features), where.name, env["ids"], len(env["dataset"])),
+        ids=env["ids"],
+        lengths=lengths,
+        builder=partial(_constant, env) if parallel is None else partial(_sent, provider),
+        loader_kwargs={"batch_size": batch_size},
+        fingerprint=_made_from(env, fingerprint or {}),
+        parallel=None if parallel is None else ParallelConfig.of(parallel),
+        skip_failures=on_error == "skip",
+        retries=retries,
+        publish_every_s=publish_every_s,
+        progressbar=progressbar,
+    )
+    del env  # in the driver of other processes, a model would only take memory
+    return run.run(resume=resume, overwrite=overwrite)
+
+
+def _constant(env: Environment) -> Callable[[], Environment]:
+    return lambda: env
+
+
+def _sent(provider: EnvironmentProvider) -> Callable[[], Environment]:
+    return partial(_build, pack({"build_worker_setup_fn": provider.build_worker_setup_fn()}))
+
+
+def _build(packed: bytes) -> Environment:
+    env: Environment = unpack(packed)["build_worker_setup_fn"]()
+    return env
+
+
+def _made_from(env: Environment, given: Mapping[str, object]) -> dict[str, object]:
+    """Return the fingerprint of what `compute_features` makes: its code and all modules that it can be given."""
+    compute, named = env["compute_features"], dict(env)
+    while isinstance(compute, partial):
+        named |= {str(number): value for number, value in enumerate(compute.args)} | compute.keywords
+        compute = compute.func
+    owner = getattr(compute, "__self__", compute)
+    named |= {"compute_features": owner}
+    found = find_ingredients(_stand_in(compute, owner)).fingerprint(given)
+    if "modules" not in given:
+        modules = {name: value for name, value in named.items() if isinstance(value, torch.nn.Module)}
+        described = {name: describe_module(module) for name, module in modules.items()}
+        found["modules"] = {**cast(dict[str, object], found["modules"]), **described}
+    return found
+
+
+def _stand_in(compute: Any, owner: Any) -> object:
+    """Return an object like `owner` whose `compute_features` is `compute`, whatever that is called there."""
+    function = getattr(compute, "__func__", compute)
+    if isinstance(function, FunctionType):
+        base = object if owner is compute else type(owner)
+    else:  # an object that can be called
+        base = type(owner)
+        function = base.forward if isinstance(owner, torch.nn.Module) else base.__call__
+    cls = type("Extractor", (base,), {"compute_features": function})
+    stand_in: object = object.__new__(cls)
+    vars(stand_in).update(vars(owner) if base is not object else {})
+    return stand_in

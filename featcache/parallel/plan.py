@@ -1,0 +1,139 @@
+"""The plan of an extraction: which utterances make up a task, and where workers find that."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import ConfigError, DuplicateIdError
+from featcache.loading.batches import Batches, Ints
+from featcache.store.recover import committed
+
+TASKS_PER_WORKER = 32  # so that nobody waits for the last one longer than a thirtieth of the time
+PLAN = "plan"
+
+
+class Task(NamedTuple):
+    """Some batches of a list of batches that lies in the directory of the run."""
+
+    number: int  # of this attempt: no two attempts at the same batches share it
+    name: str  # of the list
+    start: int
+    stop: int
+
+
+def batches_of(indices: Ints, lengths: NDArray[np.float64] | None, batch_size: int) -> Batches:
+    """Put utterances into batches, longest first; in the given order where lengths are not known.
+
+    Args:
+        indices: numbers of the utterances in their dataset.
+        lengths: of all utterances of the dataset, in any unit.
+        batch_size: utterances a batch; the last may hold fewer.
+    """
+    order = indices if lengths is None else indices[np.argsort(-lengths[indices], kind="stable")]
+    ends = np.append(np.arange(0, len(order), batch_size), len(order))
+    return Batches(order, ends)
+
+
+def cut(batches: Batches, lengths: NDArray[np.float64] | None, tasks: int) -> list[tuple[int, int]]:
+    """Cut batches that follow each other into at most `tasks` ranges of about equal total length (or count).
+
+    No range is longer than an equal share plus its last batch.
+
+    >>> cut(Batches.of([[0], [1], [2], [3]]), np.array([6.0, 2, 2, 2]), 2)
+    [(0, 1), (1, 4)]
+    """
+    weights = np.ones(len(batches.items)) if lengths is None else np.maximum(lengths[batches.items], 0)
+    sums = np.append(0, np.cumsum(weights))[batches.ends[1:]]
+    if not len(sums) or sums[-1] == 0:
+        return [(0, len(sums))] if len(sums) else []
+    shares = np.searchsorted(sums, sums[-1] * np.arange(1, tasks + 1) / tasks * (1 - 1e-12)) + 1
+    shares[-1] = len(sums)  # whatever weighs nothing at the end
+    ends = np.unique(np.append(0, np.minimum(shares, len(sums))))
+    return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
+
+
+def check_ids(ids: Sequence[str]) -> None:
+    """Raise `DuplicateIdError` if two utterances share an id."""
+    hashes = np.fromiter(map(hash, ids), np.int64, len(ids))
+    hashes.sort()
+    if (hashes[1:] != hashes[:-1]).all():
+        return
+    doubtful = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    id, number = Counter(id for id in ids if hash(id) in doubtful).most_common(1)[0]
+    if number > 1:
+        raise DuplicateIdError(f"the dataset has {number} utterances of the id {id!r}; ids name one utterance each")
+
+
+def missing_from(cache: Path, ids: Sequence[str]) -> NDArray[np.bool_]:
+    """Say which of some utterances are not committed in the build of the cache that is being written."""
+    # numbers instead of texts, a tenth of the memory; two of a million texts share one once in ten million runs
+    known = np.fromiter(map(hash, committed(cache)), np.int64)
+    return ~np.isin(np.fromiter(map(hash, ids), np.int64, len(ids)), known)
+
+
+def check_lengths(lengths: object, size: int) -> NDArray[np.float64]:
+    """Return lengths as an array; raises `ConfigError` unless there is one for each utterance."""
+    try:
+        found = np.asarray(lengths, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"lengths are numbers, one for each utterance: {error}") from error
+    if found.shape != (size,) or not np.isfinite(found).all():
+        raise ConfigError(f"lengths are {size} finite numbers, one for each utterance, not an array of {found.shape}")
+    return found
+
+
+def save_batches(directory: Path, name: str, batches: Batches) -> None:
+    """Write a list of batches where `load_batches` finds it."""
+    for column, array in (("items", batches.items), ("ends", batches.ends)):
+        np.save(directory / f"{name}-{column}.npy", array)
+
+
+def load_batches(directory: Path, name: str) -> Batches:
+    """Map a list of batches into memory."""
+    items, ends = (np.load(directory / f"{name}-{column}.npy", mmap_mode="r") for column in ("items", "ends"))
+    return Batches(items, ends)
+
+
+class Claim:
+    """A worker's note that it is at a task, and at which batch of it, for the case that it dies.
+
+    Raises `FileExistsError` if another worker has taken the task, `FileNotFoundError` if the run is over.
+    """
+
+    def __init__(self, directory: Path, task: Task) -> None:
+        self._path = claim_path(directory, task)
+        self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+
+    def at(self, batch: int) -> None:
+        """Note which batch is next."""
+        os.pwrite(self._file, batch.to_bytes(8, "little"), 0)
+
+    @property
+    def valid(self) -> bool:
+        """Whether the run still goes on."""
+        return self._path.exists()
+
+    def close(self) -> None:
+        """Let go; the note stays."""
+        os.close(self._file)
+
+
+def claim_path(directory: Path, task: Task) -> Path:
+    """Return where the note on a task is."""
+    return directory / f"task-{task.number:06d}"
+
+
+def read_claim(directory: Path, task: Task) -> int | None:
+    """Return the batch that a task had come to, -1 if not even to the first; None if no worker has taken it."""
+    try:
+        data = claim_path(directory, task).read_bytes()
+    except FileNotFoundError:
+        return None
+    return int.from_bytes(data, "little") if data else -1

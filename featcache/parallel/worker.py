@@ -1,0 +1,200 @@
+"""What runs in a worker process: tasks, which all add to one part of the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from featcache.batches import DatasetBatches, visible_ids
+from featcache.compute import Computation, Failure
+from featcache.errors import ConfigError, FeatcacheError, IncompleteError
+from featcache.feature import FeatureStorageConfig
+from featcache.parallel.plan import Claim, Task, load_batches
+from featcache.store.part_writer import PartWriter
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+REPORT_EVERY_S = 1.0
+# of a loader's own processes: Dask's worker processes may not have any, ask for more workers instead
+_OF_LOADER_WORKERS = (
+    *("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn"),
+    *("batch_size", "batch_sampler", "sampler"),
+)
+Environment = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same for all tasks of a run."""
+
+    path: Path  # of the cache
+    features: Mapping[str, FeatureStorageConfig]
+    fingerprint: Mapping[str, object]
+    directory: Path  # of the run: the plan, and notes on who is at what
+    skip_failures: bool
+    retries: int
+    seal_every_s: float | None  # so that what is there can be published before the end
+
+
+class Progress(NamedTuple):
+    """How far a task has come."""
+
+    task: int
+    utterances: int = 0  # written or failed
+    nbytes: int = 0
+    failed: int = 0
+
+
+class TaskTakenError(Exception):
+    """The task was begun before, by a worker that is lost to the scheduler."""
+
+
+class Work:
+    """A process's share in a run: its environment, built when the first task comes, and its part of the cache."""
+
+    def __init__(self, job: Job, build: Callable[[], Environment]) -> None:
+        self.job = job
+        self._build = build
+        self._env: Environment | None = None
+        self._writer: PartWriter | None = None
+        self._one_at_a_time = threading.Lock()  # a worker may have several threads, its environment is made for one
+        self._stopping = False
+        self._sealed_at = time.monotonic()
+
+    def run(self, task: Task, report: Callable[[Progress], object]) -> tuple[Progress, list[Failure]]:
+        """Compute the utterances of a task and commit them; tells `report` how far it is, about once a second."""
+        with self._one_at_a_time:
+            if self._stopping:
+                raise IncompleteError("the run has been stopped")
+            try:
+                claim = Claim(self.job.directory, task)
+            except FileExistsError:
+                raise TaskTakenError(task.number) from None
+            except FileNotFoundError:
+                raise IncompleteError(f"the run of {str(self.job.directory)!r} is over") from None
+            with contextlib.closing(claim):
+                return self._compute(task, claim, report)
+
+    def finish(self) -> None:
+        """End the task that runs after its next batch, and seal the part."""
+        self._stopping = True
+        with self._one_at_a_time:
+            if self._writer is not None:
+                writer, self._writer = self._writer, None
+                writer.close()
+
+    def _compute(
+        self, task: Task, claim: Claim, report: Callable[[Progress], object]
+    ) -> tuple[Progress, list[Failure]]:
+        if self._env is None:
+            self._env = checked_environment(self._build())
+        if self._writer is None:
+            self._writer = PartWriter(self.job.path, self.job.features, self.job.fingerprint)
+        batches = make_batches(self._env, self.job.directory, task)
+        computation = Computation(
+            self._env["compute_features"],
+            batches,
+            self._writer,
+            skip_failures=self.job.skip_failures,
+            only_missing=True,
+            retries=self.job.retries,
+        )
+        writer, before, reported_at = self._writer, self._writer.bytes_written, time.monotonic()
+
+        def progress() -> Progress:
+            nbytes = writer.bytes_written - before
+            return Progress(task.number, computation.behind, nbytes, len(computation.failures))
+
+        loaded = iter(batches)
+        for number in range(task.start, task.stop):
+            claim.at(number)
+            for batch in islice(loaded, 1):
+                computation.process(batch)
+            if self._stopping or not claim.valid:
+                break
+            if time.monotonic() - reported_at > REPORT_EVERY_S:
+                reported_at = time.monotonic()
+                report(progress())
+            self._seal_now_and_then(writer)
+        else:
+            claim.at(task.stop)
+        writer.commit()
+        return progress(), computation.failures
+
+    def _seal_now_and_then(self, writer: PartWriter) -> None:
+        every = self.job.seal_every_s
+        if every is not None and time.monotonic() - self._sealed_at > every:
+            writer.seal()
+            self._sealed_at = time.monotonic()
+
+
+def make_batches(env: Environment, directory: Path, task: Task) -> DatasetBatches:
+    """Return the batches of a task as its dataset loads them."""
+    dataset, kwargs = env["dataset"], dict(env["loader_kwargs"])
+    wanted = load_batches(directory, task.name)[task.start : task.stop]
+    singly = "batch_size" in kwargs and kwargs["batch_size"] is None
+    options = {key: value for key, value in kwargs.items() if key not in _OF_LOADER_WORKERS}
+    options |= {"batch_size": None} if singly else {"batch_sampler": wanted}
+    return DatasetBatches(dataset, cast(Sequence[int], wanted.items), options, env["ids"])
+
+
+def checked_environment(env: Environment) -> Environment:
+    """Fill in what an environment may leave out; raises `ConfigError` if it lacks what it must have."""
+    if not isinstance(env, Mapping):
+        raise ConfigError(f"an environment is a dict by name, not {env!r}")
+    for name in ("dataset", "compute_features"):
+        if name not in env:
+            raise ConfigError(f"the environment needs {name!r}; it has {', '.join(map(repr, env)) or 'nothing'}")
+    dataset = env["dataset"]
+    if not callable(env["compute_features"]):
+        raise ConfigError(f"'compute_features' is a function of a batch, not {env['compute_features']!r}")
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigError(f"'dataset' needs a length and items by number, not {type(dataset).__name__!r}")
+    ids = env.get("ids")
+    if ids is None:
+        ids = visible_ids(dataset)
+    if ids is None or len(ids) != len(dataset):
+        raise ConfigError(
+            f"the ids of {type(dataset).__name__!r} are not known before it is loaded; give it an attribute `ids`, or "
+            f"put 'ids' into the environment: {len(dataset)} strings, one for each utterance"
+        )
+    loader_kwargs = env.get("loader_kwargs")
+    if loader_kwargs is None:
+        loader_kwargs = {"collate_fn": env.get("collate_fn") or _as_list}
+    return {**env, "ids": ids, "loader_kwargs": loader_kwargs}
+
+
+def _as_list(items: list[Any]) -> list[Any]:
+    return items
+
+
+# what Dask calls:
+
+
+def run_task(task: Task, topic: str) -> tuple[Progress, list[Failure]]:
+    """Run a task in this worker."""
+    from distributed import get_worker
+
+    from featcache.parallel.client import worker_env
+
+    work = cast(Work, worker_env()["work"])
+    return work.run(task, partial(get_worker().log_event, topic))
+
+
+async def finish_work(dask_worker: Worker) -> None:
+    """End what runs in a worker and seal its part."""
+    import asyncio
+
+    try:
+        work = dask_worker.plugins["env"].env()["work"]  # type: ignore[attr-defined]
+    except (KeyError, FeatcacheError):  # it has just come, or its environment failed
+        return
+    await asyncio.get_running_loop().run_in_executor(None, work.finish)
