@@ -270,3 +270,17 @@ def test_workers_end_with_a_driver_that_is_killed(how: signal.Signals, tmp_path:
         driver.wait(60)
         _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
+
+
+def test_an_interrupt_while_workers_start_leaves_none_behind(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    with subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True) as driver:
+        assert driver.stderr is not None
+        assert driver.stderr.readline().startswith("dashboard")  # printed before they are
+        while not (started := workers_of(driver.pid)):
+            time.sleep(0.01)
+        driver.send_signal(signal.SIGINT)
+        assert driver.stderr.read().endswith("KeyboardInterrupt\n")
+        _, alive = psutil.wait_procs(started, timeout=60)
+    assert alive == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -91,7 +92,8 @@ def _root(error: BaseException) -> BaseException:
 
 
 async def _started(cluster: SpecCluster) -> None:
-    await cluster
+    # shielded from Ctrl-C: a cluster can only close workers that it has started
+    await asyncio.shield(asyncio.ensure_future(cluster))
 
 
 def need(module: str, env: str) -> Any:
