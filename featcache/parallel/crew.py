@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TASKS_UNDER_WAY = 2  # of each worker: one that runs, and one that it need not wait for
 PATIENCE_S = 60.0  # for a process to end that its scheduler has lost
+DEATHS_IN_VAIN = 20  # of each worker, with nothing computed in between
 REPLACE_AFTER_S = 30.0  # Dask gives up a lost worker after 15 s, then it starts another if asked to
 _log = logging.getLogger("featcache")
 
@@ -138,7 +139,7 @@ class Crew:
             self._again(_some_of(batches, missing & ~at), whole=True)
             self._again(self._suspected(batches.items[missing & at], error), whole=False)
         self._in_vain = 0 if position is not None and position >= 0 else self._in_vain + 1
-        if self._in_vain > 10 * (self._workers + 1):
+        if self._in_vain > DEATHS_IN_VAIN * self._workers:
             raise IncompleteError(f"workers die before they compute anything, the last one so: {error}") from error
 
     def _suspected(self, indices: Ints, error: Exception) -> Batches:

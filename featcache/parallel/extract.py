@@ -46,9 +46,10 @@ def extract(
     workers: what was committed is not computed again. The cache is the same whoever computed it.
 
     The environments of `provider` hold "dataset", of a known length with items by number, and "compute_features": a
-    function of a batch that returns for each utterance of it a dict of its "id" and all declared features. A batch is
-    a list of items, or what "collate_fn" makes of that. "ids" are the dataset's `ids` or `data_ids`, unless given;
-    "lengths" its `lengths` or durations, if it has any: long utterances come first, and batches hold similar ones.
+    function of a batch that returns for each utterance of it a dict of its "id" and all declared features; it is called
+    without gradients, modules should be in evaluation mode. A batch is a list of items, or what "collate_fn" makes of
+    that. "ids" are the dataset's `ids` or `data_ids`, unless given; "lengths" its `lengths` or durations, if it has
+    any: long utterances come first, and batches hold similar ones.
 
     Args:
         provider: builds the environment, once in each worker, and here for ids, lengths and fingerprint.

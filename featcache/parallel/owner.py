@@ -103,7 +103,7 @@ def _build(packed: bytes) -> Environment:
     _tell_device(owner, device)
     return {
         "dataset": dataset,
-        "compute_features": partial(_without_gradients, owner, stage),
+        "compute_features": partial(features_of, owner, stage),
         "loader_kwargs": found["loader_kwargs"],
     }
 
@@ -118,8 +118,3 @@ def _tell_device(owner: Any, device: str) -> None:
         owner.evaluation_ctx = torch.autocast(
             torch.device(device).type, dtype=autocast.fast_dtype, enabled=autocast._enabled
         )
-
-
-def _without_gradients(owner: Any, stage: Any, data: Any) -> Any:
-    with torch.no_grad():  # not inference_mode, as in the process of a Brain of its own
-        return features_of(owner, stage, data)

@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import torch
+
 from featcache.batches import DatasetBatches, visible_ids
 from featcache.compute import Computation, Failure
 from featcache.errors import ConfigError, FeatcacheError, IncompleteError
@@ -80,7 +82,7 @@ class Work:
                 raise TaskTakenError(task.number) from None
             except FileNotFoundError:
                 raise IncompleteError(f"the run of {str(self.job.directory)!r} is over") from None
-            with contextlib.closing(claim):
+            with contextlib.closing(claim), torch.no_grad():  # not inference_mode, as in `FeatureCacheMixin`
                 return self._compute(task, claim, report)
 
     def finish(self) -> None:

@@ -1,0 +1,138 @@
+"""Plans of extractions: every utterance in one task, tasks of about the same length, the longest first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_features
+
+from featcache import CacheWriter
+from featcache.errors import ConfigError, DuplicateIdError
+from featcache.loading.batches import Batches
+from featcache.parallel.crew import _some_of
+from featcache.parallel.plan import (
+    Claim,
+    Task,
+    batches_of,
+    check_ids,
+    check_lengths,
+    cut,
+    load_batches,
+    missing_from,
+    read_claim,
+    save_batches,
+)
+from featcache.store import part_writer
+
+lengths_lists = st.lists(st.integers(0, 1000) | st.floats(0, 1e6), max_size=200)
+
+
+@given(lengths_lists, st.integers(1, 8), st.integers(1, 100), st.booleans())
+def test_every_utterance_is_in_one_task_and_no_task_is_too_long(
+    values: list[float], batch_size: int, tasks: int, known: bool
+) -> None:
+    lengths = np.array(values, float) if known else None
+    weights = np.array(values, float) if known else np.ones(len(values))
+    missing = np.flatnonzero(np.arange(len(values)) % 3 != 1)
+    batches = batches_of(missing, lengths, batch_size)
+    ranges = cut(batches, lengths, tasks)
+    assert sorted(batches.items.tolist()) == missing.tolist()
+    assert [number for start, stop in ranges for number in range(start, stop)] == list(range(len(batches)))
+    assert len(ranges) <= tasks
+    assert all(0 < len(batch) <= batch_size for batch in batches)
+    share = weights[missing].sum() / tasks
+    for start, stop in ranges:
+        heavy = [weights[np.array(batch)].sum() for batch in batches[start:stop]]
+        last = max([number for number, weight in enumerate(heavy) if weight], default=0)
+        assert sum(heavy[:last]) <= share * (1 + 1e-9) + 1e-9
+
+
+@given(lengths_lists.filter(len))
+def test_the_longest_come_first_and_equals_in_their_order(values: list[float]) -> None:
+    lengths = np.array(values, float)
+    order = batches_of(np.arange(len(values)), lengths, 2).items
+    assert order.tolist() == sorted(range(len(values)), key=lambda index: -values[index])
+    assert batches_of(np.arange(len(values)), None, 2).items.tolist() == list(range(len(values)))
+
+
+def test_nothing_missing_is_no_task() -> None:
+    assert cut(batches_of(np.arange(0), None, 4), None, 10) == []
+
+
+@given(st.lists(st.lists(st.integers(0, 99), max_size=4).filter(len), max_size=10), st.data())
+def test_batches_less_some_utterances_keep_their_order(lists: list[list[int]], data: st.DataObject) -> None:
+    batches = Batches.of(lists)
+    size = len(batches.items)
+    wanted = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)), bool)
+    left, flags = [], iter(wanted)
+    for batch in lists:
+        if kept := [index for index in batch if next(flags)]:
+            left.append(kept)
+    assert list(_some_of(batches, wanted)) == left
+
+
+def test_workers_find_the_plan_as_it_was_made(tmp_path: Path) -> None:
+    batches = Batches.of([[3, 1], [2]])
+    save_batches(tmp_path, "plan", batches)
+    assert list(load_batches(tmp_path, "plan")) == [[3, 1], [2]]
+
+
+def test_a_task_is_taken_once_and_says_how_far_it_came(tmp_path: Path) -> None:
+    task = Task(7, "plan", 3, 9)
+    assert read_claim(tmp_path, task) is None
+    claim = Claim(tmp_path, task)
+    assert read_claim(tmp_path, task) == -1
+    claim.at(300)
+    claim.at(4)
+    assert read_claim(tmp_path, task) == 4
+    with pytest.raises(FileExistsError):
+        Claim(tmp_path, task)
+    assert claim.valid
+    (tmp_path / "task-000007").unlink()
+    assert not claim.valid
+    claim.close()
+    with pytest.raises(FileNotFoundError):
+        Claim(tmp_path / "gone", task)
+
+
+def write(writer: part_writer.PartWriter, numbers: range) -> None:
+    for number in numbers:
+        writer.write(id_of(number), arrays_of(number))
+
+
+def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path) -> None:
+    ids = [id_of(number) for number in range(40)]
+    make_cache(tmp_path, range(10))
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        sealed, dead, alive = (part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT) for _ in range(3))
+        write(sealed, range(10, 20))
+        sealed.close()
+        write(dead, range(20, 25))
+        dead.commit()
+        write(alive, range(30, 35))
+        alive.commit()
+        assert np.flatnonzero(missing_from(tmp_path, ids)).tolist() == list(range(20, 40))
+        dead._stop(finish=False)  # its lock is free now, as after its process's end
+        assert np.flatnonzero(missing_from(tmp_path, ids)).tolist() == list(range(25, 40))
+        alive.close()
+        writer.recover()
+        assert np.flatnonzero(missing_from(tmp_path, ids)).tolist() == [*range(25, 30), *range(35, 40)]
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=True) as writer:
+        assert missing_from(tmp_path, ids).all()
+
+
+def test_an_id_that_comes_twice_is_an_error() -> None:
+    check_ids([])
+    check_ids(["a", "b"])
+    with pytest.raises(DuplicateIdError, match="2 utterances of the id 'b'"):
+        check_ids(["a", "b", "c", "b"])
+
+
+@pytest.mark.parametrize("lengths", [[1.0], [1.0, float("nan")], ["a", "b"], [[1], [2]]])
+def test_lengths_are_one_number_for_each_utterance(lengths: object) -> None:
+    with pytest.raises(ConfigError, match=r"lengths are .*numbers, one for each utterance"):
+        check_lengths(lengths, 2)
