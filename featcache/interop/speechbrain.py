@@ -18,16 +18,18 @@ from speechbrain.utils.checkpoints import DEFAULT_LOAD_HOOKS, DEFAULT_SAVE_HOOKS
 from speechbrain.utils.distributed import main_process_only
 
 from featcache.errors import ConfigError
+from featcache.loading.dataset import FeatureDataset
 from featcache.loading.loader import FeatureLoader
-from featcache.loading.padded import Batch
+from featcache.loading.padded import Batch, Item
 
 
-def padded_batch(batch: Batch) -> PaddedBatch:
+def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
     """Make a SpeechBrain batch of one that `FeatureDataset` or `FeatureLoader` gives, without copying it.
 
     A feature becomes `PaddedData`: its tensor, and float32 lengths relative to the longest, so that
     `torch.round(lengths * data.shape[1])` are its frames; a feature without a time axis has lengths of 1, as it has
-    in SpeechBrain. Ids, numbers and all else stay what they are; the keys "<feature>_lengths" are left out.
+    in SpeechBrain. Ids, numbers and all else stay what they are; the keys "<feature>_lengths" are left out. Items that
+    come one by one are padded first.
 
     Use it as `FeatureLoader(..., collate=padded_batch)` or `DataLoader(FeatureDataset(...), collate_fn=padded_batch)`.
 
@@ -35,6 +37,7 @@ def padded_batch(batch: Batch) -> PaddedBatch:
     >>> batch.id, batch.x.lengths
     (['a', 'b'], tensor([1.0000, 0.6667]))
     """
+    batch = FeatureDataset.collate(batch)
     lengths = {f"{key}_lengths" for key, value in batch.items() if _is_feature(value)}
     values = {key: _value(key, batch) for key in batch if key not in lengths}
     on_device = [key for key, value in values.items() if isinstance(value, torch.Tensor | PaddedData)]
