@@ -219,8 +219,6 @@ def test_the_environment_of_a_worker_that_joins_late_raises_where_it_is_asked_fo
     ],
 )
 def test_options_that_the_cluster_does_not_take_are_named(config: dict[str, object], message: str) -> None:
-    if config.get("env") == "ssh":
-        pytest.importorskip("asyncssh")
     before = workers_of(os.getpid())
     with pytest.raises(ConfigError, match=message), get_client(config):
         pytest.fail("the block was entered")
@@ -241,7 +239,8 @@ def test_what_is_missing_is_named_with_what_to_install(
 ) -> None:
     for module in ("dask_cuda", "dask_kubernetes", "asyncssh", "dask_jobqueue"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingDependencyError, match=message), get_client({"env": env}):
+    options = {"hosts": ["scheduler", "worker"]} if env == "ssh" else {}
+    with pytest.raises(MissingDependencyError, match=message), get_client({"env": env, "options": options}):
         pytest.fail("the block was entered")
 
 
@@ -270,6 +269,14 @@ def test_workers_end_with_a_driver_that_is_killed(how: signal.Signals, tmp_path:
         driver.wait(60)
         _, alive = psutil.wait_procs(workers, timeout=60)
     assert alive == []
+
+
+def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text("from featcache.parallel.client import get_client\nwith get_client():\n    pass\n")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "needs `if __name__ == '__main__':` around what starts workers" in ended.stderr.splitlines()[-1]
 
 
 def test_an_interrupt_while_workers_start_leaves_none_behind(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Dask's clusters, one for each `env`: made with no worker yet, and told how many to start."""
+"""Dask's clusters, one for each `env`, and their workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _TO_INSTALL = {
 
 
 def make_cluster(config: ParallelConfig) -> Cluster:
-    """Start the scheduler of a cluster; `start_workers` starts its workers, except for "ssh", which has them already.
+    """Start the scheduler of a cluster; `start_workers` starts its workers. Those of "ssh" and
+    "local_gpu" start with it.
 
     Workers have one thread each, since the environment of a process is not made for several; options may say otherwise.
 
@@ -50,14 +51,13 @@ def _make(config: ParallelConfig, options: dict[str, Any]) -> Cluster:
         operator = import_module("dask_kubernetes.operator")
         return cast("Cluster", operator.KubeCluster(**{"n_workers": 0, **options}))
     if config.env == "ssh":
-        need("asyncssh", config.env)
         return _ssh_cluster(config.n_workers, options)
     # port 0 is any free one; a memory limit is the user's to set
     loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     options = {**loopback, "threads_per_worker": 1, "memory_limit": None, **options}
     if config.env == "local_gpu":
         cuda = need("dask_cuda", config.env)
-        # it gives each worker its GPU when it is made, not when it is scaled
+        # it gives each worker a GPU of its own, and cannot be made without workers
         return cast("Cluster", cuda.LocalCUDACluster(n_workers=config.n_workers, **options))
     distributed = need("distributed", config.env)
     return cast("Cluster", distributed.LocalCluster(n_workers=0, **options))
@@ -83,12 +83,16 @@ def start_workers(cluster: Cluster, config: ParallelConfig) -> None:
         for worker in cluster.workers.values():
             worker.status = Status.failed  # a cluster with workers that never ran could not be closed
         raise ConfigError(
-            f"env {config.env!r}: workers cannot be started with options {dict(config.options)!r}: {_root(error)}"
+            f"env {config.env!r}: workers cannot be started with options {dict(config.options)!r}: {_reason(error)}"
         ) from error
 
 
-def _root(error: BaseException) -> BaseException:
-    return error if error.__cause__ is None else _root(error.__cause__)
+def _reason(error: BaseException) -> str:
+    if error.__cause__ is not None:
+        return _reason(error.__cause__)
+    if "failed to start worker process" in str(error):  # it died before it could say why
+        return f"{error}; a script needs `if __name__ == '__main__':` around what starts workers, since they import it"
+    return str(error)
 
 
 async def _started(cluster: SpecCluster) -> None:
@@ -138,14 +142,13 @@ def _texts(values: Iterable[object] | None) -> list[str]:
 
 
 def _ssh_cluster(n_workers: int, options: dict[str, Any]) -> Cluster:
-    from distributed import SSHCluster
-
     hosts = options.get("hosts")
     if not isinstance(hosts, list) or len(hosts) != n_workers + 1:
         raise ConfigError(
             f"env 'ssh': options need 'hosts', that of the scheduler, then one for each of {n_workers} workers "
             f"(a host may be named again), not {hosts!r}"
         )
+    need("asyncssh", "ssh")
     options["worker_options"] = {"nthreads": 1, **dict(options.get("worker_options") or {})}
     options["scheduler_options"] = {"dashboard_address": ":0", **dict(options.get("scheduler_options") or {})}
-    return SSHCluster(**options)
+    return cast("Cluster", need("distributed", "ssh").SSHCluster(**options))
