@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
+ATTEMPTS = 10
 LOOK_AT = 256  # pages of all files together
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -16,8 +18,13 @@ def evict(path: Path) -> float:
     """
     os.sync()  # what is not written yet stays, too
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    _drop(files)
-    share = resident(files)
+    for _ in range(ATTEMPTS):  # pages that are just being written or read stay
+        _drop(files)
+        share = resident(files)
+        if share < 0.01:
+            break
+        time.sleep(0.2)
+        os.sync()
     _drop(files)  # looking has the system read ahead on some kernels
     return share
 

@@ -33,6 +33,8 @@ Written by `python benchmarks/run.py --publish` on {when}. `make bench` prints t
 - lilcom is lossy and its files are smaller; WebDataset reads in order, all others at random; float16 caches hold half
   the bytes.
 - Cold means: not in this machine's page cache. What lies behind a virtual disk may well keep the bytes in its memory.
+  "The file in order" is one buffered stream there, not the most that the disk gives: who asks for many pieces at once
+  can be faster.
 
 ![GB/s of padded batches](results.png)
 """
