@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from featcache.mvn import GlobalMVN as GlobalMVN
     from featcache.padding import unpad as unpad
     from featcache.parallel.client import get_client as get_client
+    from featcache.parallel.collect_stats import CollectStatsRunner as CollectStatsRunner
     from featcache.parallel.config import ParallelConfig as ParallelConfig
     from featcache.parallel.extract import extract as extract
     from featcache.parallel.provider import EnvironmentProvider as EnvironmentProvider
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Cache": "featcache.store.cache",
     "CacheWriter": "featcache.store.writer",
+    "CollectStatsRunner": "featcache.parallel.collect_stats",
     "EnvironmentProvider": "featcache.parallel.provider",
     "CommonCollateFn": "featcache.loading.collate",
     "FeatcacheError": "featcache.errors",

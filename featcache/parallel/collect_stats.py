@@ -1,0 +1,278 @@
+"""`CollectStatsRunner`: statistics and shapes of a data set, in the files that ESPnet reads, on one or many workers."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from featcache.errors import CacheLockedError, ConfigError, IncompleteError, StaleCacheError
+from featcache.loading.batches import Ints
+from featcache.parallel import stats_hooks
+from featcache.parallel.config import ParallelConfig
+from featcache.parallel.provider import EnvironmentProvider
+from featcache.parallel.shards import FEATS, SHARDS, Shard, has_features, left_over, merge_shards, read_shard
+from featcache.parallel.stats_workers import DaskTeam, Job, LocalTeam, Order
+from featcache.store.files import make_directory, pack_json, unpack_json, write_durably
+from featcache.store.fingerprint import canonical, differences
+from featcache.store.lock import WriterLock
+from featcache.store.manifest import NAME as CACHE
+from featcache.store.part_writer import close_after
+from featcache.store.writer import CacheWriter
+
+T = TypeVar("T")
+MADE_FROM = "made_from.json"
+MOST_SHARDS = 512  # whatever the number of workers, so that the same numbers are added in the same order
+PATIENCE_S = 60.0  # for workers that were lost to end
+
+
+class CollectStatsRunner:
+    """Collect statistics and shapes of the features that a model computes of a data set, as ESPnet3's runner does.
+
+    `runner(range(len(dataset)))` writes into `output_dir/mode`, and returns what `merge` does:
+
+    - `<key>_stats.npz`: "count", "sum", "sum_square" (and "mean", "m2"), float64, for each key of `collect_feats`;
+    - `<key>_shape`: "id frames,dims" by line, in the order of the ids' UTF-8 bytes. Integer inputs of the model that
+      have lengths get one, too: "id length";
+    - `stats_keys`, `stats_keys.txt`, `shape_keys.txt`, `feat_keys_written.txt`: names of keys;
+    - `shards/`: what is done. Stopped or killed at any moment, the same call goes on from there, with any number of
+      workers, batches and utterances. The results are the same to the last bit for the same utterances and batch size.
+
+    Args:
+        provider: builds the environment, once in each process: "dataset", "model", "collate_fn", and perhaps "device"
+            and "collect_stats_kwargs", for `model.collect_feats`.
+        output_dir: the directory of all splits.
+        mode: name of the split.
+        write_collected_feats: keep the features: in a cache, `collect_feats`, and as `collect_feats/<key>.scp` with one
+            `.npy` for each utterance.
+        batch_size: utterances a batch; None gives `forward` one number at a time.
+        parallel: how many workers, and where: `ParallelConfig` or such a mapping; None computes in this process.
+        resume: False removes what an earlier call has left of shards and features.
+
+    Raises `ComputeError` for an utterance that fails, naming it; `FeatureError` for what cannot be stored or has no
+    statistics; `StaleCacheError` if the model is another than in what is done; `CacheLockedError` if another process is
+    at work here. What is done is kept in each case.
+
+    >>> import tempfile, torch, featcache
+    >>> class Tones(featcache.EnvironmentProvider):
+    ...     def build_env_local(self):
+    ...         dataset = [(f"utt-{n}", {"speech": torch.full((n, 2), 3.0).numpy()}) for n in (4, 5)]
+    ...         return {"dataset": dataset, "model": self, "collate_fn": featcache.CommonCollateFn()}
+    ...
+    ...     def build_worker_setup_fn(self):
+    ...         return self.build_env_local
+    ...
+    ...     def collect_feats(self, speech, speech_lengths):
+    ...         return {"feats": speech, "feats_lengths": speech_lengths}
+    >>> runner = CollectStatsRunner(Tones(), tempfile.mkdtemp(), "train", batch_size=2)
+    >>> runner(range(2))["count"]
+    {'feats': 9}
+    """
+
+    def __init__(
+        self,
+        provider: EnvironmentProvider,
+        output_dir: str | Path,
+        mode: str,
+        write_collected_feats: bool = False,
+        *,
+        batch_size: int | None = None,
+        parallel: ParallelConfig | Mapping[str, object] | None = None,
+        resume: bool = True,
+    ) -> None:
+        if not isinstance(mode, str) or mode in ("", ".", "..") or "/" in mode or "\0" in mode:
+            raise ConfigError(f"mode {mode!r} is not usable as the name of a directory")
+        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+            raise ConfigError(f"batch_size is a whole number from 1 on, or None, not {batch_size!r}")
+        self.provider = provider
+        self.directory = Path(output_dir).absolute() / mode
+        self.write_collected_feats = write_collected_feats
+        self.batch_size = batch_size
+        self.parallel = None if parallel is None else ParallelConfig.of(parallel)
+        self.resume = resume
+
+    @staticmethod
+    def forward(
+        batch_indices: Iterable[int] | int,
+        dataset: Any,
+        model: Any,
+        collate_fn: Any,
+        device: Any = None,
+        write_collected_feats: bool = False,
+        collect_stats_kwargs: Mapping[str, Any] | None = None,
+        **env: Any,
+    ) -> tuple[Any, ...]:
+        """Return statistics and shapes of a batch, and its features where they are wanted.
+
+        `(stats, shape_info)` or `(stats, shape_info, feats)`: by key a `FeatureStats`, by key and id the shapes, by key
+        and id the arrays. `**env`, the rest of the environment, is ignored.
+        """
+        stats, shapes, feats = stats_hooks.collect_stats_batch(
+            [batch_indices] if isinstance(batch_indices, int) else batch_indices,
+            dataset=dataset,
+            model=model,
+            collate_fn=collate_fn,
+            device=device,
+            collect_stats_kwargs=collect_stats_kwargs,
+        )
+        return (stats, shapes, feats) if write_collected_feats else (stats, shapes)
+
+    @staticmethod
+    def open_writers(
+        shard_dir: Path | None,
+        write_collected_feats: bool = False,
+        feats_dir: Path | None = None,
+        part_writer: stats_hooks.TakesFeatures | None = None,
+        **env: Any,
+    ) -> dict[str, Any]:
+        """Return what `write_record` writes to: "_shard_dir", "_write_feats", "shape_handles", "feat_writers", ...
+
+        Features go to `feats_dir` (None: `shard_dir/collect_feats`) and, unless None, to `part_writer`.
+        """
+        return stats_hooks.open_writers(shard_dir, write_collected_feats, feats_dir, part_writer)
+
+    @staticmethod
+    def write_record(writers: dict[str, Any], result: Any, state: dict[str, Any], **env: Any) -> None:
+        """Add what `forward` returned to the writers, and its statistics to `state`, a `FeatureStats` by key."""
+        stats_hooks.write_record(writers, result, state)
+
+    @staticmethod
+    def close_writers(writers: dict[str, Any]) -> None:
+        """Write the shapes, the statistics and the lists of keys of a shard."""
+        stats_hooks.close_writers(writers)
+
+    def merge(self, shard_dirs: Sequence[Path]) -> dict[str, dict[str, Any]]:
+        """Merge shards into the files of the split; returns {"sum", "sq", "count"}, each by key.
+
+        Statistics are merged in the order of `shard_dirs`; the order of lines is that of their ids.
+        """
+        if not shard_dirs:
+            raise ConfigError("there are no shards to merge")
+        merged = merge_shards(shard_dirs, self.directory)
+        return {
+            "sum": {key: stats.sum for key, stats in merged.items()},
+            "sq": {key: stats.sum_square for key, stats in merged.items()},
+            "count": {key: stats.count for key, stats in merged.items()},
+        }
+
+    def __call__(self, indices: Iterable[int]) -> dict[str, dict[str, Any]]:
+        """Collect what is not done yet of some utterances, given by number, and merge it; see the class."""
+        wanted = _checked(indices)
+        make_directory(self.directory)
+        lock = WriterLock(self.directory)
+        try:
+            if not self.resume:
+                self._start_anew()
+            make_directory(self._shards)
+            return self.merge([shard.directory for shard in self._collect(wanted)])
+        finally:
+            lock.release()
+
+    @property
+    def _shards(self) -> Path:
+        return self.directory / SHARDS
+
+    def _start_anew(self) -> None:
+        shutil.rmtree(self._shards, ignore_errors=True)
+        if (self.directory / FEATS / CACHE).exists():
+            shutil.rmtree(self.directory / FEATS)
+
+    def _collect(self, wanted: Ints) -> list[Shard]:
+        """Have all done that is missing, and return the shards by their first utterances."""
+        error, writer = None, None
+        try:
+            team = LocalTeam(self.provider) if self.parallel is None else DaskTeam(self.provider, self.parallel)
+            with team:
+                sample = wanted[: self.batch_size or 1] if self.write_collected_feats else None
+                made_from, features = team.ask(type(self), sample)
+                self._check_made_from(made_from)
+                if features is not None:
+                    writer = _when_free(partial(CacheWriter, self.directory / FEATS, features, made_from))
+                job = Job(type(self), self.directory, self.batch_size, features, made_from)
+                rest = left_over(wanted, self._done(wanted, writer))
+                with tqdm(total=len(wanted), initial=len(wanted) - len(rest), unit="utt", disable=None) as bar:
+                    for order in team.work(job, self._cut(rest)):
+                        bar.update(len(order.indices))
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            if writer is not None:
+                close_after(error, partial(_publish, writer, complete=error is None))
+        shards = self._done(wanted, None)
+        if len(left_over(wanted, shards)):
+            raise IncompleteError(f"shards in {str(self._shards)!r} are gone; the same call makes them again")
+        return shards
+
+    def _check_made_from(self, made_from: Mapping[str, object]) -> None:
+        """Note what the statistics are made from, or compare it with what is noted."""
+        path, new = self._shards / MADE_FROM, canonical(made_from)
+        if not path.exists():
+            write_durably(path, pack_json(new))
+        changed = differences(unpack_json(path.read_bytes(), repr(str(path))), new)
+        if changed:
+            lines = "".join(f"\n  {line}" for line in changed)
+            raise StaleCacheError(
+                f"what is done in {str(self.directory)!r} was made from something else than it would be now:{lines}\n"
+                "start anew (resume=False), or give another directory"
+            )
+
+    def _cut(self, rest: Ints) -> list[Order]:
+        """Cut utterances into shards of whole batches."""
+        size = self.batch_size or 1
+        size *= -(-len(rest) // (size * MOST_SHARDS)) or 1
+        run = secrets.token_hex(4)
+        starts = range(0, len(rest), size)
+        return [Order(f"split.{run}-{k:05d}", rest[start : start + size]) for k, start in enumerate(starts)]
+
+    def _done(self, wanted: Ints, writer: CacheWriter | None) -> list[Shard]:
+        """Return the shards that are done, by their first utterances; removes those that are of no use."""
+        places = np.full(wanted.max() + 1, -1)  # of the utterances that are still to be found
+        places[wanted] = np.arange(len(wanted))
+        found: dict[int, Shard] = {}
+        for directory in sorted(self._shards.glob("*/")):
+            shard = read_shard(directory)
+            if shard is None or not shard.is_within(places) or not (writer is None or has_features(shard, writer)):
+                shutil.rmtree(directory)
+                continue
+            found[int(places[shard.indices[0]])] = shard
+            places[shard.indices] = -1
+        return [found[place] for place in sorted(found)]
+
+
+def _checked(indices: Iterable[int]) -> Ints:
+    listed = np.asarray(indices if isinstance(indices, range | np.ndarray) else list(indices))
+    if not listed.size or listed.dtype.kind not in "iu" or listed.ndim != 1 or listed.min() < 0:
+        raise ConfigError(f"indices are numbers of utterances, at least one, not {indices!r}")
+    if len(np.unique(listed)) < len(listed):
+        raise ConfigError("indices hold an utterance twice, which would count twice")
+    return listed.astype(np.int64)
+
+
+def _publish(writer: CacheWriter, complete: bool) -> None:
+    """Publish what all have stored, those that died included."""
+    try:
+        _when_free(writer.recover)
+    except CacheLockedError:
+        writer.abort()  # of nothing: what is sealed stays
+        raise
+    writer.close(complete)
+
+
+def _when_free(do: Callable[[], T]) -> T:
+    """Do something once workers that were lost have ended."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return do()
+        except CacheLockedError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.2)
