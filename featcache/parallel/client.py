@@ -6,9 +6,12 @@ import asyncio
 import functools
 import inspect
 import os
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakKeyDictionary
 
 import click
 
@@ -152,6 +155,8 @@ class _WorkerEnv(WorkerPlugin):
 
     def __init__(self, setup_fn: SetupFn) -> None:
         self._setup_fn = setup_fn
+        self._token = uuid.uuid4().hex
+        self._outcome: Mapping[str, object] | Exception = ConfigError("the environment is not built yet; ask in a task")
         self.name = f"setup_fn {getattr(setup_fn, '__qualname__', setup_fn)!r}"
         try:
             cloudpickle.dumps(self)
@@ -159,28 +164,39 @@ class _WorkerEnv(WorkerPlugin):
             raise ConfigError(
                 f"{self.name} cannot be sent to workers: {error}; let it hold names and paths, and build the rest there"
             ) from error
-        self._env: Mapping[str, object] | None = None
-        self._error: Exception | None = None
 
     async def setup(self, worker: Worker) -> None:
         # in the thread of the tasks, to which a GPU or torch's settings may belong; meanwhile the worker stays in touch
-        await asyncio.get_running_loop().run_in_executor(worker.executors["default"], self._build, worker.address)
+        await asyncio.get_running_loop().run_in_executor(worker.executors["default"], self._set_up, worker)
+        self.env()
 
     def env(self) -> Mapping[str, object]:
-        if self._env is None:  # Dask asks workers that join later to set up as well, but tells nobody of the error
-            raise self._error or ConfigError("the worker's environment is not built yet; ask in a task")
-        return self._env
+        if isinstance(self._outcome, Exception):  # of a worker that joins late, Dask tells nobody of it
+            raise self._outcome
+        return self._outcome
 
-    def _build(self, address: str) -> None:
+    def _set_up(self, worker: Worker) -> None:
+        with _BUILDING:
+            token, outcome = _BUILT.get(worker, ("", None))
+            if outcome is None or token != self._token:
+                outcome = self._build(worker.address)
+                _BUILT[worker] = (self._token, outcome)
+        self._outcome = outcome
+
+    def _build(self, address: str) -> Mapping[str, object] | Exception:
         try:
             env = self._setup_fn()
             if not isinstance(env, Mapping) or not all(isinstance(name, str) for name in env):
                 raise ConfigError(f"{self.name} returns {env!r}, not a dict by name")
         except Exception as error:
             error.add_note(f"raised by {self.name} in worker {address}")
-            self._error = error
-            raise
-        self._env = env
+            return error
+        return env
+
+
+# a worker that joins while the plugin is registered may be given it twice, and builds once all the same
+_BUILT: WeakKeyDictionary[Worker, tuple[str, Mapping[str, object] | Exception]] = WeakKeyDictionary()
+_BUILDING = threading.Lock()
 
 
 @contextmanager
