@@ -175,16 +175,16 @@ def visible_ids(source: Any) -> Sequence[str] | None:
 
 
 def visible_lengths(source: Any) -> Sequence[float] | None:
-    """Return how long the utterances of a dataset are, if it shows that: `lengths`, or "duration" or "length" in data.
+    """Return how long the utterances of a dataset are, if it shows that; in whatever unit, since only the order counts.
 
-    The latter two are keys of a `DynamicItemDataset`'s `data`.
+    Either by `lengths`, or as "duration", "length" or "num_samples" in the `data` of a `DynamicItemDataset`.
     """
     lengths: Any = getattr(source, "lengths", None)
     if hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__") and len(lengths) == len(source):
         return cast(Sequence[float], lengths)
     data, ids = getattr(source, "data", None), getattr(source, "data_ids", None)
     if isinstance(data, Mapping) and isinstance(ids, list):
-        for key in ("duration", "length"):
+        for key in ("duration", "length", "num_samples"):
             with contextlib.suppress(LookupError, TypeError, ValueError):  # not a number, or not of every utterance
                 return [float(data[id][key]) for id in ids]
     return None

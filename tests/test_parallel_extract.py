@@ -114,7 +114,7 @@ def test_what_fails_is_tried_again_then_set_aside(tmp_path: Path, parallel: obje
     assert sorted(line["id"] for line in failures(tmp_path)) == sorted(ids(tmp_path, 5, 17))
     assert {line["type"] for line in failures(tmp_path)} == {"ValueError"}
     assert "cannot compute" in failures(tmp_path)[0]["traceback"]
-    cache = extract(Provider(tmp_path), parallel=parallel)  # the next call tries it again
+    cache = extract(Provider(tmp_path), **SERIAL)  # the next call tries it again
     assert_holds(cache, range(40))
     assert not failures(tmp_path)
 
@@ -128,7 +128,7 @@ def test_a_failure_ends_the_run_which_keeps_what_it_has(tmp_path: Path, parallel
     assert f"{len(cache)} of 40 utterances are in cache" in caught.value.__notes__[-1]
     assert len(cache) > 0
     before = calls(tmp_path)
-    assert_holds(extract(Provider(tmp_path), parallel=parallel), range(40))
+    assert_holds(extract(Provider(tmp_path), **SERIAL), range(40))
     assert not set(cache) & set(calls(tmp_path)[len(before) :])
 
 
