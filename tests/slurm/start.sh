@@ -4,6 +4,7 @@
 #   start.sh start DIR       start it; prints the line that lets SLURM's commands find it
 #   start.sh stop DIR        stop it: jobs, daemons
 set -euo pipefail
+PATH=$PATH:/usr/sbin  # where Debian puts daemons
 
 install() {
   if command -v slurmctld slurmd munged >/dev/null; then return; fi
