@@ -7,7 +7,7 @@ set -euo pipefail
 PATH=$PATH:/usr/sbin  # where Debian puts daemons
 
 install() {
-  if command -v slurmctld slurmd munged >/dev/null; then return; fi
+  if type -P slurmctld && type -P slurmd && type -P munged; then return; fi >/dev/null
   # exit status 101: no daemon is started by its package
   local policy=/usr/sbin/policy-rc.d mine=
   if [ ! -e "$policy" ]; then
