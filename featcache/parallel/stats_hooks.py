@@ -7,6 +7,7 @@ import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ import torch
 
 from featcache.batches import to_device
 from featcache.errors import ConfigError, FeatureError
+from featcache.fingerprint import find_ingredients
 from featcache.interface import Array
 from featcache.parallel.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS, write_lines
 from featcache.stats import FeatureStats
@@ -207,3 +209,15 @@ def close_writers(writers: dict[str, Any]) -> None:
         write_lines(directory / FEATS / f"{key}.scp", writer.lines)
     for name, keys in ((SHAPE_KEYS, shapes), (STATS_KEYS, stats), (FEAT_KEYS, writers["feat_writers"])):
         write_lines(directory / name, sorted(keys))
+
+
+def made_from_what(env: Mapping[str, Any]) -> dict[str, object]:
+    """Return the fingerprint of what `collect_feats` of the model makes: its code and the modules that it names."""
+    model, found = env["model"], {}
+    function = getattr(type(model), "collect_feats", None)
+    if isinstance(function, FunctionType):
+        stand_in: Any = object.__new__(type(type(model).__name__, (type(model),), {"compute_features": function}))
+        vars(stand_in).update(vars(model))
+        found = find_ingredients(stand_in).fingerprint({})
+    kwargs = env.get("collect_stats_kwargs") or {}
+    return {**found, "collect_stats_kwargs": {name: repr(value) for name, value in kwargs.items()}}

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 from featcache.batches import visible_ids
 from featcache.errors import ComputeError, ConfigError, FeatcacheError, FeatureError, IncompleteError
 from featcache.feature import FeatureStorageConfig
-from featcache.fingerprint import find_ingredients
 from featcache.interface import Array
 from featcache.loading.batches import Ints
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.provider import EnvironmentProvider
 from featcache.parallel.shards import FEATS, SHARDS, finish_shard, read_shard
+from featcache.parallel.stats_hooks import made_from_what
 from featcache.ranks import describe
 from featcache.store.part_writer import PartWriter, close_after
 from featcache.store.recover import committed
@@ -66,12 +67,14 @@ class ShardMaker:
                 raise ConfigError(f"the environment needs {name!r}; it has {', '.join(map(repr, env)) or 'nothing'}")
         self._env: dict[str, Any] = dict(env)
         self._writer: PartWriter | None = None
+        self._one_at_a_time = threading.Lock()  # a worker may have several threads, its environment is made for one
+        self._stopping = False
         if callable(getattr(self._env["model"], "eval", None)):
             self._env["model"].eval()
 
     def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
         """Return what statistics are made from here, and how features such as those of a sample are to be stored."""
-        made_from = _made_from(self._env)
+        made_from = made_from_what(self._env)
         if sample is None:
             return made_from, None
         feats = self._compute(hooks, sample.tolist(), {**self._env, "write_collected_feats": True})[2]
@@ -80,6 +83,18 @@ class ShardMaker:
 
     def make(self, job: Job, order: Order) -> None:
         """Make a shard; it is there when this returns."""
+        with self._one_at_a_time:
+            self._make(job, order)
+
+    def finish(self) -> None:
+        """End the shard that is being made after its next batch, and seal the part of the cache."""
+        self._stopping = True
+        with self._one_at_a_time:
+            if self._writer is not None:
+                writer, self._writer = self._writer, None
+                writer.close()
+
+    def _make(self, job: Job, order: Order) -> None:
         hooks, shards = job.hooks, job.directory / SHARDS
         if read_shard(shards / order.name) is not None:  # the worker that made it died right after
             return
@@ -93,6 +108,8 @@ class ShardMaker:
             writers = hooks.open_writers(shard_dir, **env)
             size = job.batch_size or 1
             for start in range(0, len(order.indices), size):
+                if self._stopping:
+                    raise IncompleteError("the run has been stopped")
                 batch = order.indices[start : start + size].tolist()
                 result = self._compute(hooks, batch if job.batch_size else batch[0], env)
                 hooks.write_record(writers, result, state, **env)
@@ -100,12 +117,6 @@ class ShardMaker:
             if self._writer is not None:
                 self._writer.commit()
             finish_shard(shard_dir, shards / order.name, order.indices)
-
-    def finish(self) -> None:
-        """Seal the part of the cache."""
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
-            writer.close()
 
     def _part(self, job: Job, features: Declared, order: Order) -> _NewOnly:
         path = job.directory / FEATS
@@ -143,18 +154,6 @@ class _NewOnly:
     def write(self, id: str, arrays: Mapping[str, Array]) -> None:
         if id not in self._known and id not in self._writer:
             self._writer.write(id, arrays)
-
-
-def _made_from(env: Mapping[str, Any]) -> dict[str, object]:
-    """Return the fingerprint of what `collect_feats` of the model makes: its code and the modules that it names."""
-    model, found = env["model"], {}
-    function = getattr(type(model), "collect_feats", None)
-    if isinstance(function, FunctionType):
-        stand_in: Any = object.__new__(type(type(model).__name__, (type(model),), {"compute_features": function}))
-        vars(stand_in).update(vars(model))
-        found = find_ingredients(stand_in).fingerprint({})
-    kwargs = env.get("collect_stats_kwargs") or {}
-    return {**found, "collect_stats_kwargs": {name: repr(value) for name, value in kwargs.items()}}
 
 
 class LocalTeam:

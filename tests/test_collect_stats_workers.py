@@ -1,0 +1,99 @@
+"""Collect-stats on Dask workers: the same files for any number of them, and what is kept when they die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from collect_stats_helpers import Provider, assert_right, calls, collect, files_of, id_of, speech_of
+
+import featcache
+from featcache.errors import CacheLockedError, ComputeError
+
+TWO = {"env": "local", "n_workers": 2}
+SEVEN_THREADS = {"env": "local", "n_workers": 7, "options": {"processes": False, "protocol": "tcp://"}}
+
+
+def assert_collected(split: Path, numbers: Iterable[int]) -> None:
+    """Compare files and features with what they must hold, each utterance once."""
+    assert_right(split, numbers)
+    cache = featcache.open(split / "collect_feats", verify="arrays")
+    assert list(cache) == sorted(map(id_of, numbers))
+    assert cache.complete
+    for number in numbers:
+        np.testing.assert_array_equal(cache.read(id_of(number), "feats"), speech_of(number), strict=True)
+
+
+def test_seven_workers_give_the_same_files_to_the_byte(tmp_path: Path) -> None:
+    serial = collect(Provider(tmp_path / "run"))
+    before = files_of(tmp_path / "run" / "stats" / "train")
+    merged = collect(Provider(tmp_path / "run"), parallel=SEVEN_THREADS, resume=False)
+    assert files_of(tmp_path / "run" / "stats" / "train") == before
+    for of_key, expected in ((merged[name], serial[name]) for name in ("sum", "sq", "count")):
+        assert {key: np.asarray(value).tolist() for key, value in of_key.items()} == {
+            key: np.asarray(value).tolist() for key, value in expected.items()
+        }
+    assert sorted(calls(tmp_path / "run")) == sorted([*range(30), *range(30)])
+
+
+def test_a_worker_that_dies_takes_nothing_with_it_that_was_done(tmp_path: Path) -> None:
+    collect(Provider(tmp_path / "serial"))
+    collect(Provider(tmp_path / "run", kills_once=[9]), parallel=TWO, write_collected_feats=True)
+    found, expected = (files_of(tmp_path / name / "stats" / "train") for name in ("run", "serial"))
+    assert found == {**expected, "feat_keys_written.txt": b"feats\nfirst\n"}
+    assert_collected(tmp_path / "run" / "stats" / "train", range(30))
+    assert len(calls(tmp_path / "run")) <= 4 + 30 + 4  # the sample, and what the one that died was at
+
+
+def test_an_utterance_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ComputeError, match=r"3 workers died between utterances 4 and 7.*is kept"):
+        collect(Provider(tmp_path / "run", kills=[6]), 12, parallel={"env": "local", "n_workers": 1})
+    (tmp_path / "run" / "calls").unlink()
+    collect(Provider(tmp_path / "run"), 12)
+    assert_right(tmp_path / "run" / "stats" / "train", range(12))
+    assert set(calls(tmp_path / "run")).isdisjoint(range(4))
+
+
+def test_an_utterance_that_fails_in_a_worker_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ComputeError, match=r"of 'spk1/utt-22' failed with ValueError: cannot compute 22"):
+        collect(Provider(tmp_path / "run", fails=[22]), parallel=SEVEN_THREADS, write_collected_feats=True)
+    collect(Provider(tmp_path / "run"), write_collected_feats=True)
+    assert_collected(tmp_path / "run" / "stats" / "train", range(30))
+
+
+def test_a_killed_run_goes_on_with_any_number_of_workers(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for _ in range(2):
+        start_and_kill(folder)
+    done = len(list((folder / "stats" / "train" / "shards").glob("split.*/done")))
+    assert 1 <= done < 8
+    before = len(calls(folder))
+    collect(Provider(folder), parallel=TWO, write_collected_feats=True)
+    assert_collected(folder / "stats" / "train", range(30))
+    assert len(calls(folder)) - before <= 4 + 30 - 4 * done
+
+
+def start_and_kill(folder: Path) -> None:
+    """Start a run, and kill it once it has computed ten more utterances."""
+    before = len(calls(folder))
+    script = Path(__file__).with_name("collect_stats_helpers.py")
+    process = subprocess.Popen([sys.executable, script, folder, "0.1"], stderr=subprocess.DEVNULL)
+    while len(calls(folder)) < before + 10:
+        assert process.poll() is None
+        time.sleep(0.02)
+    assert_locked(folder)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def assert_locked(folder: Path) -> None:
+    with pytest.raises(CacheLockedError, match="is being written by process"):
+        collect(Provider(folder))
