@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +12,21 @@ from hypothesis import strategies as st
 from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_features
 
 from featcache import CacheWriter
-from featcache.errors import ConfigError, DuplicateIdError
+from featcache.errors import CacheLockedError, ConfigError, DuplicateIdError, IncompleteError
 from featcache.loading.batches import Batches
 from featcache.parallel.crew import _some_of
 from featcache.parallel.plan import (
     Claim,
     Task,
+    TaskTakenError,
     batches_of,
     check_ids,
     check_lengths,
     cut,
     load_batches,
     missing_from,
-    read_claim,
     save_batches,
+    take_back,
 )
 from featcache.store import part_writer
 
@@ -83,20 +85,39 @@ def test_workers_find_the_plan_as_it_was_made(tmp_path: Path) -> None:
 
 def test_a_task_is_taken_once_and_says_how_far_it_came(tmp_path: Path) -> None:
     task = Task(7, "plan", 3, 9)
-    assert read_claim(tmp_path, task) is None
     claim = Claim(tmp_path, task)
-    assert read_claim(tmp_path, task) == -1
+    assert claim.valid
     claim.at(300)
     claim.at(4)
-    assert read_claim(tmp_path, task) == 4
-    with pytest.raises(FileExistsError):
+    with pytest.raises(TaskTakenError):
         Claim(tmp_path, task)
-    assert claim.valid
-    (tmp_path / "task-000007").unlink()
-    assert not claim.valid
     claim.close()
+    with pytest.raises(TaskTakenError):
+        Claim(tmp_path, task)
+    assert take_back(tmp_path, task, 0) == 4
+    begun = Claim(tmp_path, Task(8, "plan", 3, 9))
+    begun.close()
+    assert take_back(tmp_path, Task(8, "plan", 3, 9), 0) == -1
     with pytest.raises(FileNotFoundError):
         Claim(tmp_path / "gone", task)
+
+
+def test_a_task_that_was_taken_back_is_nobodys(tmp_path: Path) -> None:
+    task = Task(7, "plan", 3, 9)
+    assert take_back(tmp_path, task, 0) is None
+    with pytest.raises(TaskTakenError):
+        Claim(tmp_path, task)
+
+
+def test_a_task_is_taken_back_when_its_worker_is_through_with_its_batch(tmp_path: Path) -> None:
+    task = Task(7, "plan", 3, 9)
+    claim = Claim(tmp_path, task)
+    with pytest.raises(IncompleteError, match="a worker that Dask's scheduler has lost still works on task 7"):
+        take_back(tmp_path, task, 0.01)
+    assert not claim.valid
+    claim.at(5)
+    threading.Timer(0.1, claim.close).start()
+    assert take_back(tmp_path, task, 60) == 5
 
 
 def write(writer: part_writer.PartWriter, numbers: range) -> None:
@@ -113,11 +134,12 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
         sealed.close()
         write(dead, range(20, 25))
         dead.commit()
+        dead._stop(finish=False)  # its lock is free now, as after its process's end
         write(alive, range(30, 35))
         alive.commit()
-        assert np.flatnonzero(missing_from(tmp_path, ids)).tolist() == list(range(20, 40))
-        dead._stop(finish=False)  # its lock is free now, as after its process's end
-        assert np.flatnonzero(missing_from(tmp_path, ids)).tolist() == list(range(25, 40))
+        assert np.flatnonzero(missing_from(tmp_path, ids)).tolist() == [*range(25, 30), *range(35, 40)]
+        with pytest.raises(CacheLockedError, match=r"is still being written by another process.*\(\d+ on "):
+            writer.recover()
         alive.close()
         writer.recover()
         assert np.flatnonzero(missing_from(tmp_path, ids)).tolist() == [*range(25, 30), *range(35, 40)]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -20,16 +18,15 @@ from featcache.compute import failure_of
 from featcache.errors import ComputeError, IncompleteError
 from featcache.loading.batches import Batches, Ints
 from featcache.parallel.account import Account
-from featcache.parallel.plan import PLAN, Task, load_batches, missing_from, read_claim, save_batches
-from featcache.parallel.worker import Job, Progress, TaskTakenError, finish_work, run_task
+from featcache.parallel.plan import PLAN, Task, TaskTakenError, load_batches, missing_from, save_batches, take_back
+from featcache.parallel.worker import Job, Progress, finish_work, run_task
 from featcache.store.part_writer import close_after
-from featcache.store.recover import open_parts
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
 TASKS_UNDER_WAY = 2  # of each worker: one that runs, and one that it need not wait for
-PATIENCE_S = 60.0  # for a process to end that its scheduler has lost
+PATIENCE_S = 60.0  # for a worker that the scheduler has lost to be through with its batch
 DEATHS_IN_VAIN = 20  # of each worker, with nothing computed in between
 REPLACE_AFTER_S = 30.0  # Dask gives up a lost worker after 15 s, then it starts another if asked to
 _log = logging.getLogger("featcache")
@@ -127,11 +124,10 @@ class Crew:
 
     def _lost(self, task: Task, error: Exception) -> None:
         """Have done what is left of a task whose worker has died."""
-        position = read_claim(self._job.directory, task)
+        position = take_back(self._job.directory, task, PATIENCE_S)
         if position is None:  # it was waiting there, somebody else was at work
             self._waiting.append(task._replace(number=next(self._numbers)))
         else:
-            self._wait_for_the_dead()
             batches = load_batches(self._job.directory, task.name)[task.start : task.stop]
             at = np.repeat(np.arange(task.start, task.stop) == position, batches.sizes)
             missing = missing_from(self._job.path, [self._ids[index] for index in batches.items.tolist()])
@@ -170,24 +166,6 @@ class Crew:
         ranges = [(0, len(batches))] if whole else [(k, k + 1) for k in range(len(batches))]
         self._waiting += [Task(next(self._numbers), name, start, stop) for start, stop in ranges]
 
-    def _wait_for_the_dead(self) -> None:
-        """Return once every part that is being written belongs to a worker that the scheduler knows.
-
-        One that it has lost may still compute for a while; what it commits until its end is not to be computed again.
-        """
-        until = time.monotonic() + PATIENCE_S
-        while parts := open_parts(self._job.path):
-            living = set(self._client.run(_process, on_error="ignore").values())
-            strangers = {name: who for name, who in parts.items() if who is None or who[:2] not in living}
-            if not strangers:
-                return
-            if time.monotonic() > until:
-                (name, who), *_ = strangers.items()
-                raise IncompleteError(
-                    f"part {name!r} is still being written by {who}, which Dask's scheduler has lost; end that process"
-                )
-            time.sleep(0.2)
-
     def _look_after_workers(self) -> None:
         now = time.monotonic()
         if now - self._checked_at < 1:
@@ -210,10 +188,6 @@ class Crew:
         for result in results.values():
             if isinstance(result, Exception) and not isinstance(result, CommClosedError):  # its part is recovered
                 raise result
-
-
-def _process() -> tuple[int, str]:
-    return os.getpid(), socket.gethostname()
 
 
 def _some_of(batches: Batches, wanted: Any) -> Batches:

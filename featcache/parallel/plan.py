@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, DuplicateIdError
+from featcache.errors import ConfigError, DuplicateIdError, IncompleteError
 from featcache.loading.batches import Batches, Ints
 from featcache.store.recover import committed
 
@@ -101,15 +102,30 @@ def load_batches(directory: Path, name: str) -> Batches:
     return Batches(items, ends)
 
 
-class Claim:
-    """A worker's note that it is at a task, and at which batch of it, for the case that it dies.
+class TaskTakenError(Exception):
+    """A task has been begun, or was taken back, before."""
 
-    Raises `FileExistsError` if another worker has taken the task, `FileNotFoundError` if the run is over.
+
+class Claim:
+    """A worker's right to do a task; nobody has it twice, nor two at once.
+
+    Beside it lies a note on the batch that the worker is at, for the case that it dies.
+
+    Raises `TaskTakenError` if another worker had the task, or `take_back` has been called; `FileNotFoundError` if the
+    run is over.
     """
 
     def __init__(self, directory: Path, task: Task) -> None:
-        self._path = claim_path(directory, task)
-        self._file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        if not directory.exists():
+            raise FileNotFoundError(str(directory))
+        self._note = _note(directory, task)
+        self._lock = FileLock(f"{self._note}.lock", thread_local=False)
+        try:
+            self._lock.acquire(timeout=0)
+            self._file = os.open(self._note, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except (Timeout, FileExistsError) as error:
+            self._lock.release()
+            raise TaskTakenError(task.number) from error
 
     def at(self, batch: int) -> None:
         """Note which batch is next."""
@@ -117,23 +133,38 @@ class Claim:
 
     @property
     def valid(self) -> bool:
-        """Whether the run still goes on."""
-        return self._path.exists()
+        """Whether the task is still wanted from this worker, and the run goes on."""
+        return self._note.exists() and not Path(f"{self._note}.back").exists()
 
     def close(self) -> None:
         """Let go; the note stays."""
         os.close(self._file)
+        self._lock.release()
 
 
-def claim_path(directory: Path, task: Task) -> Path:
-    """Return where the note on a task is."""
-    return directory / f"task-{task.number:06d}"
+def take_back(directory: Path, task: Task, patience_s: float) -> int | None:
+    """Take a task from the worker that has it, if it lives, when it is through with its batch; nobody gets it any more.
 
+    Returns the batch that it had come to, -1 if not even to the first, None if nobody had begun.
 
-def read_claim(directory: Path, task: Task) -> int | None:
-    """Return the batch that a task had come to, -1 if not even to the first; None if no worker has taken it."""
+    Raises `IncompleteError` if it still works on after `patience_s`.
+    """
+    note = _note(directory, task)
+    Path(f"{note}.back").touch()
+    lock = FileLock(f"{note}.lock")
     try:
-        data = claim_path(directory, task).read_bytes()
-    except FileNotFoundError:
-        return None
-    return int.from_bytes(data, "little") if data else -1
+        with lock.acquire(timeout=patience_s):
+            if not note.exists():
+                note.touch()
+                return None
+            data = note.read_bytes()
+            return int.from_bytes(data, "little") if data else -1
+    except Timeout as error:
+        raise IncompleteError(
+            f"a worker that Dask's scheduler has lost still works on task {task.number}, after {patience_s:.0f} s; "
+            "end that process, or wait for it, and try again"
+        ) from error
+
+
+def _note(directory: Path, task: Task) -> Path:
+    return directory / f"task-{task.number:06d}"

@@ -142,12 +142,17 @@ class Run:
     def _work_on_dask(
         self, parallel: ParallelConfig, job: Job, ranges: Sequence[tuple[int, int]], writer: CacheWriter
     ) -> None:
+        import dask
+
         from featcache.parallel.client import get_client
         from featcache.parallel.crew import Crew
 
         if not ranges:
             return
-        with get_client(parallel, partial(_worker_environment, job, self.builder())) as client:
+        # a local worker that dies is started again at once, whereas Dask would give it up after 15 s
+        patience = {"distributed.deploy.lost-worker-timeout": "1 hour"} if parallel.env.startswith("local") else {}
+        environment = partial(_worker_environment, job, self.builder())
+        with dask.config.set(patience), get_client(parallel, environment) as client:
             tend = partial(self._publish_now_and_then, writer)
             Crew(client, parallel.n_workers, job, self.ids, self._account, tend).work(ranges)
 

@@ -55,10 +55,6 @@ class Progress(NamedTuple):
     failed: int = 0
 
 
-class TaskTakenError(Exception):
-    """The task was begun before, by a worker that is lost to the scheduler."""
-
-
 class Work:
     """A process's share in a run: its environment, built when the first task comes, and its part of the cache."""
 
@@ -78,10 +74,8 @@ class Work:
                 raise IncompleteError("the run has been stopped")
             try:
                 claim = Claim(self.job.directory, task)
-            except FileExistsError:
-                raise TaskTakenError(task.number) from None
-            except FileNotFoundError:
-                raise IncompleteError(f"the run of {str(self.job.directory)!r} is over") from None
+            except FileNotFoundError as error:
+                raise IncompleteError(f"the run of {str(self.job.directory)!r} is over") from error
             with contextlib.closing(claim), torch.no_grad():  # not inference_mode, as in `FeatureCacheMixin`
                 return self._compute(task, claim, report)
 

@@ -17,8 +17,8 @@ from featcache.errors import CacheLockedError, CorruptCacheError
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import EncodedArray
 from featcache.store.extents import Containers
-from featcache.store.journal import Journal, Placed, read_header, read_journal
-from featcache.store.lock import Holder, holder, is_locked
+from featcache.store.journal import Journal, Placed, read_journal
+from featcache.store.lock import holder, is_locked
 from featcache.store.manifest import PARTS, read_manifest
 from featcache.store.part import SEAL, OpenPart, checksum, list_parts, read_part, remove_part
 
@@ -63,32 +63,17 @@ def committed_builds(cache: Path) -> dict[str, int]:
 
 
 def committed(cache: Path) -> Iterator[str]:
-    """Iterate over the ids in all parts of the build that is being written, those that dead writers left included.
-
-    What is committed in parts that live processes write now is left out.
-    """
+    """Iterate over the ids in all parts of the build that is being written: sealed, left by dead writers, or open."""
     manifest = read_manifest(cache)
     current = (manifest.building, manifest.building_fingerprint)
     for name, sealed in list(list_parts(cache)):
-        directory = cache / PARTS / name
-        header = sealed.header if sealed is not None else read_header(directory)
-        if header is None or (header.build, header.fingerprint) != current:
-            continue
-        if sealed is not None:
+        journal = None if sealed is not None else read_journal(cache / PARTS / name)
+        if journal is None:  # or its writer has sealed it since
+            sealed = sealed or read_part(cache, name)
+        if sealed is not None and (sealed.header.build, sealed.header.fingerprint) == current:
             yield from sealed.index(cache, []).ids()
-        elif not is_locked(directory) and (journal := read_journal(directory)) is not None:
+        elif journal is not None and (journal.header.build, journal.header.fingerprint) == current:
             yield from (utterance.id for utterance in journal.utterances)
-
-
-def open_parts(cache: Path) -> dict[str, Holder | None]:
-    """Return the names of the parts that live processes write now, and which processes these are."""
-    found = {}
-    for name, sealed in list(list_parts(cache)):
-        directory = cache / PARTS / name
-        # one without a header may be about to be locked, which asking for the lock would hinder
-        if sealed is None and read_header(directory) is not None and is_locked(directory):
-            found[name] = holder(directory)
-    return found
 
 
 def _is_unfinished_copy(directory: Path) -> bool:

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 
 import featcache
-from featcache.errors import FeatcacheError
 from featcache.store.journal import read_journal
+from featcache.store.lock import holder, is_locked
 from featcache.store.part import list_parts
-from featcache.store.recover import open_parts
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "digits"
 WORKER_KILLS, DRIVER_KILLS = 30, 10
@@ -91,9 +90,8 @@ class Extraction:
 
     def workers(self) -> list[int]:
         """The processes that have a part open."""
-        with contextlib.suppress(FeatcacheError, OSError):
-            return [who.pid for who in open_parts(self.cache).values() if who is not None]
-        return []
+        parts = [path.parent for path in self.cache.glob("parts/*/journal.jsonl") if is_locked(path.parent)]
+        return [who.pid for who in map(holder, parts) if who is not None]
 
     def wait_for_work(self) -> None:
         before = len(self.noted())
