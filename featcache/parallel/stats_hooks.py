@@ -18,7 +18,7 @@ from featcache.batches import to_device
 from featcache.errors import ConfigError, FeatureError
 from featcache.fingerprint import find_ingredients
 from featcache.interface import Array
-from featcache.parallel.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS, write_lines
+from featcache.parallel.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
 from featcache.stats import FeatureStats
 from featcache.store.arrays import check_id
 
@@ -200,15 +200,16 @@ def close_writers(writers: dict[str, Any]) -> None:
     """Write the files of a shard."""
     directory, stats, shapes = writers["_shard_dir"], writers["_state"], writers["shape_handles"]
     directory.mkdir(parents=True, exist_ok=True)
-    for key, lines in shapes.items():
-        (directory / f"{key}_shape").write_text(lines.getvalue(), "utf-8")
-    for key, value in stats.items():
-        value.save(directory / f"{key}_stats.npz")
+    texts = {f"{key}_shape": lines.getvalue() for key, lines in shapes.items()}
+    for name, keys in ((SHAPE_KEYS, shapes), (STATS_KEYS, stats), (FEAT_KEYS, writers["feat_writers"])):
+        texts[name] = "".join(f"{key}\n" for key in sorted(keys))
     for key, writer in writers["feat_writers"].items():
         (directory / FEATS).mkdir(exist_ok=True)
-        write_lines(directory / FEATS / f"{key}.scp", writer.lines)
-    for name, keys in ((SHAPE_KEYS, shapes), (STATS_KEYS, stats), (FEAT_KEYS, writers["feat_writers"])):
-        write_lines(directory / name, sorted(keys))
+        texts[f"{FEATS}/{key}.scp"] = "".join(f"{line}\n" for line in writer.lines)
+    for name, text in texts.items():
+        (directory / name).write_bytes(text.encode())  # not durably: after a power cut the digests tell
+    for key, value in stats.items():
+        value.save(directory / f"{key}_stats.npz")
 
 
 def made_from_what(env: Mapping[str, Any]) -> dict[str, object]:
