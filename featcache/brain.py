@@ -87,10 +87,9 @@ class FeatureCacheMixin:
                 that failed; the next call tries these again.
             fingerprint: what else the features are made from, JSON values. A key that featcache finds out itself (see
                 `featcache.fingerprint`: "modules", "source", "hparams", ...) takes its place; None switches it off.
-
-            parallel: computes on Dask's workers, `ParallelConfig` or such a mapping: each gets a copy of this object,
-                and uses its GPU if it has one. The dataset shows its ids; where it shows lengths ("duration"), long
-                utterances come first. What fails, or its worker dies of, is tried twice more.
+            parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping: each gets a copy of this object
+                as it is now, and uses its GPU if it has one. The dataset must show its ids; where it shows lengths
+                ("duration"), long utterances come first. What fails, or kills its worker, is tried twice more.
 
         Raises `StaleCacheError`, with the differences, if the cache was made from something else; `ComputeError` if
         computing fails; `FeatureError` for arrays that cannot be stored as declared; `IncompleteError` if it failed on
@@ -101,26 +100,8 @@ class FeatureCacheMixin:
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
-        shown = not getattr(self, "noprogressbar", False) if progressbar is None else progressbar
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
         with Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
-            if parallel is not None:
-                from featcache.parallel.owner import run_for
-
-                return run_for(
-                    self,
-                    dataset,
-                    stage,
-                    storage,
-                    split,
-                    loader_kwargs=loader_kwargs or {},
-                    others=ingredients.modules,
-                    fingerprint=ingredients.fingerprint(made_from),
-                    parallel=ParallelConfig.of(parallel),
-                    skip_failures=on_error == "skip",
-                    progressbar=shown,
-                    ranks=ranks,
-                ).run(resume=resume, overwrite=overwrite)
             extraction = Extraction(
                 owner=self,
                 source=dataset,
@@ -129,10 +110,16 @@ class FeatureCacheMixin:
                 split=split,
                 loader_kwargs=loader_kwargs or {},
                 skip_failures=on_error == "skip",
-                progressbar=shown,
+                progressbar=not getattr(self, "noprogressbar", False) if progressbar is None else progressbar,
                 ranks=ranks,
             )
-            return extraction.run(lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite)
+            if parallel is None:
+                return extraction.run(lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite)
+            from featcache.parallel.owner import run_of
+
+            made = ingredients.fingerprint(made_from)
+            run = run_of(extraction, ParallelConfig.of(parallel), made, ingredients.modules)
+            return run.run(resume=resume, overwrite=overwrite)
 
     def make_dataloader(
         self, dataset: Any, stage: Any, ckpt_prefix: str | None = "dataloader-", **loader_kwargs: Any

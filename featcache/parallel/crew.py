@@ -15,7 +15,7 @@ from distributed import CancelledError, KilledWorker
 from distributed.comm.core import CommClosedError
 
 from featcache.compute import failure_of
-from featcache.errors import ComputeError, IncompleteError
+from featcache.errors import ComputeError, FeatcacheError, IncompleteError
 from featcache.loading.batches import Batches, Ints
 from featcache.parallel.account import Account
 from featcache.parallel.plan import PLAN, Task, TaskTakenError, load_batches, missing_from, save_batches, take_back
@@ -184,9 +184,8 @@ class Crew:
         """End what still runs, and have the workers seal their parts."""
         if self._under_way:
             self._client.cancel(list(self._under_way), force=True)  # type: ignore[no-untyped-call]
-        results = self._client.run(finish_work, on_error="return")
-        for result in results.values():
-            if isinstance(result, Exception) and not isinstance(result, CommClosedError):  # its part is recovered
+        for result in self._client.run(finish_work, on_error="return").values():
+            if isinstance(result, FeatcacheError):  # another is that of a worker which dies now: its part is recovered
                 raise result
 
 

@@ -11,38 +11,32 @@ import torch
 
 from featcache.batches import is_map_style, visible_lengths
 from featcache.compute import features_of
-from featcache.config import FeatureStorage
 from featcache.destination import Destination
 from featcache.errors import ConfigError
+from featcache.extraction import Extraction
 from featcache.fingerprint import modules_of
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.runner import Run
 from featcache.parallel.sending import pack, unpack
 from featcache.parallel.worker import Environment, checked_environment
-from featcache.ranks import Ranks
 
 RETRIES = 2  # of an utterance that fails, or that its worker dies of
 # what a Brain has for training only, some of it large
 _FOR_TRAINING = ("checkpointer", "optimizers_dict", "optimizer", "scaler", "train_loader", "train_sampler", "profiler")
 
 
-def run_for(
-    owner: object,
-    dataset: Any,
-    stage: object,
-    storage: FeatureStorage,
-    split: str,
-    *,
-    loader_kwargs: Mapping[str, object],
-    others: Mapping[str, torch.nn.Module],
-    fingerprint: Mapping[str, object],
+def run_of(
+    extraction: Extraction,
     parallel: ParallelConfig,
-    skip_failures: bool,
-    progressbar: bool,
-    ranks: Ranks,
+    fingerprint: Mapping[str, object],
+    others: Mapping[str, torch.nn.Module],
 ) -> Run:
-    """Return the run that has workers compute what the cache of a split lacks of `owner`'s features."""
-    if ranks.size > 1:
+    """Return the run that has workers do an extraction; `others` are modules that its owner uses beside its own.
+
+    Raises `ConfigError` for what workers cannot share.
+    """
+    owner, dataset, stage = extraction.owner, extraction.source, extraction.stage
+    if extraction.ranks.size > 1:
         raise ConfigError("under torchrun the ranks share the work; leave out parallel, or do without torchrun")
     if not is_map_style(dataset):
         raise ConfigError(
@@ -51,17 +45,17 @@ def run_for(
     ids = checked_environment({"dataset": dataset, "compute_features": features_of})["ids"]
     colours = getattr(owner, "tqdm_barcolor", {})
     return Run(
-        to=Destination(storage, split, ids, len(dataset)),
+        to=Destination(extraction.storage, extraction.split, ids, len(dataset)),
         ids=ids,
         lengths=visible_lengths(dataset),
-        builder=partial(environment_of, owner, dataset, stage, loader_kwargs, others),
-        loader_kwargs=loader_kwargs,
+        builder=partial(environment_of, owner, dataset, stage, extraction.loader_kwargs, others),
+        loader_kwargs=extraction.loader_kwargs,
         fingerprint=fingerprint,
         parallel=parallel,
-        skip_failures=skip_failures,
+        skip_failures=extraction.skip_failures,
         retries=RETRIES,
         publish_every_s=None,
-        progressbar=progressbar,
+        progressbar=extraction.progressbar,
         colour=colours.get(str(getattr(stage, "name", stage)).lower()),
         most_batches=getattr(owner, "debug_batches", 2) if getattr(owner, "debug", False) else None,
     )
