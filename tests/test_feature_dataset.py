@@ -26,7 +26,6 @@ from featcache.errors import (
     UnknownNameError,
     WindowError,
 )
-from featcache.loading.memory import shared
 
 NUMBERS = range(20)
 
@@ -192,20 +191,12 @@ def test_what_cannot_be_read_is_refused_by_name(cache: Path, tmp_path: Path) -> 
         FeatureDataset(tmp_path)
 
 
-def test_memory_for_other_processes_is_shared() -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.bool):
-        tensor = shared((2, 3, 4), dtype)
-        assert (tensor.shape, tensor.dtype) == ((2, 3, 4), dtype)
-        assert tensor.is_shared()  # type: ignore[no-untyped-call]
-    assert shared((2, 0, 4), torch.float32).shape == (2, 0, 4)
-
-
-class SharedOnly(FeatureDataset):
-    """Tells whether a worker gave its batch in shared memory before it was sent."""
+class HandedOver(FeatureDataset):
+    """Tells whether a worker made its batch in memory that it hands over."""
 
     def __getitems__(self, indices: Sequence[Any]) -> dict[str, Any]:
         batch = super().__getitems__(indices)
-        return {**batch, "shared": batch["fbank"].is_shared()}
+        return {**batch, "handed over": type(batch["fbank"]) is not torch.Tensor}
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -213,12 +204,12 @@ class SharedOnly(FeatureDataset):
 def test_workers_give_whole_batches(cache: Path, workers: int, start: str | None) -> None:
     batches = [[id_of(n) for n in numbers] for numbers in ([1, 2, 3], [19, 0], [4])]
     loader = DataLoader(
-        SharedOnly(cache),
+        HandedOver(cache),
         batch_sampler=batches,
         num_workers=workers,
         collate_fn=FeatureDataset.collate,
         multiprocessing_context=None if start is None else multiprocessing.get_context(start),
     )
     for batch, numbers in zip(loader, ([1, 2, 3], [19, 0], [4]), strict=True):
-        assert batch.pop("shared") == bool(workers)
+        assert batch.pop("handed over") == bool(workers)
         check_batch(batch, numbers)

@@ -68,6 +68,18 @@ def test_a_result_that_is_larger_than_the_bound_comes_alone() -> None:
     assert running == [0, 1]
 
 
+def test_without_threads_each_job_is_done_when_its_result_is_asked_for() -> None:
+    done: list[int] = []
+
+    def note(number: int) -> int:
+        done.append(number)
+        return number
+
+    results = Prefetch(jobs(10, run=note), 0, 1000)
+    assert (next(results), done) == (0, [0])
+    assert (next(results), done) == (1, [0, 1])
+
+
 def test_jobs_are_taken_in_the_thread_that_iterates() -> None:
     seen = set()
 

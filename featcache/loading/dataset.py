@@ -11,8 +11,9 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from featcache.errors import ConfigError, WindowError, nearest
-from featcache.loading.memory import Allocate, fresh, shared
+from featcache.loading.memory import Allocate, fresh
 from featcache.loading.padded import Batch, Item, pad, rows_of, torch_dtype
+from featcache.loading.segments import worker_memory
 from featcache.loading.table import FeatureTable, Ints
 from featcache.store.cache import Cache, CachePath
 
@@ -91,7 +92,7 @@ class FeatureDataset(Dataset[Item]):
         return next(self._items(self._read(self.plan([index]), fresh)))
 
     def __getitems__(self, indices: Sequence[Index]) -> Batch:
-        return self.read(self.plan(indices), fresh if get_worker_info() is None else shared)
+        return self.read(self.plan(indices), fresh if get_worker_info() is None else worker_memory())
 
     @staticmethod
     def collate(batch: Batch | list[Item]) -> Batch:
@@ -136,7 +137,8 @@ class FeatureDataset(Dataset[Item]):
                 out.copy_(read)  # float16 to float32 takes numpy 16 times as long
             batch[name] = out
             if self.table.has_frames(name):
-                batch[f"{name}_lengths"] = torch.from_numpy(plan.spans[name][1])
+                batch[f"{name}_lengths"] = allocate((len(plan.rows),), torch.int64)
+                batch[f"{name}_lengths"].numpy()[:] = plan.spans[name][1]
         return batch
 
     def _items(self, batch: Batch) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""Memory for batches: recycled, shared between processes, or pinned."""
+"""Memory for batches: recycled or pinned."""
 
 from __future__ import annotations
 
@@ -12,21 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+SMALL_BYTES = 1 << 16
 ROUND_BYTES = 1 << 20  # buffers of about the same size serve each other
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised tensor."""
     return torch.empty(shape, dtype=dtype)
-
-
-def shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor that a DataLoader's worker hands over without another copy."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes == 0:
-        return torch.empty(shape, dtype=dtype)
-    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call] # as in default_collate
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload,no-any-return]
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -49,14 +41,16 @@ class Recycler:
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor."""
         nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes <= SMALL_BYTES:
+            return fresh(shape, dtype)
         buffer = self._take(nbytes)
         lease = buffer.data  # all tensors over it refer to this object, so that its end is theirs
         # no lock in what is called: the garbage collector may call it while this thread holds the lock
         weakref.finalize(lease, self._free.append, buffer).atexit = False
-        return torch.frombuffer(lease, dtype=torch.uint8)[:nbytes].view(dtype).view(shape)
+        return torch.frombuffer(lease, dtype=dtype, count=math.prod(shape)).view(shape)
 
     def _take(self, nbytes: int) -> NDArray[np.uint8]:
-        wanted = -(-max(nbytes, 1) // ROUND_BYTES) * ROUND_BYTES
+        wanted = -(-nbytes // ROUND_BYTES) * ROUND_BYTES
         with self._lock:
             while sum(map(len, self._free)) > self._most_bytes:
                 self._free.pop(0)

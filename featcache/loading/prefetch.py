@@ -28,7 +28,7 @@ class Prefetch(Generic[T]):
     def __init__(self, jobs: Iterator[Job[T]], threads: int, most_bytes: int) -> None:
         self._jobs = jobs
         self._most_threads = threads
-        self._most_bytes = most_bytes
+        self._most_bytes = most_bytes if threads else 0
         self._next = next(jobs, None)
         self._results: deque[tuple[int, Future[T]]] = deque()
         self._todo: deque[tuple[Future[T], Callable[[], T]]] = deque()
