@@ -56,7 +56,9 @@ def collect_stats_batch(
     collated = collate_fn([dataset[index] for index in indices])
     if not isinstance(collated, tuple | list) or len(collated) != 2 or not isinstance(collated[1], Mapping):
         raise ConfigError(f"collate_fn returns (ids, batch), not {type(collated).__name__!r}; see CommonCollateFn")
-    ids, batch = list(map(_checked_id, collated[0])), to_device(dict(collated[1]), device or "cpu")
+    ids, batch = list(map(_checked_id, collated[0])), dict(collated[1])
+    if device is not None:
+        batch = to_device(batch, device)
     if not callable(getattr(model, "collect_feats", None)):
         raise ConfigError(f"the model needs a method collect_feats, which {type(model).__name__!r} does not have")
     with torch.no_grad():
