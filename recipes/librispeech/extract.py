@@ -1,0 +1,244 @@
+"""Caches features of LibriSpeech, or of anything like it, on many workers: filterbanks or an SSL encoder, and tokens.
+
+    python recipes/librispeech/extract.py recipes/librispeech/settings.yaml --data_folder path/to/LibriSpeech
+
+Stop it at any moment and run it again, on any number of workers: what is in a cache is not computed again.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hyperpyyaml import load_hyperpyyaml
+from lhotse import CutSet, Recording, SupervisionSegment
+from numpy.typing import NDArray
+from sklearn.cluster import MiniBatchKMeans
+from torchaudio.compliance import kaldi
+
+import featcache
+from featcache.interop.sources import utterances
+
+Settings = dict[str, Any]
+
+
+# Data
+
+
+def prepare(split: Path, cuts: Path) -> Path:
+    """Return the lhotse cuts of a split; those of a directory are made once, into the file `cuts`."""
+    if split.is_file():
+        return split
+    if not cuts.exists():
+        if not (found := sorted(split.glob("*/*/*.flac"))):
+            sys.exit(f"no <speaker>/<chapter>/*.flac in {str(split)!r}, which is no file of cuts either")
+        cuts.parent.mkdir(parents=True, exist_ok=True)
+        aside = cuts.with_name(f"partial-{cuts.name}")
+        CutSet.from_cuts(cuts_of(found)).to_file(aside)
+        aside.replace(cuts)
+    return cuts
+
+
+def cuts_of(recordings: list[Path]) -> Iterator[Any]:
+    """Yield a cut for each recording, with its text and speaker."""
+    chapter, texts = Path(), dict[str, str]()
+    for path in recordings:
+        if path.parent != chapter:
+            chapter, texts = path.parent, {}
+            for transcript in chapter.glob("*.trans.txt"):
+                lines = transcript.read_text(encoding="utf-8").splitlines()
+                texts |= {id: text for id, _, text in (line.partition(" ") for line in lines)}
+        cut = Recording.from_file(path.resolve()).to_cut()
+        whole = {"id": cut.id, "recording_id": cut.id, "start": 0, "duration": cut.duration, "channel": cut.channel}
+        cut.supervisions = [SupervisionSegment(**whole, text=texts.get(cut.id), speaker=path.parts[-3])]
+        yield cut
+
+
+# Features. One recording at a time: padding would add frames, and change some of the encoders' others.
+
+
+class Fbank(torch.nn.Module):
+    """Log-mel energies as Kaldi computes them, without dither: natural log, every 10 ms."""
+
+    def __init__(self, mels: int) -> None:
+        super().__init__()
+        self.mels = mels
+
+    def compute_features(self, batch: list[Any]) -> list[dict[str, Any]]:
+        """Compute of each recording "fbank", float32 (frames, mels)."""
+        return [{"id": item["id"], "fbank": self(item["samples"], item["sample_rate_hz"])} for item in batch]
+
+    def forward(self, samples: NDArray[np.float32], sample_rate_hz: int) -> torch.Tensor:
+        """Turn samples within -1 to 1 into energies of 16-bit integers, as Kaldi takes them."""
+        options = {"num_mel_bins": self.mels, "sample_frequency": sample_rate_hz, "dither": 0.0}
+        frames: torch.Tensor = kaldi.fbank(torch.from_numpy(samples)[None] * 32768, **options)
+        return frames
+
+
+class Ssl(torch.nn.Module):
+    """A layer of a self-supervised encoder of `transformers`, every 20 ms in most."""
+
+    def __init__(self, model: str, layer: int) -> None:
+        from transformers import (  # type: ignore[import-not-found,unused-ignore]  # needed for this class only
+            AutoFeatureExtractor,
+            AutoModel,
+        )
+
+        super().__init__()
+        self.layer = layer
+        self.normalise = AutoFeatureExtractor.from_pretrained(model)  # refuses other sample rates than its own
+        self.encoder = AutoModel.from_pretrained(model).eval()
+        layers = self.encoder.config.num_hidden_layers
+        if not 0 <= layer <= layers:
+            sys.exit(f"{model!r} has the layers 0 to {layers}, not {layer!r}")
+
+    @torch.no_grad()
+    def compute_features(self, batch: list[Any]) -> list[dict[str, Any]]:
+        """Compute of each recording "ssl", float32 (frames, dims)."""
+        return [{"id": item["id"], "ssl": self(item["samples"], item["sample_rate_hz"])} for item in batch]
+
+    def forward(self, samples: NDArray[np.float32], sample_rate_hz: int) -> torch.Tensor:
+        """Encode samples."""
+        inputs = self.normalise(samples, sampling_rate=sample_rate_hz, return_tensors="pt").to(self.encoder.device)
+        hidden: torch.Tensor = self.encoder(**inputs, output_hidden_states=True).hidden_states[self.layer][0]
+        return hidden
+
+
+class Tokens(torch.nn.Module):
+    """Names each frame by its nearest k-means centroid."""
+
+    centroids: torch.Tensor
+
+    def __init__(self, centroids: NDArray[np.float32], feature: str) -> None:
+        super().__init__()
+        self.feature = feature
+        self.register_buffer("centroids", torch.from_numpy(centroids))
+
+    def compute_features(self, batch: list[Any]) -> list[dict[str, Any]]:
+        """Compute of each utterance "tokens", int64 (frames,)."""
+        return [{"id": item["id"], "tokens": self(item[self.feature])} for item in batch]
+
+    def forward(self, frames: torch.Tensor) -> torch.Tensor:
+        """Turn frames, (frames, dims), into tokens, (frames,), int64."""
+        return torch.cdist(frames.to(self.centroids), self.centroids).argmin(dim=1)
+
+
+def fit_tokens(path: Path, cache: featcache.Cache, feature: str, clusters: int, frames: int, seed: int) -> None:
+    """Fit the centroids on frames of some utterances, once: a run that goes on with a cache needs the same ones."""
+    if path.exists():
+        if (found := len(np.load(path))) != clusters:
+            sys.exit(f"{str(path)!r} holds {found} clusters, not {clusters}; give another output_folder")
+        return
+    order = np.random.default_rng(seed).permutation(np.array(list(cache), dtype=object))
+    enough = np.searchsorted(np.cumsum(cache.lengths(feature, order.tolist())), frames) + 1
+    taken = np.concatenate([np.asarray(cache.read(id, feature), np.float32) for id in order[:enough]])
+    if len(taken) < clusters:
+        sys.exit(f"{len(taken)} frames cannot make {clusters} clusters; set tokens to fewer, or to null")
+    fitted = MiniBatchKMeans(clusters, batch_size=10000, random_state=seed, n_init=1).fit(taken)
+    aside = path.with_suffix(".partial")
+    with aside.open("wb") as file:
+        np.save(file, fitted.cluster_centers_.astype(np.float32))
+    aside.replace(path)
+
+
+# What each worker builds for itself: of these objects only paths and settings are sent
+
+
+class Encoding(featcache.EnvironmentProvider):
+    """Computes features from the audio of cuts."""
+
+    def __init__(self, cuts: Path, settings: Settings) -> None:
+        self.cuts = cuts.resolve()
+        self.feature, self.options = settings["feature"], settings[settings["feature"]]
+
+    def build_env_local(self) -> dict[str, object]:
+        """Open the cuts and load the encoder, onto the GPU if there is one."""
+        encoder = Fbank(**self.options) if self.feature == "fbank" else Ssl(**self.options)
+        encoder.to("cuda" if torch.cuda.is_available() else "cpu")
+        dataset = utterances(CutSet.from_file(self.cuts))
+        return {"dataset": dataset, "compute_features": encoder.compute_features}
+
+    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
+        """Build the same in a worker."""
+        return self.build_env_local
+
+
+class Naming(featcache.EnvironmentProvider):
+    """Computes tokens from the features in a cache."""
+
+    def __init__(self, cache: featcache.Cache, feature: str, centroids: Path) -> None:
+        self.cache, self.feature, self.centroids = cache.path, feature, centroids
+
+    def build_env_local(self) -> dict[str, object]:
+        """Open the cache and the centroids."""
+        cache = featcache.open(self.cache)
+        dataset = featcache.FeatureDataset(cache, [self.feature])
+        compute = Tokens(np.load(self.centroids), self.feature).compute_features
+        found = {"ids": list(cache), "lengths": cache.lengths(self.feature)}
+        return {"dataset": dataset, "compute_features": compute, **found}
+
+    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
+        """Build the same in a worker."""
+        return self.build_env_local
+
+
+# The run
+
+
+def load_settings(file: str, *overrides: str) -> Settings:
+    """Read the settings; what is given on the command line, `--name value`, takes the place of what is there."""
+    if len(overrides) % 2:
+        sys.exit(f"settings are given as --name value; {overrides[-1]!r} has none")
+    given = {name.removeprefix("--"): value for name, value in zip(overrides[::2], overrides[1::2], strict=True)}
+    with Path(file).open() as stream:
+        settings: Settings = load_hyperpyyaml(stream, "\n".join(f"{name}: {value}" for name, value in given.items()))
+    if settings["feature"] not in ("fbank", "ssl"):
+        sys.exit(f"feature is 'fbank' or 'ssl', not {settings['feature']!r}")
+    settings["splits"] = {split: source for split, source in settings["splits"].items() if source is not None}
+    if settings["tokens"] is not None and "train" not in settings["splits"]:
+        sys.exit("tokens are fitted on the split 'train', which splits does not name")
+    return settings
+
+
+def main(arguments: list[str]) -> None:
+    """Run the recipe."""
+    settings = load_settings(*arguments)
+    folder, feature, storage = Path(settings["output_folder"]), settings["feature"], settings["storage"]
+    shared = {"batch_size": settings["batch_size"], "on_error": settings["on_error"]}
+
+    # 1. Features, split by split, on the workers.
+    features = {}
+    for split, source in settings["splits"].items():
+        recordings = Path(settings["data_folder"], source).resolve()
+        cuts = prepare(recordings, folder / "cuts" / f"{split}.jsonl.gz")
+        features[split] = featcache.extract(
+            Encoding(cuts, settings),
+            folder / "features" / split,
+            [storage[feature]],
+            parallel=settings["parallel"],
+            fingerprint={"recordings": str(recordings)},  # besides code, settings and weights of the encoder
+            **shared,
+        )
+
+    # 2. Tokens, from the cached features.
+    caches = {split: [cache] for split, cache in features.items()}
+    if settings["tokens"] is not None:
+        centroids = folder / "centroids.npy"
+        fit_tokens(centroids, features["train"], feature, **settings["tokens"])
+        for split, cache in features.items():
+            naming, made_from = Naming(cache, feature, centroids), {feature: cache.fingerprint}
+            tokens = featcache.extract(
+                naming, folder / "tokens" / split, [storage["tokens"]], fingerprint=made_from, **shared
+            )
+            caches[split].append(tokens)
+
+    # 3. Both side by side, as training gets them.
+    for split, found in caches.items():
+        table = featcache.join(*found)
+        print(f"{split}: {len(table)} utterances, {table.lengths(feature).sum()} frames of {', '.join(table.features)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
