@@ -23,6 +23,7 @@ from featcache.parallel.plan import (
     check_ids,
     check_lengths,
     cut,
+    hashes_of,
     load_batches,
     missing_from,
     save_batches,
@@ -126,7 +127,7 @@ def write(writer: part_writer.PartWriter, numbers: range) -> None:
 
 
 def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path) -> None:
-    ids = [id_of(number) for number in range(40)]
+    hashes = hashes_of([id_of(number) for number in range(40)])
     make_cache(tmp_path, range(10))
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         sealed, dead, alive = (part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT) for _ in range(3))
@@ -137,21 +138,21 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
         dead._stop(finish=False)  # its lock is free now, as after its process's end
         write(alive, range(30, 35))
         alive.commit()
-        assert np.flatnonzero(missing_from(tmp_path, ids)).tolist() == [*range(25, 30), *range(35, 40)]
+        assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [*range(25, 30), *range(35, 40)]
         with pytest.raises(CacheLockedError, match=r"is still being written by another process.*\(\d+ on "):
             writer.recover()
         alive.close()
         writer.recover()
-        assert np.flatnonzero(missing_from(tmp_path, ids)).tolist() == [*range(25, 30), *range(35, 40)]
+        assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [*range(25, 30), *range(35, 40)]
     with CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=True) as writer:
-        assert missing_from(tmp_path, ids).all()
+        assert missing_from(tmp_path, hashes).all()
 
 
 def test_an_id_that_comes_twice_is_an_error() -> None:
-    check_ids([])
-    check_ids(["a", "b"])
+    for ids in ([], ["a"], ["a", "b"]):
+        check_ids(ids, hashes_of(ids))
     with pytest.raises(DuplicateIdError, match="2 utterances of the id 'b'"):
-        check_ids(["a", "b", "c", "b"])
+        check_ids(["a", "b", "c", "b"], hashes_of(["a", "b", "c", "b"]))
 
 
 @pytest.mark.parametrize("lengths", [[1.0], [1.0, float("nan")], ["a", "b"], [[1], [2]]])

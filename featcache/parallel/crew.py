@@ -18,7 +18,16 @@ from featcache.compute import failure_of
 from featcache.errors import ComputeError, FeatcacheError, IncompleteError
 from featcache.loading.batches import Batches, Ints
 from featcache.parallel.account import Account
-from featcache.parallel.plan import PLAN, Task, TaskTakenError, load_batches, missing_from, save_batches, take_back
+from featcache.parallel.plan import (
+    PLAN,
+    Task,
+    TaskTakenError,
+    hashes_of,
+    load_batches,
+    missing_from,
+    save_batches,
+    take_back,
+)
 from featcache.parallel.worker import Job, Progress, finish_work, run_task
 from featcache.store.part_writer import close_after
 
@@ -130,7 +139,7 @@ class Crew:
         else:
             batches = load_batches(self._job.directory, task.name)[task.start : task.stop]
             at = np.repeat(np.arange(task.start, task.stop) == position, batches.sizes)
-            missing = missing_from(self._job.path, [self._ids[index] for index in batches.items.tolist()])
+            missing = missing_from(self._job.path, hashes_of([self._ids[index] for index in batches.items.tolist()]))
             self._account.end(Progress(-1, utterances=int((~missing).sum())))
             self._again(_some_of(batches, missing & ~at), whole=True)
             self._again(self._suspected(batches.items[missing & at], error), whole=False)

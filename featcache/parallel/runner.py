@@ -27,6 +27,7 @@ from featcache.parallel.plan import (
     check_ids,
     check_lengths,
     cut,
+    hashes_of,
     missing_from,
     save_batches,
 )
@@ -58,7 +59,8 @@ class Run:
 
     def run(self, *, resume: bool, overwrite: bool) -> Cache:
         """Do it, and open the cache."""
-        check_ids(self.ids)
+        self._hashes = hashes_of(self.ids)
+        check_ids(self.ids, self._hashes)
         writer = self.to.open(self.fingerprint, resume=resume, overwrite=overwrite, patience_s=PATIENCE_S)
         if writer is not None:
             error = self._work(writer)
@@ -74,7 +76,7 @@ class Run:
         self._account = Account("", 0, 0, shown=False)
         self._published_at = time.monotonic()
         try:
-            missing = np.flatnonzero(missing_from(self.to.path, self.ids))
+            missing = np.flatnonzero(missing_from(self.to.path, self._hashes))
             lengths = None if self.lengths is None else check_lengths(self.lengths, len(self.ids))
             batches = self._batches(missing, lengths)
             workers = 1 if self.parallel is None else self.parallel.n_workers
