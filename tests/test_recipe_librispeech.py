@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import featcache
 
 pytest.importorskip("sklearn")
+threadpoolctl = pytest.importorskip("threadpoolctl")
 lhotse = pytest.importorskip("lhotse")
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "librispeech"
@@ -41,6 +43,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 soundfile.write(chapter / f"{id}.flac", samples, RATE_HZ)
             (chapter / f"{speaker}-198.trans.txt").write_text("".join(f"{id} THIS IS {id}\n" for id in ids))
     return root
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Keep to one thread: beside a busy program two take a hundred times as long on small arrays."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with threadpoolctl.threadpool_limits(1):
+        yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
