@@ -66,6 +66,7 @@ class Model(torch.nn.Module):
         **others: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         """Return two features: one with a time axis, one without."""
+        assert not self.training, "statistics are those of evaluation"
         for index in number[:, 0].tolist():
             with (self.folder / "calls").open("a") as file:
                 file.write(f"{index}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 from collect_stats_helpers import (
     DIMS,
-    Model,
     Provider,
     Utterances,
     assert_right,
@@ -24,7 +23,7 @@ from collect_stats_helpers import (
 
 import featcache
 from featcache import CollectStatsRunner, FeatureStats, GlobalMVN
-from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, StaleCacheError
+from featcache.errors import ComputeError, StaleCacheError
 from featcache.samplers import build_batch_sampler
 
 
@@ -151,6 +150,14 @@ def test_a_damaged_shard_is_made_again(folder: Path, split: Path) -> None:
     assert len(calls(folder)) == 34
 
 
+def test_a_shard_that_is_there_twice_counts_once(folder: Path, split: Path) -> None:
+    collect(Provider(folder))
+    shard, *_ = (split / "shards").glob("split.*")
+    shutil.copytree(shard, shard.with_name("split.copy"))
+    collect(Provider(folder))
+    assert_right(split, range(30))
+
+
 def test_statistics_of_another_model_are_not_mixed_in(folder: Path, split: Path) -> None:
     with pytest.raises(ComputeError):
         collect(Provider(folder, fails=[17]))
@@ -158,6 +165,21 @@ def test_statistics_of_another_model_are_not_mixed_in(folder: Path, split: Path)
         collect(Provider(folder, scale=2.0))
     collect(Provider(folder, scale=2.0), resume=False)
     assert FeatureStats.load(split / "feats_stats.npz").mean.min() > 18
+
+
+def test_a_model_that_failed_at_once_may_be_mended(folder: Path, split: Path) -> None:
+    with pytest.raises(ComputeError):
+        collect(Provider(folder, scale=2.0, fails=[3]), write_collected_feats=True)
+    collect(Provider(folder), write_collected_feats=True)
+    assert_right(split, range(30))
+
+
+def test_what_is_done_with_its_features_may_be_ended_without(folder: Path, split: Path) -> None:
+    with pytest.raises(ComputeError):
+        collect(Provider(folder, fails=[17]), write_collected_feats=True)
+    collect(Provider(folder))
+    assert_right(split, range(30))
+    assert (split / "feat_keys_written.txt").read_text() == ""
 
 
 def test_starting_anew_leaves_nothing_of_before(folder: Path, split: Path) -> None:
@@ -195,86 +217,3 @@ def test_hooks_write_a_shard_as_espnet_does(folder: Path) -> None:
     _, path = (folder / "split.0" / "collect_feats" / "feats.scp").read_text().splitlines()[2].split()
     np.testing.assert_array_equal(np.load(path), speech_of(2))
     assert state["feats"].count == sum(len(speech_of(n)) for n in range(3))
-
-
-def test_values_that_have_no_statistics_are_refused_with_their_utterance(folder: Path) -> None:
-    with pytest.raises(FeatureError, match="'spk1/utt-7': 'feats' holds NaN or infinity"):
-        collect(Provider(folder, nan=[7]))
-
-
-class Other(Provider):
-    """Replaces parts of the environment."""
-
-    def __init__(self, folder: Path, **parts: Any) -> None:
-        super().__init__(folder)
-        self.parts = parts
-
-    def build_env_local(self) -> dict[str, object]:
-        return {**super().build_env_local(), **self.parts}
-
-
-def returning(**feats: Any) -> Any:
-    class Returning(torch.nn.Module):
-        def collect_feats(self, **batch: torch.Tensor) -> dict[str, Any]:
-            return feats
-
-    return Returning()
-
-
-def renamed(name: Callable[[int], str]) -> Any:
-    class Renamed(Utterances):
-        def __getitem__(self, index: int) -> tuple[str, dict[str, Any]]:
-            return name(index), super().__getitem__(index)[1]
-
-    return Renamed(30)
-
-
-@pytest.mark.parametrize(
-    ("parts", "error", "text"),
-    [
-        ({"model": torch.nn.Linear(1, 1)}, ConfigError, "'Linear' does not have"),
-        ({"collate_fn": list}, ConfigError, r"collate_fn returns \(ids, batch\)"),
-        ({"model": returning(feats=torch.ones(3, 2))}, FeatureError, r"'feats' of shape \(3, 2\) for 1 utterances"),
-        (
-            {"model": returning(feats=torch.ones(1, 5, 2), feats_lengths=torch.tensor([6]))},
-            FeatureError,
-            r"'spk0/utt-0': 'feats' of shape \(5, 2\) has no 6 frames",
-        ),
-        (
-            {"model": returning(feats=torch.ones(1, 5, 2), feats_lengths=torch.tensor([1.0]))},
-            FeatureError,
-            "1 whole numbers, not float32",
-        ),
-        ({"dataset": renamed(lambda index: "an utterance")}, FeatureError, "'an utterance' .* white space"),
-        ({"dataset": renamed(lambda index: "same")}, DuplicateIdError, "two utterances have the id 'same'"),
-    ],
-)
-def test_what_cannot_be_right_is_refused(folder: Path, parts: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        collect(Other(folder, **parts), batch_size=None)
-
-
-def test_shards_of_different_keys_do_not_merge(folder: Path) -> None:
-    class Changing(Model):
-        def collect_feats(self, number: torch.Tensor, **batch: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
-            return {f"feats{int(number[0] > 9)}": torch.ones(len(number), 2)}
-
-    with pytest.raises(FeatureError, match="every utterance must have the same"):
-        collect(Other(folder, model=Changing(folder, {}, 0)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "indices", "text"),
-    [
-        ({"mode": "a/b"}, [0], "mode 'a/b'"),
-        ({"batch_size": 0}, [0], "batch_size is a whole number"),
-        ({"parallel": {"env": "locale"}}, [0], "no parallel env 'locale'"),
-        ({}, [], "at least one"),
-        ({}, [1, 1], "twice"),
-        ({}, [-1], "numbers of utterances"),
-        ({}, [0.5], "numbers of utterances"),
-    ],
-)
-def test_arguments_that_cannot_work_are_refused(folder: Path, settings: Any, indices: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        CollectStatsRunner(Provider(folder), folder, **{"mode": "train", **settings})(indices)

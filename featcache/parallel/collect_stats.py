@@ -155,7 +155,7 @@ class CollectStatsRunner:
         """
         if not shard_dirs:
             raise ConfigError("there are no shards to merge")
-        merged = merge_shards(shard_dirs, self.directory)
+        merged = merge_shards(shard_dirs, self.directory, self.write_collected_feats)
         return {
             "sum": {key: stats.sum for key, stats in merged.items()},
             "sq": {key: stats.sum_square for key, stats in merged.items()},
@@ -214,15 +214,18 @@ class CollectStatsRunner:
     def _check_made_from(self, made_from: Mapping[str, object]) -> None:
         """Note what the statistics are made from, or compare it with what is noted."""
         path, new = self._shards / MADE_FROM, canonical(made_from)
-        if not path.exists():
-            write_durably(path, pack_json(new))
-        changed = differences(unpack_json(path.read_bytes(), repr(str(path))), new)
-        if changed:
+        changed = differences(unpack_json(path.read_bytes(), repr(str(path))), new) if path.exists() else []
+        if changed and any(map(read_shard, self._shards.glob("split.*"))):
             lines = "".join(f"\n  {line}" for line in changed)
             raise StaleCacheError(
                 f"what is done in {str(self.directory)!r} was made from something else than it would be now:{lines}\n"
                 "start anew (resume=False), or give another directory"
             )
+        if changed:  # but nothing is done: what failed at once was mended
+            self._start_anew()
+            make_directory(self._shards)
+        if not path.exists():
+            write_durably(path, pack_json(new))
 
     def _cut(self, rest: Ints) -> list[Order]:
         """Cut utterances into shards of whole batches."""

@@ -101,15 +101,17 @@ def _files(directory: Path) -> list[str]:
     return sorted(name for name in (path.relative_to(directory).as_posix() for path in found) if name != DONE)
 
 
-def merge_shards(shard_dirs: Sequence[Path], target: Path) -> dict[str, FeatureStats]:
+def merge_shards(shard_dirs: Sequence[Path], target: Path, collected: bool) -> dict[str, FeatureStats]:
     """Merge shards into the files of a whole split in `target`, and return the statistics.
 
-    Statistics are merged in the given order, lines sorted by the UTF-8 bytes of their ids.
+    Statistics are merged in the given order, lines sorted by the UTF-8 bytes of their ids. `collected` says whether to
+    list collected features.
 
     Raises `FeatureError` if the shards have different keys, `DuplicateIdError` for an id that several utterances have.
     """
-    for name in (SHAPE_KEYS, STATS_KEYS, FEAT_KEYS):
+    for name in (SHAPE_KEYS, STATS_KEYS):
         write_lines(target / name, _common(shard_dirs, name))
+    write_lines(target / FEAT_KEYS, _common(shard_dirs, FEAT_KEYS) if collected else [])
     for key in read_lines(target / SHAPE_KEYS):
         write_lines(target / f"{key}_shape", _merged_lines(shard_dirs, f"{key}_shape"))
     for key in read_lines(target / FEAT_KEYS):
