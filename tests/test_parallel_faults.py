@@ -18,7 +18,7 @@ import pytest
 from parallel_helpers import LOCAL, Numbers, Provider, assert_holds, calls, extract
 
 import featcache
-from featcache.errors import CacheLockedError, ComputeError, IncompleteError
+from featcache.errors import CacheLockedError, ComputeError, ConfigError, IncompleteError
 from featcache.parallel import crew
 from featcache.store.recover import committed
 
@@ -80,9 +80,11 @@ class Broken(Provider):
         self.deed = deed
 
     def build_worker_setup_fn(self) -> Any:
-        deed = self.deed
+        deed, whole = self.deed, self.build_env_local()
 
         def build() -> dict[str, object]:
+            if deed == "is another":
+                return {**whole, "dataset": Numbers(41)}
             if deed == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise OSError("no such model")
@@ -90,9 +92,14 @@ class Broken(Provider):
         return build
 
 
-def test_an_environment_that_cannot_be_built_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="no such model"):
-        extract(Broken(tmp_path, "fails"))
+@pytest.mark.parametrize(
+    ("deed", "message"), [("fails", "no such model"), ("is another", "dataset of this process has other ids than")]
+)
+def test_an_environment_that_cannot_be_built_or_is_another_ends_the_run(
+    tmp_path: Path, deed: str, message: str
+) -> None:
+    with pytest.raises((OSError, ConfigError), match=message):
+        extract(Broken(tmp_path, deed), parallel={"env": "local", "n_workers": 1})
 
 
 def test_workers_that_die_before_they_compute_anything_end_the_run(

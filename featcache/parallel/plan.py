@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
@@ -67,6 +68,14 @@ def hashes_of(ids: Collection[str]) -> Ints:
     from process to process.
     """
     return np.fromiter(map(hash, ids), np.int64, len(ids))
+
+
+def digest_of(ids: Iterable[str]) -> str:
+    """Return the xxh3-64 of ids in their order, the same in every process."""
+    state = xxhash.xxh3_64()
+    for id in ids:
+        state.update(id.encode("utf-8", "surrogatepass") + b"\0")
+    return state.hexdigest()
 
 
 def check_ids(ids: Sequence[str], hashes: Ints) -> None:

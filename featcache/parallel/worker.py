@@ -18,7 +18,7 @@ from featcache.batches import DatasetBatches, visible_ids
 from featcache.compute import Computation, Failure
 from featcache.errors import ConfigError, FeatcacheError, IncompleteError
 from featcache.feature import FeatureStorageConfig
-from featcache.parallel.plan import Claim, Task, load_batches
+from featcache.parallel.plan import Claim, Task, digest_of, load_batches
 from featcache.store.part_writer import PartWriter
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Job:
     features: Mapping[str, FeatureStorageConfig]
     fingerprint: Mapping[str, object]
     directory: Path  # of the run: the plan, and notes on who is at what
+    ids: str  # digest of those of the dataset: tasks name utterances by number
     skip_failures: bool
     retries: int
     seal_every_s: float | None  # so that what is there can be published before the end
@@ -91,7 +92,7 @@ class Work:
         self, task: Task, claim: Claim, report: Callable[[Progress], object]
     ) -> tuple[Progress, list[Failure]]:
         if self._env is None:
-            self._env = checked_environment(self._build())
+            self._env = self._checked(checked_environment(self._build()))
         if self._writer is None:
             self._writer = PartWriter(self.job.path, self.job.features, self.job.fingerprint)
         batches = make_batches(self._env, self.job.directory, task)
@@ -124,6 +125,14 @@ class Work:
             claim.at(task.stop)
         writer.commit()
         return progress(), computation.failures
+
+    def _checked(self, env: Environment) -> Environment:
+        if digest_of(env["ids"]) != self.job.ids:
+            raise ConfigError(
+                f"the dataset of this process has other ids than that of the driver, or another order; it has "
+                f"{len(env['ids'])} utterances; let each process build the same"
+            )
+        return env
 
     def _seal_now_and_then(self, writer: PartWriter) -> None:
         every = self.job.seal_every_s
