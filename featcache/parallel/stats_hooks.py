@@ -61,6 +61,8 @@ def collect_stats_batch(
         batch = to_device(batch, device)
     if not callable(getattr(model, "collect_feats", None)):
         raise ConfigError(f"the model needs a method collect_feats, which {type(model).__name__!r} does not have")
+    if getattr(model, "training", False):
+        model.eval()
     with torch.no_grad():
         feats = model.collect_feats(**batch, **(collect_stats_kwargs or {}))
     if not isinstance(feats, Mapping):

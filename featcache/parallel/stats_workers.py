@@ -69,8 +69,6 @@ class ShardMaker:
         self._writer: PartWriter | None = None
         self._one_at_a_time = threading.Lock()  # a worker may have several threads, its environment is made for one
         self._stopping = False
-        if callable(getattr(self._env["model"], "eval", None)):
-            self._env["model"].eval()
 
     def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
         """Return what statistics are made from here, and how features such as those of a sample are to be stored."""
