@@ -167,6 +167,17 @@ def test_statistics_of_another_model_are_not_mixed_in(folder: Path, split: Path)
     assert FeatureStats.load(split / "feats_stats.npz").mean.min() > 18
 
 
+def test_arguments_of_collect_feats_are_passed_on_and_noted(folder: Path, split: Path) -> None:
+    class Louder(Provider):
+        def build_env_local(self) -> dict[str, object]:
+            return {**super().build_env_local(), "collect_stats_kwargs": {"gain": 2.0}}
+
+    collect(Louder(folder))
+    assert FeatureStats.load(split / "feats_stats.npz").mean.min() > 18
+    with pytest.raises(StaleCacheError, match=r"collect_stats_kwargs.gain: was \"2.0\", now \(absent\)"):
+        collect(Provider(folder))
+
+
 def test_a_model_that_failed_at_once_may_be_mended(folder: Path, split: Path) -> None:
     with pytest.raises(ComputeError):
         collect(Provider(folder, scale=2.0, fails=[3]), write_collected_feats=True)

@@ -88,6 +88,15 @@ def test_what_cannot_be_right_is_refused(folder: Path, parts: Any, error: type[E
         collect(Other(folder, **parts), batch_size=None)
 
 
+def test_an_environment_without_a_model_is_refused(folder: Path) -> None:
+    class Empty(Provider):
+        def build_env_local(self) -> dict[str, object]:
+            return {"dataset": Utterances(1)}
+
+    with pytest.raises(ConfigError, match="the environment needs 'model'; it has 'dataset'"):
+        collect(Empty(folder))
+
+
 def test_shards_of_different_keys_do_not_merge(folder: Path) -> None:
     class Changing(Model):
         def collect_feats(self, number: torch.Tensor, **batch: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
