@@ -64,21 +64,25 @@ class Provider(featcache.EnvironmentProvider):
         if self.busy_s or self.asleep_s:
             with (self.folder / "times").open("a") as file:
                 file.write(f"{time.time()}\n")
-        for _ in items:
-            time.sleep(self.asleep_s)
-            until = time.thread_time() + self.busy_s  # time of the processor, whoever else wants it
-            while time.thread_time() < until:
-                pass
+            for _ in items:
+                time.sleep(self.asleep_s)
+                until = time.thread_time() + self.busy_s  # time of the processor, whoever else wants it
+                while time.thread_time() < until:
+                    pass
         array = np.zeros((self.frames, MELS), np.float32)
         return [{"id": Ids(self.size)[number], "fbank": array} for number in items]
 
 
-def run(provider: Provider, workers: int) -> tuple[float, float]:
+def run(provider: Provider, workers: int, batch_size: int = 1) -> tuple[float, float]:
     """Extract; returns the seconds before the first utterance, and those from there to the end."""
     started = time.time()
     parallel = {"env": "local", "n_workers": workers}
     cache = featcache.extract(
-        provider, provider.folder / f"cache-{time.time_ns()}", FEATURES, parallel=parallel, fingerprint={"source": {}},
+        provider,
+        provider.folder / f"cache-{time.time_ns()}",
+        FEATURES,
+        parallel=parallel,
+        batch_size=batch_size,
         progressbar=False,
     )
     assert len(cache) == provider.size
@@ -132,7 +136,7 @@ def million(folder: Path, size: int) -> None:
 
     peak = Peak()
     with mock.patch.object(runner.Run, "_finish", noted):
-        _, seconds = run(Provider(folder, size, 1), 2)
+        _, seconds = run(Provider(folder, size, 1), 2, batch_size=64)
     print(f"all of one frame each in {seconds:.0f} s; driver: {before_merge[0]} before the merge, {memory()} then")
     print(f"largest resident memory of its own (not mapped files): {peak.stop() / 1e6:.0f} MB")
 

@@ -46,8 +46,9 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_a_killed_workers_task_is_done_by_another_and_what_it_committed_stays(tmp_path: Path) -> None:
-    cache = extract(Provider(tmp_path, 200, kills_once=[30, 170]), batch_size=2)
+    cache = extract(Provider(tmp_path, 200, 0.02, kills_once=[30, 170]), batch_size=2, publish_every_s=0.5)
     assert_holds(cache, range(200))
+    assert cache.generation > 3  # it was published in between
     tried = Counter(calls(tmp_path))
     again = {id for id, number in tried.items() if number > 1}
     assert {IDS[30], IDS[170]} <= again
