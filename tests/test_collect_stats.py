@@ -98,12 +98,20 @@ def test_the_same_call_again_computes_nothing(folder: Path, split: Path) -> None
 def test_a_failing_utterance_is_named_and_the_rest_is_not_computed_again(folder: Path, split: Path) -> None:
     with pytest.raises(ComputeError, match=r"of 'spk2/utt-17' failed with ValueError: cannot compute 17; .* is kept"):
         collect(Provider(folder, fails=[17]))
-    done = calls(folder)
-    assert done[:16] == list(range(16))
+    assert calls(folder)[:16] == list(range(16))
     (folder / "calls").unlink()
     collect(Provider(folder), batch_size=5)
     assert sorted(calls(folder)) == list(range(16, 30))
     assert_right(split, range(30))
+
+
+def test_a_run_that_goes_on_writes_the_same_bytes(folder: Path, split: Path) -> None:
+    with pytest.raises(ComputeError):
+        collect(Provider(folder, size=600, fails=[350]), 600, batch_size=1)
+    collect(Provider(folder, size=600), 600, batch_size=1)
+    found = files_of(split)
+    collect(Provider(folder, size=600), 600, batch_size=1, resume=False)
+    assert found == files_of(split)
 
 
 def test_an_utterance_without_a_visible_id_is_named_by_number(folder: Path) -> None:

@@ -42,8 +42,8 @@ class CollectStatsRunner:
     - `<key>_shape`: "id frames,dims" by line, in the order of the ids' UTF-8 bytes. Integer inputs of the model that
       have lengths get one, too: "id length";
     - `stats_keys`, `stats_keys.txt`, `shape_keys.txt`, `feat_keys_written.txt`: names of keys;
-    - `shards/`: what is done. Stopped or killed at any moment, the same call goes on from there, with any number of
-      workers, batches and utterances. The results are the same to the last bit for the same utterances and batch size.
+    - `shards/`: what is done. Stopped or killed at any moment, the same call goes on from there, also with other
+      workers, batches or utterances. For the same utterances and batch size all files are the same to the last bit.
 
     Args:
         provider: builds the environment, once in each process: "dataset", "model", "collate_fn", and perhaps "device"
@@ -198,7 +198,7 @@ class CollectStatsRunner:
                 job = Job(type(self), self.directory, self.batch_size, features, made_from)
                 rest = left_over(wanted, self._done(wanted, writer))
                 with tqdm(total=len(wanted), initial=len(wanted) - len(rest), unit="utt", disable=None) as bar:
-                    for order in team.work(job, self._cut(rest)):
+                    for order in team.work(job, self._cut(wanted, rest)):
                         bar.update(len(order.indices))
         except BaseException as failure:
             error = failure
@@ -227,13 +227,13 @@ class CollectStatsRunner:
         if not path.exists():
             write_durably(path, pack_json(new))
 
-    def _cut(self, rest: Ints) -> list[Order]:
-        """Cut utterances into shards of whole batches."""
+    def _cut(self, wanted: Ints, rest: Ints) -> list[Order]:
+        """Cut utterances into shards of whole batches, less what is done: those of a run that goes on are the same."""
         size = self.batch_size or 1
-        size *= -(-len(rest) // (size * MOST_SHARDS)) or 1
-        run = secrets.token_hex(4)
-        starts = range(0, len(rest), size)
-        return [Order(f"split.{run}-{k:05d}", rest[start : start + size]) for k, start in enumerate(starts)]
+        size *= -(-len(wanted) // (size * MOST_SHARDS))
+        left, run = np.isin(wanted, rest), secrets.token_hex(4)
+        ranges = [slice(start, start + size) for start in range(0, len(wanted), size)]
+        return [Order(f"split.{run}-{k:05d}", wanted[r][left[r]]) for k, r in enumerate(ranges) if left[r].any()]
 
     def _done(self, wanted: Ints, writer: CacheWriter | None) -> list[Shard]:
         """Return the shards that are done, by their first utterances; removes those that are of no use."""
