@@ -224,7 +224,7 @@ def _of_huggingface(source: Any, audio: str, id: str | None) -> Utterances:
 
 def _sizes_of_column(rows: Any, audio: str) -> Sequence[float] | None:
     """Return the sizes of the files in a column of audio; their bytes themselves are not read."""
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
+    import pyarrow.compute as pc  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     if audio not in rows.sample_rates_hz:
         return None
