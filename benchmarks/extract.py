@@ -4,20 +4,23 @@
     python benchmarks/extract.py overhead   what is neither computing nor storing, at 50 ms an utterance
     python benchmarks/extract.py plan       a million utterances of no work: time of the plan, memory of the driver
 
-Times are from the first utterance to the end, so that the start of Python and torch in the workers does not count; it
+Each worker notes when it computes and when it stores, so that a busy machine's waiting counts where it happens. Times
+are from a worker's first utterance to its last, so that the start of Python and torch in the workers does not count; it
 is printed by itself.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import click
@@ -26,9 +29,11 @@ from machine import describe
 
 import featcache
 from featcache.parallel import plan, runner
+from featcache.store.part_writer import PartWriter
 
 FEATURES = [featcache.FeatureStorageConfig("fbank")]
 MELS = 80
+WORK = ("compute", "store")
 
 
 class Ids(Sequence[str]):
@@ -58,23 +63,58 @@ class Provider(featcache.EnvironmentProvider):
         return {"dataset": range(self.size), "ids": Ids(self.size), "compute_features": self.compute}
 
     def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        return self.build_env_local
+        return self.build_in_worker
+
+    def build_in_worker(self) -> dict[str, object]:
+        if self.busy_s or self.asleep_s:
+            for name in ("write", "commit"):
+                setattr(PartWriter, name, self.timed(getattr(PartWriter, name)))
+        return self.build_env_local()
+
+    def timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def with_time(*args: Any) -> Any:
+            with self.noted("store"):
+                return method(*args)
+
+        return with_time
+
+    @contextlib.contextmanager
+    def noted(self, what: str) -> Iterator[None]:
+        begin = time.time()
+        yield
+        with (self.folder / "times").open("a") as file:
+            file.write(f"{os.getpid()} {what} {begin} {time.time()}\n")
 
     def compute(self, items: list[int]) -> list[dict[str, object]]:
         if self.busy_s or self.asleep_s:
-            with (self.folder / "times").open("a") as file:
-                file.write(f"{time.time()}\n")
-            for _ in items:
-                time.sleep(self.asleep_s)
-                until = time.thread_time() + self.busy_s  # time of the processor, whoever else wants it
-                while time.thread_time() < until:
-                    pass
+            with self.noted("compute"):
+                for _ in items:
+                    time.sleep(self.asleep_s)
+                    until = time.thread_time() + self.busy_s  # time of the processor, whoever else wants it
+                    while time.thread_time() < until:
+                        pass
         array = np.zeros((self.frames, MELS), np.float32)
         return [{"id": Ids(self.size)[number], "fbank": array} for number in items]
 
 
-def run(provider: Provider, workers: int, batch_size: int = 1) -> tuple[float, float]:
-    """Extract; returns the seconds before the first utterance, and those from there to the end."""
+class Times(NamedTuple):
+    """Where the time of the workers went."""
+
+    before_s: float  # the first utterance
+    seconds: float  # from there to the last
+    computing: float  # per cent of these, over all workers
+    storing: float
+
+    def __str__(self) -> str:
+        rest = 100 - self.computing - self.storing
+        return (
+            f"start-up {self.before_s:.1f} s, then {self.seconds:.2f} s: {self.computing:.1f} % computing, "
+            f"{self.storing:.1f} % storing, {rest:.1f} % everything else"
+        )
+
+
+def run(provider: Provider, workers: int, batch_size: int = 1) -> Times:
+    """Extract into a new cache."""
     started = time.time()
     parallel = {"env": "local", "n_workers": workers}
     cache = featcache.extract(
@@ -87,31 +127,40 @@ def run(provider: Provider, workers: int, batch_size: int = 1) -> tuple[float, f
     )
     assert len(cache) == provider.size
     assert cache.complete
-    ended, times = time.time(), provider.folder / "times"
-    first = min(map(float, times.read_text().split())) if times.exists() else started
-    times.unlink(missing_ok=True)
-    return first - started, ended - first
+    path = provider.folder / "times"
+    if not path.exists():
+        return Times(0, time.time() - started, 0, 0)
+    times: dict[str, list[tuple[str, float, float]]] = {}
+    for line in path.read_text().splitlines():
+        worker, what, begin, end = line.split()
+        times.setdefault(worker, []).append((what, float(begin), float(end)))
+    path.unlink()
+    first = min(begin for notes in times.values() for _, begin, _ in notes)
+    spans = [(min(b for _, b, _ in notes), max(e for _, _, e in notes)) for notes in times.values()]
+    spent = {what: sum(e - b for notes in times.values() for w, b, e in notes if w == what) for what in WORK}
+    return Times(
+        first - started,
+        max(end for _, end in spans) - first,
+        100 * spent["compute"] / sum(end - begin for begin, end in spans),
+        100 * spent["store"] / sum(end - begin for begin, end in spans),
+    )
 
 
 def speed(folder: Path, rounds: int) -> None:
     """One worker and two, in turns."""
     provider = Provider(folder, 600, 750, busy_s=0.05)
-    print("600 utterances of 50 ms of the processor each, 750 frames x 80 float32; start-up, then the rest")
+    print("600 utterances of 50 ms of the processor each, 750 frames x 80 float32")
     for _ in range(rounds):
-        (start_1, one), (start_2, two) = run(provider, 1), run(provider, 2)
-        print(f"one worker {start_1:.1f} + {one:.2f} s, two {start_2:.1f} + {two:.2f} s: {one / two:.2f} times as fast")
+        one, two = run(provider, 1), run(provider, 2)
+        print(f"one worker: {one}\ntwo: {two}\n{one.seconds / two.seconds:.2f} times as fast")
 
 
 def overhead(folder: Path, rounds: int) -> None:
-    """What an utterance costs beside computing it: of two workers that sleep, since then nobody is in the way."""
+    """What an utterance costs beside computing and storing it."""
     provider = Provider(folder, 1200, 750, asleep_s=0.05)
-    ideal = provider.size * provider.asleep_s / 2
+    print("1200 utterances that sleep for 50 ms each, 750 frames x 80 float32, two workers")
     for _ in range(rounds):
-        start, seconds = run(provider, 2)
-        print(
-            f"1200 utterances of 50 ms, two workers: start-up {start:.1f} s, then {seconds:.2f} s, computing alone "
-            f"is {ideal:.2f} s: {100 * (seconds / ideal - 1):.1f} % more, storing included"
-        )
+        print(run(provider, 2))
 
 
 def million(folder: Path, size: int) -> None:
@@ -136,7 +185,7 @@ def million(folder: Path, size: int) -> None:
 
     peak = Peak()
     with mock.patch.object(runner.Run, "_finish", noted):
-        _, seconds = run(Provider(folder, size, 1), 2, batch_size=64)
+        seconds = run(Provider(folder, size, 1), 2, batch_size=64).seconds
     print(f"all of one frame each in {seconds:.0f} s; driver: {before_merge[0]} before the merge, {memory()} then")
     print(f"largest resident memory of its own (not mapped files): {peak.stop() / 1e6:.0f} MB")
 
