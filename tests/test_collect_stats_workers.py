@@ -55,6 +55,7 @@ def test_a_worker_that_dies_takes_nothing_with_it_that_was_done(tmp_path: Path) 
 def test_an_utterance_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(ComputeError, match=r"3 workers died between utterances 4 and 7.*is kept"):
         collect(Provider(tmp_path / "run", kills=[6]), 12, parallel={"env": "local", "n_workers": 1})
+    assert calls(tmp_path / "run").count(6) == 3
     (tmp_path / "run" / "calls").unlink()
     collect(Provider(tmp_path / "run"), 12)
     assert_right(tmp_path / "run" / "stats" / "train", range(12))
