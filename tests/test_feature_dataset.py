@@ -132,16 +132,32 @@ def test_numbers_are_converted_on_request(tmp_path: Path, stored: str, read: str
     assert batch["x"][1].tolist() == [values[0].tolist(), [0, 0, 0]]
 
 
+def test_a_transform_that_changes_nothing_gives_the_same_batch(tmp_path: Path) -> None:
+    fixed = [FeatureStorageConfig("xvector", time_axis=None), FeatureStorageConfig("label", "int16", time_axis=None)]
+    with CacheWriter(tmp_path, [*fixed, *two_features()]) as writer:
+        for number in range(1, 4):
+            writer.write(id_of(number), {"xvector": np.full(5, number), "label": np.int16(number), **arrays_of(number)})
+    plain = FeatureDataset(tmp_path)
+    transformed = FeatureDataset(tmp_path, transform=lambda item: item)
+    expected = plain.__getitems__([2, 0, 1])
+    for found in (transformed.__getitems__([2, 0, 1]), FeatureDataset.collate([plain[2], plain[0], plain[1]])):
+        assert list(found) == list(expected)
+        for name, value in expected.items():
+            assert torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value
+
+
 def test_what_transform_returns_is_padded_anew(cache: Path) -> None:
     def spliced(item: dict[str, Any]) -> dict[str, Any]:
         twice = torch.cat([item["fbank"], item["fbank"]])
-        return {"id": item["id"], "fbank": twice, "mean": item["fbank"].sum(), "n": item["fbank_lengths"], "s": "x"}
+        mean, n = item["fbank"].sum(), item["fbank_lengths"]
+        return {"id": item["id"], "fbank": twice, "fbank_lengths": n, "mean": mean, "n": n, "s": "x", "a": np.ones(2)}
 
     batch = FeatureDataset(cache, "fbank", transform=spliced).__getitems__([id_of(3), id_of(1)])
     assert batch["fbank_lengths"].tolist() == [30, 10]
     np.testing.assert_array_equal(batch["fbank"][0].numpy(), np.tile(arrays_of(3)["fbank"], (2, 1)))
     assert not batch["fbank"][1, 10:].any()
     assert (batch["n"].tolist(), batch["s"]) == ([15, 5], ["x", "x"])
+    assert (batch["mean"].shape, batch["a"].tolist()) == ((2,), [[1.0, 1.0]] * 2)
     dataset = FeatureDataset(cache, "fbank", transform=spliced)
     assert dataset[id_of(3)]["n"] == 15
     assert FeatureDataset.collate([dataset[id_of(3)], dataset[id_of(1)]])["fbank_lengths"].tolist() == [30, 10]
@@ -151,7 +167,9 @@ def test_what_transform_returns_is_padded_anew(cache: Path) -> None:
     ("change", "match"),
     [
         (lambda item: {item["id"]: 1}, "have different keys"),
-        (lambda item: {"x": torch.zeros(2, item["fbank_lengths"])}, "'x' of items .* cannot be one tensor"),
+        (lambda item: {"x": torch.zeros(item["fbank_lengths"])}, r"'x' of items .* give x_lengths, too"),
+        (lambda item: {"x": torch.zeros(2, item["fbank_lengths"]), "x_lengths": 2}, r"'x' of items .* \(2, 15\) and"),
+        (lambda item: None, "transform returned None"),
     ],
 )
 def test_items_that_do_not_fit_together_are_refused(cache: Path, change: Any, match: str) -> None:
@@ -185,6 +203,13 @@ def test_what_cannot_be_read_is_refused_by_name(cache: Path, tmp_path: Path) -> 
         FeatureDataset(cache, dtypes={"fbank": "float3"})
     with pytest.raises(ConfigError, match="at least one utterance"):
         dataset.__getitems__([])
+    for index in ((0, 5), (0, slice(3), 7)):
+        with pytest.raises(ConfigError, match="an index is a row number, an id, or"):
+            dataset[index]  # type: ignore[index]
+    with pytest.raises(ConfigError, match=r"no feature is asked for; there are 'fbank', 'units'"):
+        FeatureDataset(cache, [])
+    with pytest.raises(ConfigError, match=r"collate_fn=FeatureDataset\.collate"):
+        next(iter(DataLoader(dataset, batch_size=4)))
     with CacheWriter(tmp_path, [FeatureStorageConfig("x"), FeatureStorageConfig("x_lengths")]):
         pass
     with pytest.raises(ConfigError, match="other uses for these names"):

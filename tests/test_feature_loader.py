@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import pickle
 import threading
 import time
 import weakref
@@ -71,7 +73,7 @@ def test_memory_is_used_again_once_nothing_refers_to_it() -> None:
     del tensor
     assert take((200, 300), torch.float32).data_ptr() != where
     del view
-    assert take((300, 700), torch.bfloat16).data_ptr() == where
+    assert take((300, 400), torch.bfloat16).data_ptr() == where
     assert take((0, 3), torch.float32).shape == (0, 3)
 
 
@@ -178,6 +180,60 @@ def test_the_next_batch_is_on_the_device_before_it_is_asked_for() -> None:
     assert list(moved) == [2]
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_collate_may_give_none_but_not_end_the_epoch(cache: Path, threads: int) -> None:
+    def second_is_none(batch: dict[str, Any]) -> dict[str, Any] | None:
+        return None if batch["id"] == BATCHES[1] else batch
+
+    found = list(FeatureLoader(cache, batch_sampler=BATCHES, collate=second_is_none, threads=threads))
+    assert [batch is None for batch in found] == [number == 1 for number in range(len(BATCHES))]
+
+    def stop(batch: dict[str, Any]) -> dict[str, Any]:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="a job raised StopIteration"):
+        list(FeatureLoader(cache, batch_sampler=BATCHES, collate=stop, threads=threads))
+
+
+def test_batches_of_any_kind_are_moved_to_a_device(cache: Path) -> None:
+    loader = FeatureLoader(
+        cache, batch_sampler=BATCHES, device="meta", collate=lambda batch: (batch["id"], [{"x": batch["fbank"]}])
+    )
+    for ids, (nested,) in loader:
+        assert isinstance(ids[0], str)
+        assert nested["x"].device.type == "meta"
+
+
+@pytest.mark.parametrize("prefetch_bytes", [0, 1 << 20])
+def test_what_comes_before_an_error_of_the_sampler_is_delivered(cache: Path, prefetch_bytes: int) -> None:
+    loader = FeatureLoader(cache, batch_sampler=[[0], [1], ["nobody"], [2]], prefetch_bytes=prefetch_bytes)
+    seen = []
+    with pytest.raises(KeyNotFoundError, match="nobody"):
+        seen.extend(batch["id"] for batch in loader)
+    assert len(seen) == loader.state_dict()["batches"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_an_iteration_does_not_go_on_in_a_forked_process(cache: Path) -> None:
+    loader = FeatureLoader(cache, "units", batch_sampler=BATCHES)
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(batches)
+        except ConfigError:
+            os._exit(7)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_loader_can_be_pickled(cache: Path) -> None:
+    loader = pickle.loads(pickle.dumps(FeatureLoader(cache, batch_sampler=BATCHES)))  # noqa: S301
+    assert len(ids_of(loader)) == 40
+
+
 def test_batches_are_moved_to_a_device_in_order(cache: Path) -> None:
     loader = FeatureLoader(cache, batch_sampler=BATCHES, device="meta")
     batches = list(loader)
@@ -257,6 +313,33 @@ def test_the_state_of_something_else_is_refused(cache: Path) -> None:
     assert shuffled.state_dict()["epoch"] == 0
 
 
+def test_the_state_of_other_utterances_is_refused(cache: Path, tmp_path: Path) -> None:
+    rows = [[0, 1], [2]]
+    state = FeatureLoader(cache, batch_sampler=rows).state_dict()
+    other = FeatureLoader(make_cache(tmp_path, range(5)), batch_sampler=rows)
+    with pytest.raises(ConfigError, match="other utterances"):
+        other.load_state_dict(state)
+    for change in ({"batches": -3}, {"epoch": "x"}, {"of": 7}):
+        with pytest.raises(ConfigError):
+            FeatureLoader(cache, batch_sampler=rows).load_state_dict({**state, **change})
+
+
+def test_an_epoch_that_the_sampler_was_told_of_begins_anew(cache: Path) -> None:
+    sampler = ShuffledBatchSampler(BATCHES)
+    loader = FeatureLoader(cache, batch_sampler=sampler)
+    list(loader)
+    sampler.set_epoch(1)
+    state = loader.state_dict()
+    assert state["epoch"] == 1
+    assert isinstance(state["sampler"], dict)
+    assert state["sampler"]["position"] == 0
+    with pytest.raises(ConfigError, match="epoch must be"):
+        loader.set_epoch(-1)
+    assert loader.state_dict()["epoch"] == 1
+    loader.set_epoch(np.int64(2))  # type: ignore[arg-type]
+    json.dumps(loader.state_dict())
+
+
 def test_waiting_for_data_is_counted_and_work_is_not(cache: Path) -> None:
     loader = FeatureLoader(cache, batch_sampler=BATCHES)
     assert loader.waited_s == 0
@@ -265,7 +348,7 @@ def test_waiting_for_data_is_counted_and_work_is_not(cache: Path) -> None:
 
 
 def test_settings_that_cannot_work_are_refused(cache: Path) -> None:
-    with pytest.raises(ConfigError, match="iterated over once only"):
+    with pytest.raises(ConfigError, match="must be a list of batches or a sampler"):
         FeatureLoader(cache, batch_sampler=iter(BATCHES))
     with pytest.raises(ConfigError, match="threads=-1"):
         FeatureLoader(cache, batch_sampler=BATCHES, threads=-1)

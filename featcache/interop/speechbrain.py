@@ -43,7 +43,7 @@ def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
     on_device = [key for key, value in values.items() if isinstance(value, torch.Tensor | PaddedData)]
     # of the examples it takes their number and keys; the values are here already
     made = PaddedBatch(
-        [dict.fromkeys(values)] * len(next(iter(values.values()))),
+        [dict.fromkeys(values)] * len(next(iter(batch.values()))),
         padded_keys=[],
         device_prep_keys=on_device,
         apply_default_convert=False,

@@ -31,6 +31,15 @@ class Plan:
     nbytes: int
 
 
+class _WholeBatch(Batch):
+    """What `__getitems__` gives; torch's own collate function expects a list, and would fail without a hint."""
+
+    def __missing__(self, key: object) -> object:
+        if key == 0:
+            raise ConfigError("batches are padded already; give the DataLoader collate_fn=FeatureDataset.collate")
+        raise KeyError(key)
+
+
 class FeatureDataset(Dataset[Item]):
     """Features of a cache as a map-style data set, by row number or by id.
 
@@ -45,9 +54,10 @@ class FeatureDataset(Dataset[Item]):
     Args:
         source: a cache or its path, or caches put together by `join` or `concat`.
         features: those that are wanted, all by default.
-        dtypes: what features are converted to, e.g. {"ssl": "float32", "tokens": "int64"}; else as declared.
-        transform: called with each item, returns an item; tensors of rank 1 and more that it returns are padded along
-            axis 0, numbers are stacked, all else is listed. It runs where the reading runs.
+        dtypes: what features are converted to, e.g. {"ssl": "float32", "tokens": "int64"}; else as declared. As torch
+            does it: what does not fit into a smaller dtype overflows.
+        transform: called with each item, returns an item. It runs where the reading runs. A tensor that it adds with
+            "<name>_lengths" beside it is padded along axis 0, other tensors and numbers are stacked, the rest listed.
 
     Raises `KeyNotFoundError` for an unknown feature or id, `RowError` for an unknown row, `WindowError` for frames that
     an utterance does not have.
@@ -66,14 +76,17 @@ class FeatureDataset(Dataset[Item]):
         transform: Transform | None = None,
     ) -> None:
         self.table = FeatureTable.of(source)
-        wanted = [features] if isinstance(features, str) else list(features or self.table.features)
+        features = self.table.features if features is None else features
+        wanted = [features] if isinstance(features, str) else list(features)
         self._dtypes = {name: torch_dtype(self.table.dtype(name)) for name in wanted}
         for name, dtype in (dtypes or {}).items():
             if name not in self._dtypes:
                 raise ConfigError(f"dtypes names a feature {name!r} that is not read; {nearest(name, wanted)}")
             self._dtypes[name] = torch_dtype(dtype)
+        if not wanted:
+            raise ConfigError(f"no feature is asked for; there are {', '.join(map(repr, self.table.features))}")
         for name in wanted:
-            if name == "id" or (self.table.has_frames(name) and f"{name}_lengths" in wanted):
+            if name == "id" or f"{name}_lengths" in wanted:
                 raise ConfigError(f"features {', '.join(map(repr, wanted))}: an item has other uses for these names")
         self._transform = transform
 
@@ -92,17 +105,22 @@ class FeatureDataset(Dataset[Item]):
         return next(self._items(self._read(self.plan([index]), fresh)))
 
     def __getitems__(self, indices: Sequence[Index]) -> Batch:
-        return self.read(self.plan(indices), fresh if get_worker_info() is None else worker_memory())
+        return _WholeBatch(self.read(self.plan(indices), fresh if get_worker_info() is None else worker_memory()))
 
     @staticmethod
     def collate(batch: Batch | list[Item]) -> Batch:
         """Hand on a batch, and pad a list of items: the `collate_fn` of a DataLoader over this data set."""
-        return pad(batch) if isinstance(batch, list) else batch
+        return pad(batch) if isinstance(batch, list) else dict(batch)
 
     def plan(self, indices: Sequence[Index]) -> Plan:
         """Find out what a batch will hold and how large it becomes, without reading any array."""
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
+        for index in indices:
+            if isinstance(index, tuple) and not (len(index) == 2 and isinstance(index[1], slice)):
+                raise ConfigError(
+                    f"an index is a row number, an id, or one of them with frames, [id, 100:200], not {index!r}"
+                )
         keys = [index[0] if isinstance(index, tuple) else index for index in indices]
         cuts = [(place, index[1]) for place, index in enumerate(indices) if isinstance(index, tuple)]
         rows = self.table.numbers(keys)

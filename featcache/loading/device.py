@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -17,28 +17,35 @@ def on_device(batches: Iterable[T], device: torch.device) -> Iterator[T]:
     for batch in batches:
         ahead.append(_moved(batch, device, stream))
         if len(ahead) == 2:
-            yield _ready(*ahead.pop(0))
+            yield _ready(*ahead.pop(0), device)
     for moved in ahead:
-        yield _ready(*moved)
+        yield _ready(*moved, device)
+
+
+def to_device(data: T, device: torch.device) -> T:
+    """Move all tensors of a batch: of mappings, lists and tuples, and of whatever has a method `to`."""
+    moved: Any = data
+    if hasattr(data, "to"):
+        moved = data.to(device, non_blocking=True)
+    elif isinstance(data, Mapping):
+        moved = {key: to_device(value, device) for key, value in data.items()}
+    elif isinstance(data, tuple) and hasattr(data, "_fields"):
+        moved = type(data)(*(to_device(value, device) for value in data))
+    elif isinstance(data, list | tuple):
+        moved = type(data)(to_device(value, device) for value in data)
+    return cast(T, moved)
 
 
 def _moved(batch: T, device: torch.device, stream: torch.cuda.Stream | None) -> tuple[T, torch.cuda.Event | None]:
     if stream is None:
-        return _to(batch, device), None
+        return to_device(batch, device), None
     # what was begun before may still read memory that is free by now: copy into it only after that
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        return _to(batch, device), stream.record_event()
+        return to_device(batch, device), stream.record_event()
 
 
-def _ready(batch: T, copied: torch.cuda.Event | None) -> T:
+def _ready(batch: T, copied: torch.cuda.Event | None, device: torch.device) -> T:
     if copied is not None:
-        torch.cuda.current_stream().wait_event(copied)
+        torch.cuda.current_stream(device).wait_event(copied)
     return batch
-
-
-def _to(batch: T, device: torch.device) -> T:
-    if isinstance(batch, dict):
-        return {key: _to(value, device) for key, value in batch.items()}  # type: ignore[return-value]
-    move = getattr(batch, "to", None)
-    return batch if move is None else move(device, non_blocking=True)

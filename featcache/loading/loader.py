@@ -18,6 +18,7 @@ from featcache.loading.device import on_device
 from featcache.loading.memory import Allocate, Recycler, pinned
 from featcache.loading.padded import Batch
 from featcache.loading.prefetch import Job, Prefetch
+from featcache.loading.samplers.sharing import whole_number
 from featcache.loading.table import FeatureTable
 from featcache.store.cache import Cache, CachePath
 
@@ -94,8 +95,8 @@ class FeatureLoader(Generic[T]):
             raise ConfigError("features, dtypes and transform are those of the FeatureDataset; give them there")
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(f"threads={threads}, prefetch_bytes={prefetch_bytes}: neither can be negative")
-        if isinstance(batch_sampler, Iterator):
-            raise ConfigError("batch_sampler can be iterated over once only; give a list or a sampler")
+        if isinstance(batch_sampler, Iterator) or not isinstance(batch_sampler, Iterable):
+            raise ConfigError(f"batch_sampler must be a list of batches or a sampler, not {batch_sampler!r}")
         self.dataset = source
         self.batch_sampler = batch_sampler
         self.waited_s = 0.0
@@ -123,15 +124,24 @@ class FeatureLoader(Generic[T]):
         try:
             while True:
                 began = time.perf_counter()
-                batch = next(batches, None)
+                found = list(islice(batches, 1))
                 self.waited_s += time.perf_counter() - began
-                if batch is None:
+                if not found:
                     return
                 self._delivered += 1
-                yield batch
-                del batch  # its memory may be used again
+                yield found.pop()  # and keep nothing of it: its memory may be used again
         finally:
             prefetch.close()
+
+    def __repr__(self) -> str:
+        return f"<FeatureLoader: batches of {self.dataset!r} from {self.batch_sampler!r:.100}>"
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_running": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._running = weakref.WeakSet()
 
     def close(self) -> None:
         """End all iterations that are running, and wait for what is being read."""
@@ -140,14 +150,15 @@ class FeatureLoader(Generic[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration: the batch sampler's order where it has one for each."""
-        if epoch != self._epoch:
-            self._epoch, self._next_begins_at, self._began_at, self._delivered = epoch, 0, 0, 0
+        number = whole_number("epoch", epoch, 0)
         if isinstance(self.batch_sampler, SupportsEpoch):
-            self.batch_sampler.set_epoch(epoch)
+            self.batch_sampler.set_epoch(number)
+        self._enter(number)
 
     def state_dict(self) -> dict[str, object]:
         """Return where the running or the last iteration is, exact to the batch, as plain numbers and strings."""
-        state: dict[str, object] = {"epoch": self._epoch}
+        self._enter(getattr(self.batch_sampler, "epoch", self._epoch))  # it may have been told by another
+        state: dict[str, object] = {"epoch": self._epoch, "data": self.dataset.table.digest}
         if isinstance(self.batch_sampler, SupportsState):
             state["sampler"] = self.batch_sampler.state_dict(self._delivered)
         else:
@@ -156,20 +167,27 @@ class FeatureLoader(Generic[T]):
         return state
 
     def load_state_dict(self, state: State) -> None:
-        """Have the next iteration go on from there; raises `ConfigError` for the state of another sampler."""
+        """Have the next iteration go on from there; raises `ConfigError` for the state of other data or samplers."""
         sampler = self.batch_sampler
-        wanted = {"epoch", "sampler"} if isinstance(sampler, SupportsState) else {"epoch", "batches", "of"}
+        wanted = {"epoch", "data", *(["sampler"] if isinstance(sampler, SupportsState) else ["batches", "of"])}
         if not isinstance(state, Mapping) or state.keys() != wanted:
             raise ConfigError(f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}")
-        if not isinstance(sampler, SupportsState) and state["of"] != self._count():
-            raise ConfigError(f"the state is that of {state['of']} batches, but there are {self._count()} now")
+        if state["data"] != self.dataset.table.digest:
+            raise ConfigError(f"the state is that of a loader over other utterances than those of {self.dataset!r}")
         if isinstance(sampler, SupportsState):
             sampler.load_state_dict(cast(State, state["sampler"]))  # knows its epoch; refused, all stays as it was
-            self._epoch = cast(int, state["epoch"])
+            self._epoch = whole_number("epoch", state["epoch"], 0)
         else:
+            if state["of"] != self._count():
+                raise ConfigError(f"the state is that of {state['of']} batches, but there are {self._count()} now")
+            done = whole_number("batches", state["batches"], 0)
             self.set_epoch(cast(int, state["epoch"]))
-            self._next_begins_at = self._began_at = cast(int, state["batches"])
+            self._next_begins_at = self._began_at = done
         self._delivered = 0
+
+    def _enter(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._next_begins_at, self._began_at, self._delivered = epoch, 0, 0, 0
 
     def _count(self) -> int | None:
         return len(self.batch_sampler) if isinstance(self.batch_sampler, Sized) else None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 SMALL_BYTES = 1 << 16
-ROUND_BYTES = 1 << 20  # buffers of about the same size serve each other
+ROUND_BYTES = 1 << 16  # buffers of about the same size serve each other
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -48,6 +48,9 @@ class Recycler:
         # no lock in what is called: the garbage collector may call it while this thread holds the lock
         weakref.finalize(lease, self._free.append, buffer).atexit = False
         return torch.frombuffer(lease, dtype=dtype, count=math.prod(shape)).view(shape)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Recycler, (self._most_bytes,)
 
     def _take(self, nbytes: int) -> NDArray[np.uint8]:
         wanted = -(-nbytes // ROUND_BYTES) * ROUND_BYTES

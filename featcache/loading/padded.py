@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,25 +18,31 @@ Batch = dict[str, Any]
 
 
 def pad(items: Sequence[Item], allocate: Allocate = fresh) -> Batch:
-    """Make a batch of items: tensors padded along axis 0 with zeros, numbers stacked, all else listed.
+    """Make a batch of items.
+
+    A tensor that has "<name>_lengths" beside it is padded along axis 0 with zeros, its lengths anew; other tensors,
+    arrays and numbers are stacked; all else is listed.
 
     Raises `FeatureError` for items whose keys or shapes do not fit each other.
 
-    >>> pad([{"id": "a", "x": torch.ones(2)}, {"id": "b", "x": torch.ones(1)}])
+    >>> pad([{"id": "a", "x": torch.ones(2), "x_lengths": 2}, {"id": "b", "x": torch.ones(1), "x_lengths": 1}])
     {'id': ['a', 'b'], 'x': tensor([[1., 1.],
             [1., 0.]]), 'x_lengths': tensor([2, 1])}
     """
+    for item in items:
+        if not isinstance(item, Mapping):
+            raise FeatureError(f"an item is a dict; transform returned {item!r}")
+        if item.keys() != items[0].keys():
+            raise FeatureError(f"items {items[0].get('id')!r} and {item.get('id')!r} have different keys")
     batch: Batch = {}
-    for key, first in items[0].items():
-        for item in items:
-            if item.keys() != items[0].keys():
-                raise FeatureError(f"items {items[0].get('id')!r} and {item.get('id')!r} have different keys")
+    for key in items[0]:
         values = [item[key] for item in items]
-        if isinstance(first, torch.Tensor) and first.ndim > 0:
-            batch[key] = _padded(key, items, values, allocate)
-            batch[f"{key}_lengths"] = torch.tensor([len(value) for value in values])
-        elif isinstance(first, bool | int | float):
-            batch.setdefault(key, torch.tensor(values))
+        name = key.removesuffix("_lengths")
+        if name != key and isinstance(items[0].get(name), torch.Tensor | np.ndarray):
+            values = [len(item[name]) for item in items]
+        if all(isinstance(value, torch.Tensor | np.ndarray | np.generic | bool | int | float) for value in values):
+            tensors = list(map(torch.as_tensor, values))
+            batch[key] = _joined(key, items, tensors, allocate, padded=f"{key}_lengths" in items[0])
         else:
             batch[key] = values
     return batch
@@ -50,15 +56,25 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _padded(key: str, items: Sequence[Item], values: Sequence[torch.Tensor], allocate: Allocate) -> torch.Tensor:
-    first = values[0]
-    for item, value in zip(items, values, strict=True):
-        if not isinstance(value, torch.Tensor) or value.shape[1:] != first.shape[1:] or value.dtype != first.dtype:
-            raise FeatureError(f"{key!r} of items {items[0].get('id')!r} and {item.get('id')!r} cannot be one tensor")
-    out = allocate((len(values), max(map(len, values)), *first.shape[1:]), first.dtype)
-    for row, value in zip(out, values, strict=True):
-        row[: len(value)] = value
-        row[len(value) :] = 0
+def _joined(
+    key: str, items: Sequence[Item], tensors: Sequence[torch.Tensor], allocate: Allocate, *, padded: bool
+) -> torch.Tensor:
+    first, axis = tensors[0], int(padded)
+    for item, tensor in zip(items, tensors, strict=True):
+        if tensor.shape[axis:] != first.shape[axis:] or tensor.ndim < axis or tensor.dtype != first.dtype:
+            raise FeatureError(
+                f"{key!r} of items {items[0].get('id')!r} and {item.get('id')!r} do not fit into one tensor: "
+                f"{first.dtype} {tuple(first.shape)} and {tensor.dtype} {tuple(tensor.shape)}"
+                f"{'' if padded else f'; to have it padded, give {key}_lengths, too'}"
+            )
+    if not padded:
+        out = allocate((len(tensors), *first.shape), first.dtype)
+        torch.stack(list(tensors), out=out)
+        return out
+    out = allocate((len(tensors), max(map(len, tensors)), *first.shape[1:]), first.dtype)
+    for row, tensor in zip(out, tensors, strict=True):
+        row[: len(tensor)] = tensor
+        row[len(tensor) :] = 0
     return out
 
 

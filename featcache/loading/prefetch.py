@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
+from featcache.errors import ConfigError
+
+MOST_AHEAD = 64
 T = TypeVar("T")
 Job = tuple[int, Callable[[], T]]  # the bytes of its result, and what makes it
 
@@ -21,15 +25,20 @@ class Prefetch(Generic[T]):
     Args:
         jobs: what to do.
         threads: how many jobs are worked on side by side; 0 does each when its result is asked for.
-        most_bytes: jobs are taken ahead as long as their results, with those that wait, are not more than this; one is
-            taken in any case.
+        most_bytes: jobs are taken ahead as long as their results, with those that wait, are not more than this, nor
+            their number more than `MOST_AHEAD`; one is taken in any case.
+
+    An error of a job, or of their iterator, is raised in its place: after the results before it.
     """
 
     def __init__(self, jobs: Iterator[Job[T]], threads: int, most_bytes: int) -> None:
         self._jobs = jobs
+        self._next: Job[T] | None = None
         self._most_threads = threads
         self._most_bytes = most_bytes if threads else 0
-        self._next = next(jobs, None)
+        self._error: Exception | None = None
+        self._process = os.getpid()
+        self._advance()
         self._results: deque[tuple[int, Future[T]]] = deque()
         self._todo: deque[tuple[Future[T], Callable[[], T]]] = deque()
         self._bytes = 0
@@ -40,9 +49,12 @@ class Prefetch(Generic[T]):
         return self
 
     def __next__(self) -> T:
+        if os.getpid() != self._process:
+            raise ConfigError("this iteration belongs to the process that began it; begin another one in this process")
         self._take_jobs()
         if not self._results:
-            raise StopIteration
+            error, self._error = self._error or StopIteration(), None
+            raise error
         nbytes, future = self._results.popleft()
         if not self._most_threads:
             self._work()
@@ -53,7 +65,9 @@ class Prefetch(Generic[T]):
 
     def close(self) -> None:
         """Drop what is not begun, and wait for what is."""
-        self._next = None
+        if os.getpid() != self._process:
+            return  # a fork has none of the threads, and one of them may have held the lock
+        self._next = self._error = None
         self._results.clear()
         with self._lock:
             self._todo.clear()
@@ -62,7 +76,7 @@ class Prefetch(Generic[T]):
             thread.join()
 
     def _take_jobs(self) -> None:
-        while self._next is not None and (not self._results or self._bytes + self._next[0] <= self._most_bytes):
+        while self._next is not None and (not self._results or self._has_room_for(self._next[0])):
             nbytes, make = self._next
             future: Future[T] = Future()
             self._bytes += nbytes
@@ -73,7 +87,16 @@ class Prefetch(Generic[T]):
                     thread = threading.Thread(target=self._work, name="featcache-loader")
                     self._threads.add(thread)
                     thread.start()
+            self._advance()
+
+    def _has_room_for(self, nbytes: int) -> bool:
+        return len(self._results) < MOST_AHEAD and self._bytes + nbytes <= self._most_bytes
+
+    def _advance(self) -> None:
+        try:
             self._next = next(self._jobs, None)
+        except Exception as error:
+            self._next, self._error = None, error
 
     def _work(self) -> None:
         while True:
@@ -84,5 +107,7 @@ class Prefetch(Generic[T]):
                 future, make = self._todo.popleft()
             try:
                 future.set_result(make())
+            except StopIteration as error:  # where the result is asked for, it would look like the end
+                future.set_exception(RuntimeError(f"a job raised {error!r}"))
             except BaseException as error:  # it is raised where the result is asked for
                 future.set_exception(error)

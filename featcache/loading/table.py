@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError, nearest
 from featcache.store.cache import Cache, CachePath
+from featcache.store.files import digest
 from featcache.store.reading import FeatureArrays
 
 Ints = NDArray[np.int64]
@@ -36,6 +39,8 @@ class FeatureTable:
         """Return the table of a cache, opened where a path is given; a table as it is."""
         if isinstance(source, FeatureTable):
             return source
+        if not isinstance(source, Cache | str | os.PathLike):
+            raise ConfigError(f"a cache, its path, or caches put together by join or concat are needed, not {source!r}")
         return cls([[source if isinstance(source, Cache) else Cache(source)]])
 
     def __len__(self) -> int:
@@ -111,7 +116,8 @@ class FeatureTable:
         lengths = np.empty(len(rows), np.int64)
         for arrays, places, inner in self._by_block(feature, rows):
             lengths[places] = found = arrays.lengths[inner]
-            arrays.check_length(int(inner[found.argmax()]))
+            for extreme in (found.argmin(), found.argmax()):
+                arrays.check_length(int(inner[extreme]))
         return lengths
 
     def read_into(self, feature: str, rows: Ints, starts: Ints, lengths: Ints, out: NDArray[np.uint8]) -> None:
@@ -144,6 +150,11 @@ class FeatureTable:
         except KeyError:
             raise KeyNotFoundError(f"no feature {feature!r}; {nearest(feature, self.features)}") from None
 
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the ids in their order."""
+        return digest("".join(digest(block[0]._index.hashes.data) for block in self._blocks).encode())
+
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (self._blocks, [[cache.generation for cache in block] for block in self._blocks])
 
@@ -153,6 +164,9 @@ def join(*caches: Cache | CachePath) -> FeatureTable:
 
     Raises `ConfigError` if the ids differ or a feature is in more than one of them.
     """
+    for source in caches:
+        if not isinstance(source, Cache | str | os.PathLike):
+            raise ConfigError(f"join takes caches or their paths one by one, not {source!r}")
     opened = [source if isinstance(source, Cache) else Cache(source) for source in caches]
     if not opened:
         raise ConfigError("join needs at least one cache")

@@ -62,7 +62,10 @@ class Index:
     def id(self, row: int) -> str:
         """Return the id of a row."""
         _, _, ends, data = self._views
-        return str(data[ends[row] : ends[row + 1]], "utf-8")
+        try:
+            return str(data[ends[row] : ends[row + 1]], "utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptCacheError(f"{DAMAGED}: {error}") from error
 
     def ids(self) -> Iterator[str]:
         """Iterate over all ids in row order."""

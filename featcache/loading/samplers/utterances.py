@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -13,7 +14,7 @@ from featcache.errors import ConfigError, KeyNotFoundError
 from featcache.loading.samplers.shapes import Shapes, read_shapes, shapes_of
 from featcache.loading.samplers.text import Keys, read_table
 from featcache.loading.table import FeatureTable
-from featcache.store.cache import Cache
+from featcache.store.cache import Cache, CachePath
 
 Ints = NDArray[np.int64]
 Labels = Sequence[str] | Sequence[int] | NDArray[np.generic]
@@ -32,7 +33,7 @@ class HasTable(Protocol):
         """Names of the features that it reads."""
 
 
-Lengths = ArrayLike | Sequence[ArrayLike] | Cache | FeatureTable | HasTable
+Lengths = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def utterances_of(
 
 
 def _of_lengths(lengths: Lengths) -> Utterances:
-    if isinstance(lengths, Cache):
+    if isinstance(lengths, Cache | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
     if isinstance(lengths, FeatureTable):
         return _of_table(lengths, lengths.features)
@@ -149,7 +150,7 @@ def codes_of(labels: Labels, count: int, argument: str) -> Ints:
         spread: Ints = labels.astype(np.int64, copy=False) - labels.min()
         if spread.max() < 4 * count:
             return spread
-    listed = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    listed = labels.tolist() if hasattr(labels, "tolist") else labels
     numbers = {label: number for number, label in enumerate(dict.fromkeys(listed))}
     return np.fromiter(map(numbers.__getitem__, listed), np.int64, count)
 
