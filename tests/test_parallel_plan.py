@@ -29,7 +29,8 @@ from featcache.parallel.plan import (
     save_batches,
     take_back,
 )
-from featcache.store import part_writer
+from featcache.store import part_writer, recover
+from featcache.store.journal import Journal, read_journal
 
 lengths_lists = st.lists(st.integers(0, 1000) | st.floats(0, 1e6), max_size=200)
 
@@ -146,6 +147,20 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
         assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [*range(25, 30), *range(35, 40)]
     with CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=True) as writer:
         assert missing_from(tmp_path, hashes).all()
+
+
+def test_a_part_that_is_sealed_while_it_is_looked_at_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT):
+        part = part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT)
+        write(part, range(3))
+
+        def seal_just_before(directory: Path) -> Journal | None:
+            part.close()
+            return read_journal(directory)
+
+        monkeypatch.setattr(recover, "read_journal", seal_just_before)
+        missing = missing_from(tmp_path, hashes_of([id_of(number) for number in range(5)]))
+        assert missing.tolist() == [False, False, False, True, True]
 
 
 def test_an_id_that_comes_twice_is_an_error() -> None:
