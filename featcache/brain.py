@@ -127,7 +127,7 @@ class FeatureCacheMixin:
         """Return a `FeatureLoader` as it is, as `Brain.fit` and `Brain.evaluate` do with a DataLoader.
 
         It is told each epoch of training, and saved with SpeechBrain's checkpoints: a training that is stopped in the
-        middle of an epoch goes on with the very next batch. It shares out its batches over ranks by itself. The loader
+        middle of an epoch goes on with the very next batch. Its samplers share out their batches over ranks. The loader
         arguments are not for it. Everything else is left to SpeechBrain.
         """
         if isinstance(dataset, FeatureLoader):
