@@ -24,23 +24,25 @@ def limits(root: Path, arrays: Sequence[Floats]) -> list[Method]:
 
     def mapped() -> Feed:
         bare = np.load(file, mmap_mode="r")
-        return partial(_copies, [bare[start:end] for start, end in spans], True)
+        return partial(_copies, [bare[start:end] for start, end in spans], 1)
 
     return [
-        Method("RAM to RAM copy, the same buffer again", "limit", lambda: partial(_copies, arrays, True), None),
-        Method("RAM to RAM copy, a new buffer each", "limit", lambda: partial(_copies, arrays, False), None),
+        Method("RAM to RAM copy, the same buffer again", "limit", lambda: partial(_copies, arrays, 1), None),
+        # what a training loop can have at best: it holds one batch while the next is made
+        Method("RAM to RAM copy, three buffers in turn", "limit", lambda: partial(_copies, arrays, 3), None),
+        Method("RAM to RAM copy, a new buffer each", "limit", lambda: partial(_copies, arrays, 0), None),
         Method("np.memmap slices, the same buffer again", "limit", mapped, root / "memmap"),
         Method("the file in order, without batches", "limit", lambda: partial(_in_order, file), root / "memmap"),
     ]
 
 
-def _copies(arrays: Sequence[Floats], reuse: bool, rows: Rows) -> Iterator[Batch]:
+def _copies(arrays: Sequence[Floats], buffers: int, rows: Rows) -> Iterator[Batch]:
+    """Copy into so many buffers in turn; 0: into a new one each time."""
     lengths = np.array([len(array) for array in arrays])
-    buffer = _buffer(lengths, rows)
-    for batch in rows:
+    kept = [_buffer(lengths, rows) for _ in range(buffers)]
+    for number, batch in enumerate(rows):
         shape = (len(batch), int(lengths[batch].max()), MELS)
-        if not reuse:
-            buffer = np.empty(shape, np.float32).reshape(-1)
+        buffer = kept[number % buffers] if buffers else np.empty(shape, np.float32).reshape(-1)
         padded = buffer[: shape[0] * shape[1] * MELS].reshape(shape)
         for out, row in zip(padded, batch, strict=True):
             array = arrays[row]
