@@ -6,15 +6,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test torture check bench clean
+# tests that start clusters of workers, again and again
+WORKER_TESTS := tests/slurm $(wildcard tests/test_parallel_*.py) \
+  tests/test_collect_stats_workers.py tests/test_recipe_librispeech.py tests/test_interop_huggingface.py
+
+.PHONY: setup demo test workers torture check bench clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
 demo: setup  ## cache the features of spoken digits, train from the cache, test
 	$(BIN)/python recipes/digits/train.py recipes/digits/hparams.yaml
 
-test: setup  ## run the tests
-	$(BIN)/pytest
+test: setup  ## run the tests, but those of the next word
+	$(BIN)/pytest $(addprefix --ignore=,$(WORKER_TESTS))
+
+workers: setup  ## run the tests that start Dask workers, on SLURM too where it is installed
+	$(BIN)/pytest $(WORKER_TESTS)
 
 torture: setup  ## kill the demo at random moments while it caches, again and again; some minutes
 	$(BIN)/pytest tests/torture -s --override-ini=timeout=3600
