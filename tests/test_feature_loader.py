@@ -207,7 +207,7 @@ def test_batches_of_any_kind_are_moved_to_a_device(cache: Path) -> None:
 @pytest.mark.parametrize("prefetch_bytes", [0, 1 << 20])
 def test_what_comes_before_an_error_of_the_sampler_is_delivered(cache: Path, prefetch_bytes: int) -> None:
     loader = FeatureLoader(cache, batch_sampler=[[0], [1], ["nobody"], [2]], prefetch_bytes=prefetch_bytes)
-    seen = []
+    seen: list[list[str]] = []
     with pytest.raises(KeyNotFoundError, match="nobody"):
         seen.extend(batch["id"] for batch in loader)
     assert len(seen) == loader.state_dict()["batches"] == 2

@@ -1,8 +1,8 @@
 """Extraction on local workers: how much faster two are than one, what Dask costs, and a plan for a million utterances.
 
-    python benchmarks/extract.py speed      two workers against one, on features that only cost processor time
-    python benchmarks/extract.py overhead   what is neither computing nor storing, at 50 ms an utterance
-    python benchmarks/extract.py plan       a million utterances of no work: time of the plan, memory of the driver
+    python benchmarks/extraction.py speed      two workers against one, on features that only cost processor time
+    python benchmarks/extraction.py overhead   what is neither computing nor storing, at 50 ms an utterance
+    python benchmarks/extraction.py plan       a million utterances of no work: time of the plan, memory of the driver
 
 Each worker notes when it computes and when it stores, so that a busy machine's waiting counts where it happens. Times
 are from a worker's first utterance to its last, so that the start of Python and torch in the workers does not count; it
