@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from featcache.errors import CorruptCacheError
 from featcache.store.files import Number, digest_file, load_column, save_column, sync_directory
 from featcache.store.journal import Utterance
+from featcache.store.order import Bytes, Ints, order_of, take
 
-Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 DAMAGED = "the index is damaged (open the cache with verify='columns' to see which file)"
 
@@ -48,7 +48,7 @@ class Index:
     hashes: Hashes  # xxh3-64 of the ids' UTF-8, sorted
     hash_rows: Ints  # the row of each hash
     id_ends: Ints  # where each id ends in id_bytes; one longer than the index, begins with 0
-    id_bytes: NDArray[np.uint8]
+    id_bytes: Bytes
     features: Mapping[str, FeatureColumns]
 
     def __len__(self) -> int:
@@ -125,6 +125,7 @@ class Index:
 def build_index(utterances: Sequence[Utterance], containers: Mapping[str, int], names: Sequence[str]) -> Index:
     """Make the index of a part; `containers` numbers the files, `names` are the features."""
     keys = [utterance.id.encode() for utterance in utterances]
+    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys))
     features = {}
     for name in names:
         placed = [utterance.arrays[name] for utterance in utterances]
@@ -137,16 +138,11 @@ def build_index(utterances: Sequence[Utterance], containers: Mapping[str, int], 
             offset=np.array([extent.offset for extent in extents], np.int64),
             nbytes=np.array([extent.nbytes for extent in extents], np.int64),
         )
-    return _sorted(keys, features)
+    return _sorted(np.frombuffer(b"".join(keys), np.uint8), _ends([len(key) for key in keys]), hashes, features)
 
 
 def merge_indexes(indexes: Sequence[Index], container_counts: Sequence[int], names: Sequence[str]) -> Index:
     """Join the indexes of several parts, the containers of each numbered on from those of the one before."""
-    keys = [
-        index.id_bytes[begin:end].tobytes()
-        for index in indexes
-        for begin, end in pairwise(index.id_ends.tolist())
-    ]
     shifts = np.cumsum([0, *container_counts])
     features = {}
     for name in names:
@@ -161,7 +157,12 @@ def merge_indexes(indexes: Sequence[Index], container_counts: Sequence[int], nam
             offset=_joined([column.offset for column in columns], np.int64),
             nbytes=_joined([column.nbytes for column in columns], np.int64),
         )
-    return _sorted(keys, features)
+    return _sorted(
+        _joined([index.id_bytes for index in indexes], np.uint8),
+        _ends(_joined([np.diff(index.id_ends) for index in indexes], np.int64)),
+        _joined([_hashes_by_row(index) for index in indexes], np.uint64),
+        features,
+    )
 
 
 def save_index(index: Index, directory: Path) -> dict[str, str]:
@@ -225,16 +226,23 @@ def _columns(index: Index) -> dict[str, NDArray[np.generic]]:
     return columns
 
 
-def _sorted(keys: Sequence[bytes], features: Mapping[str, FeatureColumns]) -> Index:
-    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
-    keys = [keys[row] for row in order]
-    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys))
+def _hashes_by_row(index: Index) -> Hashes:
+    hashes = np.empty(len(index), np.uint64)
+    hashes[index.hash_rows] = index.hashes
+    return hashes
+
+
+def _sorted(id_bytes: Bytes, id_ends: Ints, hashes: Hashes, features: Mapping[str, FeatureColumns]) -> Index:
+    """Make an index of columns by row, in any order of the rows."""
+    order = order_of(id_bytes, id_ends)
+    id_bytes, id_ends = take(id_bytes, id_ends, order)
+    hashes = hashes[order]
     hash_rows = np.argsort(hashes, kind="stable")
     return Index(
         hashes=hashes[hash_rows],
-        hash_rows=hash_rows.astype(np.int64),
-        id_ends=_ends([len(key) for key in keys]),
-        id_bytes=np.frombuffer(b"".join(keys), np.uint8),
+        hash_rows=hash_rows.astype(np.int64, copy=False),
+        id_ends=id_ends,
+        id_bytes=id_bytes,
         features={name: _reordered(columns, order) for name, columns in features.items()},
     )
 

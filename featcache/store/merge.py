@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from featcache.errors import DuplicateIdError, FeatureError
 from featcache.stats import FeatureStats
 from featcache.store.fingerprint import fingerprint_digest
@@ -74,15 +76,15 @@ def _common_dims(parts: Sequence[SealedPart]) -> Dims:
 
 
 def _check_unique(cache: Path, index: Index, parts: Sequence[SealedPart], names: list[str]) -> None:
-    previous = None
-    for id in index.ids() if len(parts) > 1 else ():
-        if id == previous:
-            holders = [part.entry.name for part in parts if part.index(cache, names).find(id) >= 0]
-            raise DuplicateIdError(
-                f"utterance {id!r} is in parts {' and '.join(map(repr, holders))} of {str(cache / PARTS)!r}; "
-                "remove one of them, its utterances will be computed again"
-            )
-        previous = id
+    same_hash = np.flatnonzero(index.hashes[1:] == index.hashes[:-1])
+    ids = [index.id(row) for row in index.hash_rows[np.union1d(same_hash, same_hash + 1)].tolist()]
+    if len(set(ids)) < len(ids):
+        id = max(ids, key=ids.count)
+        holders = [part.entry.name for part in parts if part.index(cache, names).find(id) >= 0]
+        raise DuplicateIdError(
+            f"utterance {id!r} is in parts {' and '.join(map(repr, holders))} of {str(cache / PARTS)!r}; "
+            "remove one of them, its utterances will be computed again"
+        )
 
 
 def _merged_stats(cache: Path, parts: Sequence[SealedPart], manifest: Manifest) -> dict[str, FeatureStats]:

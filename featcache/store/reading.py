@@ -14,8 +14,9 @@ from featcache.errors import CorruptCacheError, FeatcacheError
 from featcache.interface import Array, Codec, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store.extents import Containers, Piece
-from featcache.store.index import FeatureColumns, Ints
+from featcache.store.index import FeatureColumns
 from featcache.store.manifest import Manifest
+from featcache.store.order import Ints
 
 
 class FeatureArrays:
