@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from featcache.config import FeatureStorage
+from featcache.destination import check_settings
 from featcache.errors import ConfigError
 from featcache.extraction import Extraction
 from featcache.fingerprint import find_ingredients, items_of, modules_of
@@ -65,6 +66,8 @@ class FeatureCacheMixin:
         resume: bool = True,
         overwrite: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
+        retries: int = 2,
+        publish_every_s: float | None = None,
         fingerprint: Mapping[str, object] | None = None,
         parallel: ParallelConfig | Mapping[str, object] | None = None,
     ) -> Cache:
@@ -85,18 +88,20 @@ class FeatureCacheMixin:
             overwrite: computes a complete one anew; it stays good until the new one is.
             on_error: "skip" goes on with the next utterance and leaves a line in the cache's `failures.jsonl` for each
                 that failed; the next call tries these again.
+            retries: how often an utterance that fails, or that its worker dies of, is tried again; needs a dataset with
+                items by number.
+            publish_every_s: lets readers see what is there about every so many seconds; None only at the end.
             fingerprint: what else the features are made from, JSON values. A key that featcache finds out itself (see
                 `featcache.fingerprint`: "modules", "source", "hparams", ...) takes its place; None switches it off.
             parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping: each gets a copy of this object
                 as it is now, and uses its GPU if it has one. The dataset must show its ids; where it shows lengths
-                ("duration"), long utterances come first. What fails, or kills its worker, is tried twice more.
+                ("duration"), long utterances come first.
 
         Raises `StaleCacheError`, with the differences, if the cache was made from something else; `ComputeError` if
         computing fails; `FeatureError` for arrays that cannot be stored as declared; `IncompleteError` if it failed on
         another rank. In each case what was computed before is kept.
         """
-        if on_error not in ("raise", "skip"):
-            raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
+        check_settings(on_error, retries, publish_every_s)
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
@@ -112,6 +117,8 @@ class FeatureCacheMixin:
                 skip_failures=on_error == "skip",
                 progressbar=not getattr(self, "noprogressbar", False) if progressbar is None else progressbar,
                 ranks=ranks,
+                retries=retries,
+                publish_every_s=publish_every_s,
             )
             if parallel is None:
                 return extraction.run(lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite)

@@ -85,7 +85,9 @@ class Computation:
 
     def _failed(self, batch: Batch, error: Exception, tried: int) -> None:
         several = len(batch.indices) > 1  # perhaps it is one of them, perhaps they were too many
-        again = (several and self._skip_failures) or tried < self._retries
+        # a result of the wrong form is a fault of the code, which another try does not mend
+        may_pass = tried < self._retries and not isinstance(error, FeatureError)
+        again = may_pass or (several and self._skip_failures)
         if again and isinstance(self._batches, DatasetBatches):
             for single in self._batches.singly(batch):
                 self.process(single, tried if several else tried + 1)

@@ -16,6 +16,7 @@ from featcache.errors import (
     CacheError,
     CacheLockedError,
     ComputeError,
+    ConfigError,
     KeyNotFoundError,
     NotACacheError,
     StaleCacheError,
@@ -73,6 +74,11 @@ class Destination:
             _log.warning("%d utterances were not in the given sampler: %r stays incomplete", left_out, str(self.path))
         self._record(failures)
 
+    def publish_early(self, writer: CacheWriter) -> None:
+        """Let readers see what is there so far, unless they still have the complete cache that is computed anew."""
+        if not builds_aside(self.path):
+            writer.publish()
+
     def say_how_to_go_on(self, error: BaseException) -> None:
         """Note on an error what is kept."""
         with contextlib.suppress(CacheError):  # a cache that cannot be read says nothing of how to go on
@@ -120,6 +126,16 @@ class Destination:
         if not len(Cache(self.path)):
             raise ComputeError(f"all {len(failures)} utterances failed, see {str(path)!r}; the first, {first}")
         _log.warning("%d utterances failed, see %r; the first, %s", len(failures), str(path), first)
+
+
+def check_settings(on_error: str, retries: int, publish_every_s: float | None) -> None:
+    """Raise `ConfigError` for settings of an extraction that cannot work."""
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
+    if not isinstance(retries, int) or retries < 0:
+        raise ConfigError(f"retries is a whole number from 0 on, not {retries!r}")
+    if publish_every_s is not None and not publish_every_s > 0:
+        raise ConfigError(f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}")
 
 
 def builds_aside(path: Path) -> bool:

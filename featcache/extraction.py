@@ -15,6 +15,7 @@ from featcache.compute import Computation, Failure, features_of
 from featcache.config import FeatureStorage
 from featcache.destination import Destination
 from featcache.errors import ConfigError, IncompleteError
+from featcache.every import Every
 from featcache.ranks import Ranks, describe
 from featcache.store.cache import Cache
 from featcache.store.part_writer import PartWriter, close_after
@@ -34,6 +35,8 @@ class Extraction:
     skip_failures: bool
     progressbar: bool
     ranks: Ranks
+    retries: int
+    publish_every_s: float | None
 
     def __post_init__(self) -> None:
         self._ids = visible_ids(self.source)
@@ -43,6 +46,7 @@ class Extraction:
         self._failures: list[Failure] = []
         self._left_out = 0  # utterances that a given sampler did not ask for
         self._cut_short = False  # by --debug
+        self._publishing = Every(self.publish_every_s)
 
     def run(self, fingerprint: Callable[[], Mapping[str, object]], *, resume: bool, overwrite: bool) -> Cache:
         """Do it, and open the cache; see `FeatureCacheMixin.cache_features`."""
@@ -104,6 +108,7 @@ class Extraction:
             self._batches,
             self._writer,
             skip_failures=self.skip_failures,
+            retries=self.retries,
             only_missing=self._ids is not None and is_map_style(self.source),  # what is known is not even loaded
         )
         self._failures = computation.failures
@@ -117,6 +122,7 @@ class Extraction:
         ) as bar:
             for number, batch in enumerate(self._batches, start=1):
                 computation.process(batch)
+                self._publish_now_and_then()
                 if not bar.disable:
                     megabytes = self._writer.bytes_written / 1e6 / max(bar.format_dict["elapsed"], 1e-3)
                     bar.set_postfix_str(f"{megabytes:.1f} MB/s", refresh=False)
@@ -126,6 +132,13 @@ class Extraction:
                     return
         if isinstance(self._batches, DatasetBatches):
             self._left_out = self._batches.total - computation.behind
+
+    def _publish_now_and_then(self) -> None:
+        """Seal what this rank has written; rank 0 publishes it, and what the others have sealed before."""
+        if self._publishing.due():
+            self._writer.seal()
+            if self._publisher is not None:
+                self._to.publish_early(self._publisher)
 
     def _finish(self, error: BaseException | None = None) -> None:
         """Wait for all ranks, and publish what they have written."""

@@ -13,7 +13,7 @@ import torch
 
 from featcache.batches import visible_lengths
 from featcache.config import FeatureStorage
-from featcache.destination import Destination
+from featcache.destination import Destination, check_settings
 from featcache.errors import ConfigError
 from featcache.fingerprint import describe_module, find_ingredients
 from featcache.parallel.config import ParallelConfig
@@ -86,11 +86,9 @@ def extract(
     >>> cache.lengths("tone").tolist()
     [3, 4]
     """
-    if on_error not in ("raise", "skip"):
-        raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
-    for name, number, least in (("batch_size", batch_size, 1), ("retries", retries, 0)):
-        if not isinstance(number, int) or number < least:
-            raise ConfigError(f"{name} is a whole number from {least} on, not {number!r}")
+    check_settings(on_error, retries, publish_every_s)
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
     where = Path(path)
     env = checked_environment(provider.build_env_local())
     lengths = visible_lengths(env["dataset"]) if env.get("lengths") is None else env["lengths"]

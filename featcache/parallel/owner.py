@@ -20,7 +20,6 @@ from featcache.parallel.runner import Run
 from featcache.parallel.sending import pack, unpack
 from featcache.parallel.worker import Environment, checked_environment
 
-RETRIES = 2  # of an utterance that fails, or that its worker dies of
 # what a Brain has for training only, some of it large
 _FOR_TRAINING = ("checkpointer", "optimizers_dict", "optimizer", "scaler", "train_loader", "train_sampler", "profiler")
 
@@ -53,8 +52,8 @@ def run_of(
         fingerprint=fingerprint,
         parallel=parallel,
         skip_failures=extraction.skip_failures,
-        retries=RETRIES,
-        publish_every_s=None,
+        retries=extraction.retries,
+        publish_every_s=extraction.publish_every_s,
         progressbar=extraction.progressbar,
         colour=colours.get(str(getattr(stage, "name", stage)).lower()),
         most_batches=getattr(owner, "debug_batches", 2) if getattr(owner, "debug", False) else None,

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.batches import wanted_batches
-from featcache.destination import Destination, builds_aside
+from featcache.destination import Destination
 from featcache.errors import CacheLockedError
+from featcache.every import Every
 from featcache.loading.batches import Batches, Ints
 from featcache.parallel.account import Account
 from featcache.parallel.config import ParallelConfig
@@ -75,7 +76,7 @@ class Run:
         """Have all that is missing computed; returns the error that ended it."""
         self._left_out, self._cut_short = 0, False
         self._account = Account("", 0, 0, shown=False)
-        self._published_at = time.monotonic()
+        self._publishing = Every(self.publish_every_s)
         try:
             missing = np.flatnonzero(missing_from(self.to.path, self._hashes))
             lengths = None if self.lengths is None else check_lengths(self.lengths, len(self.ids))
@@ -161,11 +162,8 @@ class Run:
             Crew(client, parallel.n_workers, job, self.ids, self._account, tend).work(ranges)
 
     def _publish_now_and_then(self, writer: CacheWriter) -> None:
-        every = self.publish_every_s
-        if every is None or time.monotonic() - self._published_at < every or builds_aside(self.to.path):
-            return
-        writer.publish()
-        self._published_at = time.monotonic()
+        if self._publishing.due():
+            self.to.publish_early(writer)
 
     def _finish(self, writer: CacheWriter, error: BaseException | None) -> None:
         """Gather what all have written, those that died included, and publish it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 from featcache.batches import DatasetBatches, visible_ids
 from featcache.compute import Computation, Failure
 from featcache.errors import ConfigError, FeatcacheError, IncompleteError
+from featcache.every import Every
 from featcache.feature import FeatureStorageConfig
 from featcache.parallel.plan import Claim, Task, digest_of, load_batches
 from featcache.store.part_writer import PartWriter
@@ -66,7 +66,7 @@ class Work:
         self._writer: PartWriter | None = None
         self._one_at_a_time = threading.Lock()  # a worker may have several threads, its environment is made for one
         self._stopping = False
-        self._sealed_at = time.monotonic()
+        self._sealing = Every(job.seal_every_s)
 
     def run(self, task: Task, report: Callable[[Progress], object]) -> tuple[Progress, list[Failure]]:
         """Compute the utterances of a task and commit them; tells `report` how far it is, about once a second."""
@@ -104,7 +104,7 @@ class Work:
             only_missing=True,
             retries=self.job.retries,
         )
-        writer, before, reported_at = self._writer, self._writer.bytes_written, time.monotonic()
+        writer, before, reporting = self._writer, self._writer.bytes_written, Every(REPORT_EVERY_S)
 
         def progress() -> Progress:
             nbytes = writer.bytes_written - before
@@ -117,10 +117,10 @@ class Work:
                 computation.process(batch)
             if self._stopping or not claim.valid:
                 break
-            if time.monotonic() - reported_at > REPORT_EVERY_S:
-                reported_at = time.monotonic()
+            if reporting.due():
                 report(progress())
-            self._seal_now_and_then(writer)
+            if self._sealing.due():
+                writer.seal()
         else:
             claim.at(task.stop)
         writer.commit()
@@ -133,12 +133,6 @@ class Work:
                 f"{len(env['ids'])} utterances; let each process build the same"
             )
         return env
-
-    def _seal_now_and_then(self, writer: PartWriter) -> None:
-        every = self.job.seal_every_s
-        if every is not None and time.monotonic() - self._sealed_at > every:
-            writer.seal()
-            self._sealed_at = time.monotonic()
 
 
 def make_batches(env: Environment, directory: Path, task: Task) -> DatasetBatches:
