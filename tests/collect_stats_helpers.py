@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import featcache
 from featcache import CommonCollateFn, EnvironmentProvider, FeatureStats
 from featcache.parallel.collect_stats import CollectStatsRunner
 
@@ -140,6 +141,16 @@ def assert_right(split: Path, numbers: Iterable[int]) -> None:
             assert found["sum"].dtype == found["sum_square"].dtype == np.float64
     assert (split / "shape_keys.txt").read_text() == "feats\nfirst\ntext\n"
     assert (split / "stats_keys.txt").read_text() == (split / "stats_keys").read_text() == "feats\nfirst\n"
+
+
+def assert_collected(split: Path, numbers: Iterable[int]) -> None:
+    """Compare files and features with what they must hold, each utterance once."""
+    assert_right(split, numbers)
+    cache = featcache.open(split / "collect_feats", verify="arrays")
+    assert list(cache) == sorted(map(id_of, numbers))
+    assert cache.complete
+    for number in numbers:
+        np.testing.assert_array_equal(cache.read(id_of(number), "feats"), speech_of(number), strict=True)
 
 
 if __name__ == "__main__":  # a driver that is to be killed: folder, seconds an utterance

@@ -19,7 +19,8 @@ from featcache.parallel import stats_hooks
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.provider import EnvironmentProvider
 from featcache.parallel.shards import FEATS, SHARDS, Shard, has_features, left_over, merge_shards, read_shard
-from featcache.parallel.stats_workers import DaskTeam, Job, LocalTeam, Order
+from featcache.parallel.stats_team import PATIENCE_S, DaskTeam, LocalTeam
+from featcache.parallel.stats_worker import Job, Order
 from featcache.store.files import make_directory, pack_json, unpack_json, write_durably
 from featcache.store.fingerprint import canonical, differences
 from featcache.store.lock import WriterLock
@@ -30,7 +31,6 @@ from featcache.store.writer import CacheWriter
 T = TypeVar("T")
 MADE_FROM = "made_from.json"
 MOST_SHARDS = 512  # whatever the number of workers, so that the same numbers are added in the same order
-PATIENCE_S = 60.0  # for workers that were lost to end
 
 
 class CollectStatsRunner:
@@ -195,8 +195,8 @@ class CollectStatsRunner:
                 self._check_made_from(made_from)
                 if features is not None:
                     writer = _when_free(partial(CacheWriter, self.directory / FEATS, features, made_from))
-                job = Job(type(self), self.directory, self.batch_size, features, made_from)
                 rest = left_over(wanted, self._done(wanted, writer))
+                job = Job(type(self), self.directory, self._claims(), self.batch_size, features, made_from)
                 with tqdm(total=len(wanted), initial=len(wanted) - len(rest), unit="utt", disable=None) as bar:
                     for order in team.work(job, self._cut(wanted, rest)):
                         bar.update(len(order.indices))
@@ -210,6 +210,11 @@ class CollectStatsRunner:
         if len(left_over(wanted, shards)):
             raise IncompleteError(f"shards in {str(self._shards)!r} are gone; the same call makes them again")
         return shards
+
+    def _claims(self) -> Path:
+        directory = self._shards / f"run-{secrets.token_hex(4)}"
+        directory.mkdir()
+        return directory
 
     def _check_made_from(self, made_from: Mapping[str, object]) -> None:
         """Note what the statistics are made from, or compare it with what is noted."""
@@ -233,7 +238,7 @@ class CollectStatsRunner:
         size *= -(-len(wanted) // (size * MOST_SHARDS))
         left, run = np.isin(wanted, rest), secrets.token_hex(4)
         ranges = [slice(start, start + size) for start in range(0, len(wanted), size)]
-        return [Order(f"split.{run}-{k:05d}", wanted[r][left[r]]) for k, r in enumerate(ranges) if left[r].any()]
+        return [Order(k, f"split.{run}-{k:05d}", wanted[r][left[r]]) for k, r in enumerate(ranges) if left[r].any()]
 
     def _done(self, wanted: Ints, writer: CacheWriter | None) -> list[Shard]:
         """Return the shards that are done, by their first utterances; removes those that are of no use."""
@@ -243,7 +248,7 @@ class CollectStatsRunner:
         for directory in sorted(self._shards.glob("*/")):
             shard = read_shard(directory)
             if shard is None or not shard.is_within(places) or not (writer is None or has_features(shard, writer)):
-                shutil.rmtree(directory)
+                _remove(directory)
                 continue
             found[int(places[shard.indices[0]])] = shard
             places[shard.indices] = -1
@@ -257,6 +262,11 @@ def _checked(indices: Iterable[int]) -> Ints:
     if len(np.unique(listed)) < len(listed):
         raise ConfigError("indices hold an utterance twice, which would count twice")
     return listed.astype(np.int64)
+
+
+def _remove(directory: Path) -> None:
+    gone = directory.rename(directory.with_name(f"removed-{secrets.token_hex(4)}"))  # from under a worker that was lost
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _publish(writer: CacheWriter, complete: bool) -> None:

@@ -14,7 +14,7 @@ A shard holds the statistics and shapes of some batches::
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -113,9 +113,9 @@ def merge_shards(shard_dirs: Sequence[Path], target: Path, collected: bool) -> d
         write_lines(target / name, _common(shard_dirs, name))
     write_lines(target / FEAT_KEYS, _common(shard_dirs, FEAT_KEYS) if collected else [])
     for key in read_lines(target / SHAPE_KEYS):
-        write_lines(target / f"{key}_shape", _merged_lines(shard_dirs, f"{key}_shape"))
+        _merge_lines(shard_dirs, f"{key}_shape", target)
     for key in read_lines(target / FEAT_KEYS):
-        write_lines(target / FEATS / f"{key}.scp", _merged_lines(shard_dirs, f"{FEATS}/{key}.scp"))
+        _merge_lines(shard_dirs, f"{FEATS}/{key}.scp", target)
     merged = {}
     for key in read_lines(target / STATS_KEYS):
         stats, *others = (FeatureStats.load(directory / f"{key}_stats.npz") for directory in shard_dirs)
@@ -142,20 +142,18 @@ def _common(shard_dirs: Sequence[Path], name: str) -> list[str]:
     return first
 
 
-def _merged_lines(shard_dirs: Sequence[Path], name: str) -> list[str]:
-    lines = sorted(_all_lines(shard_dirs, name), key=_id_of)
+def _merge_lines(shard_dirs: Sequence[Path], name: str, target: Path) -> None:
+    """Write the lines of a file of all shards, in the order of their ids."""
+    lines = [line for directory in shard_dirs for line in (directory / name).read_bytes().split(b"\n")[:-1]]
+    lines.sort(key=_id_of)
     for one, other in pairwise(lines):
-        if _id_of(one) == _id_of(other):
+        if other.startswith(_id_of(one) + b" "):
             raise DuplicateIdError(
-                f"two utterances have the id {one.partition(' ')[0]!r}: {name!r} would hold {one!r} and {other!r}"
+                f"two utterances have the id {_id_of(one).decode()!r}: {name!r} would hold {one.decode()!r} and "
+                f"{other.decode()!r}"
             )
-    return lines
+    write_durably(target / name, b"\n".join([*lines, b""]))
 
 
-def _all_lines(shard_dirs: Sequence[Path], name: str) -> Iterator[str]:
-    for directory in shard_dirs:
-        yield from read_lines(directory / name)
-
-
-def _id_of(line: str) -> bytes:
-    return line.partition(" ")[0].encode()
+def _id_of(line: bytes) -> bytes:
+    return line.partition(b" ")[0]

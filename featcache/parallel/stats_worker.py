@@ -1,0 +1,178 @@
+"""What collects statistics in a process: it makes shards, which all add to one part of the cache of features."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from featcache.batches import visible_ids
+from featcache.errors import ComputeError, ConfigError, FeatureError, IncompleteError
+from featcache.feature import FeatureStorageConfig
+from featcache.interface import Array
+from featcache.loading.batches import Ints
+from featcache.parallel.plan import Claim, Task
+from featcache.parallel.shards import FEATS, SHARDS, finish_shard, read_shard
+from featcache.parallel.stats_hooks import made_from_what
+from featcache.ranks import describe
+from featcache.store.part_writer import PartWriter, close_after
+from featcache.store.recover import committed
+
+if TYPE_CHECKING:
+    from featcache.parallel.collect_stats import CollectStatsRunner
+
+    Hooks = type[CollectStatsRunner]
+Declared = Mapping[str, FeatureStorageConfig]
+Answer = tuple[dict[str, object], Declared | None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is the same for all shards of a run."""
+
+    hooks: Hooks
+    directory: Path  # of the split
+    claims: Path  # where workers note what they are at
+    batch_size: int | None
+    features: Declared | None  # of the cache; None: no features are kept
+    made_from: Mapping[str, object]
+
+
+class Order(NamedTuple):
+    """A shard to be made."""
+
+    attempt: int  # no two share it
+    name: str
+    indices: Ints
+    again: bool = False  # a worker that was at it was lost
+
+    @property
+    def task(self) -> Task:
+        """What a worker claims."""
+        return Task(self.attempt, self.name, 0, len(self.indices))
+
+
+class ShardMaker:
+    """A process's share in a run: its environment, and its part of the cache."""
+
+    def __init__(self, env: object) -> None:
+        if not isinstance(env, Mapping):
+            raise ConfigError(f"an environment is a dict by name, not {env!r}")
+        for name in ("dataset", "model", "collate_fn"):
+            if name not in env:
+                raise ConfigError(f"the environment needs {name!r}; it has {', '.join(map(repr, env)) or 'nothing'}")
+        self._env: dict[str, Any] = dict(env)
+        self._writer: PartWriter | None = None
+        self._one_at_a_time = threading.Lock()  # a worker may have several threads, its environment is made for one
+        self._stopping = False
+
+    def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
+        """Return what statistics are made from here, and how features such as those of a sample are to be stored."""
+        made_from = made_from_what(self._env)
+        if sample is None:
+            return made_from, None
+        feats = self._compute(hooks, sample.tolist(), {**self._env, "write_collected_feats": True})[2]
+        dtypes = {key: next(iter(of_key.values())).dtype.name for key, of_key in feats.items()}
+        return made_from, {key: FeatureStorageConfig(key, dtype) for key, dtype in dtypes.items()}
+
+    def make(self, job: Job, order: Order) -> None:
+        """Make a shard; it is there when this returns.
+
+        Raises `TaskTakenError` if another process has, or had, this attempt at it.
+        """
+        with self._one_at_a_time:
+            try:
+                claim = Claim(job.claims, order.task)
+            except FileNotFoundError as error:
+                raise IncompleteError(f"the run in {str(job.directory)!r} is over") from error
+            with contextlib.closing(claim), after(self._commit):  # whoever takes the shard back sees what it stored
+                if read_shard(job.directory / SHARDS / order.name) is None:  # or its maker was lost right after
+                    self._make(job, order, claim)
+
+    def finish(self) -> None:
+        """End the shard that is being made after its next batch, and seal the part of the cache."""
+        self._stopping = True
+        with self._one_at_a_time:
+            if self._writer is not None:
+                writer, self._writer = self._writer, None
+                writer.close()
+
+    def _commit(self) -> None:
+        if self._writer is not None:
+            self._writer.commit()
+
+    def _make(self, job: Job, order: Order, claim: Claim) -> None:
+        hooks, shards = job.hooks, job.directory / SHARDS
+        with tempfile.TemporaryDirectory(prefix="attempt-", dir=shards, ignore_cleanup_errors=True) as attempt:
+            shard_dir = Path(attempt) / "shard"
+            shard_dir.mkdir()
+            env = {**self._env, "write_collected_feats": job.features is not None}
+            if job.features is not None:
+                env |= {"feats_dir": job.directory / FEATS, "part_writer": self._part(job, job.features, order)}
+            state: dict[str, Any] = {}
+            writers = hooks.open_writers(shard_dir, **env)
+            size = job.batch_size or 1
+            for start in range(0, len(order.indices), size):
+                if self._stopping or not claim.valid:
+                    raise IncompleteError("the run has been stopped")
+                claim.at(start)
+                batch = order.indices[start : start + size].tolist()
+                result = self._compute(hooks, batch if job.batch_size else batch[0], env)
+                hooks.write_record(writers, result, state, **env)
+            hooks.close_writers(writers)
+            self._commit()  # a shard that is there has all its features
+            finish_shard(shard_dir, shards / order.name, order.indices)
+
+    def _part(self, job: Job, features: Declared, order: Order) -> _NewOnly:
+        path = job.directory / FEATS
+        if self._writer is None:
+            self._writer = PartWriter(path, features, job.made_from)
+        return _NewOnly(self._writer, set(committed(path)) if order.again else set())
+
+    def _compute(self, hooks: Hooks, batch: list[int] | int, env: Mapping[str, Any]) -> Any:
+        """Call `forward`; an error names the utterance that it comes from, if it comes from a single one."""
+        try:
+            return hooks.forward(batch, **env)
+        except Exception as failure:  # whatever the user's code raises
+            error, culprits = failure, [batch] if isinstance(batch, int) else batch
+        for index in culprits if len(culprits) > 1 else ():
+            try:
+                hooks.forward([index], **env)
+            except Exception as failure:
+                error, culprits = failure, [index]
+                break
+        if isinstance(error, FeatureError | ConfigError):
+            raise error
+        ids = visible_ids(env["dataset"])
+        named = ", ".join(f"utterance {index}" if ids is None else repr(ids[index]) for index in culprits)
+        raise ComputeError(
+            f"collecting statistics of {named} failed with {describe(error)}; what was done before is kept"
+        ) from error
+
+
+class _NewOnly:
+    """Leaves out what an earlier run, or a worker that was lost, has stored already."""
+
+    def __init__(self, writer: PartWriter, known: set[str]) -> None:
+        self._writer, self._known = writer, known
+
+    def write(self, id: str, arrays: Mapping[str, Array]) -> None:
+        if id not in self._known and id not in self._writer:
+            self._writer.write(id, arrays)
+
+
+@contextlib.contextmanager
+def after(close: Callable[[], None]) -> Iterator[None]:
+    """Close something at the end of a `with` block, as `close_after` does."""
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as failure:
+        error = failure
+        raise
+    finally:
+        close_after(error, close)
