@@ -209,7 +209,11 @@ def main(arguments: list[str]) -> None:
     loaders = {}
     for split, stage in STAGES.items():
         cache = brain.cache_features(
-            datasets[split], stage, loader_kwargs=hparams["cache_loader"], fingerprint=made_from
+            datasets[split],
+            stage,
+            loader_kwargs=hparams["cache_loader"],
+            fingerprint=made_from,
+            parallel=hparams["parallel"] or None,
         )
         loaders[split] = open_loader(split, datasets[split], cache, hparams["max_frames"], hparams["seed"])
 
