@@ -81,14 +81,12 @@ class Ssl(torch.nn.Module):
     """A layer of a self-supervised encoder of `transformers`, every 20 ms in most."""
 
     def __init__(self, model: str, layer: int) -> None:
-        from transformers import (  # type: ignore[import-not-found,unused-ignore]  # needed for this class only
-            AutoFeatureExtractor,
-            AutoModel,
-        )
+        from transformers import AutoFeatureExtractor, AutoModel  # needed for this class only
 
         super().__init__()
         self.layer = layer
-        self.normalise = AutoFeatureExtractor.from_pretrained(model)  # refuses other sample rates than its own
+        # refuses other sample rates than its own
+        self.normalise = AutoFeatureExtractor.from_pretrained(model)  # type: ignore[no-untyped-call]
         self.encoder = AutoModel.from_pretrained(model).eval()
         layers = self.encoder.config.num_hidden_layers
         if not 0 <= layer <= layers:
