@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -60,16 +61,22 @@ def test_workers_compute_what_the_brain_itself_would(storage: FeatureStorage) ->
     assert len(noted(storage)) == 30
 
 
-def test_what_fails_is_set_aside_samplers_are_heeded_and_debugging_ends_early(storage: FeatureStorage) -> None:
+def test_what_fails_is_set_aside_samplers_are_heeded_and_debugging_ends_early(
+    storage: FeatureStorage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("distributed"), "propagate", True)  # as SpeechBrain's recipes set it
+    caplog.set_level(logging.INFO)
     brain = noting_brain(storage, debug=True, debug_batches=2)
     brain.bad = frozenset(["spk/utt-2"])
     kwargs = {"batch_sampler": [[4, 5], [2, 3], [6]], "num_workers": 2}
     config = ParallelConfig("local", 1)
-    cache = brain.cache_features(make_dataset(), loader_kwargs=kwargs, parallel=config, on_error="skip")
+    cache = brain.cache_features(make_dataset(), loader_kwargs=kwargs, parallel=config, on_error="skip", retries=1)
     assert noted(storage)[:2] == ["TRAIN spk/utt-4", "TRAIN spk/utt-5"]
+    assert noted(storage).count("TRAIN spk/utt-2") == 3  # with another, alone, and again
     assert sorted(cache) == [f"spk/utt-{number}" for number in (3, 4, 5)]
     assert not cache.complete
     assert [line["id"] for line in failures(storage)] == ["spk/utt-2"]
+    assert not [record for record in caplog.records if record.name.startswith("distributed")]  # of each connection
 
 
 def test_what_workers_cannot_be_given_is_refused(storage: FeatureStorage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import os
 import threading
 import uuid
@@ -78,6 +79,7 @@ def get_client(
     if local:
         settings.update({f"distributed.nanny.pre-spawn-environ.{name}": n for name, n in threads(checked).items()})
     with ExitStack() as exits:
+        exits.enter_context(_quiet())
         exits.enter_context(_same_environment(THREAD_VARIABLES))
         exits.enter_context(dask_config.set(settings))
         cluster = exits.enter_context(make_cluster(checked))
@@ -197,6 +199,19 @@ class _WorkerEnv(WorkerPlugin):
 # a worker that joins while the plugin is registered may be given it twice, and builds once all the same
 _BUILT: WeakKeyDictionary[Worker, tuple[str, Mapping[str, object] | Exception]] = WeakKeyDictionary()
 _BUILDING = threading.Lock()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Dask tell warnings only: where a program shows all that is told, it tells of every connection."""
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    if level in (logging.NOTSET, logging.INFO):  # another one was chosen by the user
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager
