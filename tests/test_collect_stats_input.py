@@ -11,8 +11,9 @@ import pytest
 import torch
 from collect_stats_helpers import Model, Provider, Utterances, collect, speech_of
 
-from featcache import CollectStatsRunner
+from featcache import CollectStatsRunner, CommonCollateFn
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
+from featcache.parallel import collect_stats
 
 
 @pytest.fixture
@@ -79,6 +80,12 @@ def renamed(name: Callable[[int], str]) -> Any:
             FeatureError,
             "1 whole numbers, not float32",
         ),
+        ({"model": returning()}, FeatureError, "no features, only an empty dict"),
+        (
+            {"model": returning(feats=torch.ones(1, 2, dtype=torch.complex64))},
+            FeatureError,
+            "complex64; .* real numbers",
+        ),
         ({"dataset": renamed(lambda index: "an utterance")}, FeatureError, "'an utterance' .* white space"),
         ({"dataset": renamed(lambda index: "same")}, DuplicateIdError, "two utterances have the id 'same'"),
     ],
@@ -86,6 +93,32 @@ def renamed(name: Callable[[int], str]) -> Any:
 def test_what_cannot_be_right_is_refused(folder: Path, parts: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         collect(Other(folder, **parts), batch_size=None)
+
+
+@pytest.mark.parametrize("features", [True, False])
+def test_two_utterances_of_one_id_in_a_batch_are_refused(folder: Path, features: bool) -> None:
+    dataset = renamed(lambda index: f"utt-{index // 2}")
+    with pytest.raises(DuplicateIdError, match=r"^two utterances have the id 'utt-0'$"):
+        collect(Other(folder, dataset=dataset), write_collected_feats=features)
+
+
+def test_a_collate_function_that_drops_utterances_is_refused(folder: Path) -> None:
+    with pytest.raises(FeatureError, match="a batch of 1 utterances out of 4"):
+        collect(Other(folder, collate_fn=lambda items: CommonCollateFn()(items[:1])))
+
+
+@pytest.mark.parametrize(("shards", "text"), [(1, "'feats' of utterances 'spk2/utt-2'"), (9, "2/feats_stats.npz")])
+def test_frames_of_another_shape_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, shards: int, text: str
+) -> None:
+    monkeypatch.setattr(collect_stats, "MOST_SHARDS", shards)
+
+    class Changing(Model):
+        def collect_feats(self, number: torch.Tensor, **batch: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {"feats": torch.ones(len(number), 3 if number[0] < 2 else 2)}
+
+    with pytest.raises(FeatureError, match=rf"{text}.* \(3,\) and \(2,\) do not merge"):
+        collect(Other(folder, model=Changing(folder, {}, 0)), 4, batch_size=1)
 
 
 def test_an_environment_without_a_model_is_refused(folder: Path) -> None:

@@ -118,9 +118,7 @@ def merge_shards(shard_dirs: Sequence[Path], target: Path, collected: bool) -> d
         _merge_lines(shard_dirs, f"{FEATS}/{key}.scp", target)
     merged = {}
     for key in read_lines(target / STATS_KEYS):
-        stats, *others = (FeatureStats.load(directory / f"{key}_stats.npz") for directory in shard_dirs)
-        for other in others:
-            stats = stats.merge(other)
+        stats = _merged_stats(shard_dirs, key)
         aside = target / f"{key}_stats.npz.tmp"
         stats.save(aside)
         aside.replace(target / f"{key}_stats.npz")
@@ -140,6 +138,17 @@ def _common(shard_dirs: Sequence[Path], name: str) -> list[str]:
                 f"{str(directory / name)!r} {', '.join(keys) or 'none'}; every utterance must have the same"
             )
     return first
+
+
+def _merged_stats(shard_dirs: Sequence[Path], key: str) -> FeatureStats:
+    first, *others = (directory / f"{key}_stats.npz" for directory in shard_dirs)
+    stats = FeatureStats.load(first)
+    for path in others:
+        try:
+            stats = stats.merge(FeatureStats.load(path))
+        except FeatureError as error:
+            raise FeatureError(f"{str(path)!r} does not fit those before: {error}") from error
+    return stats
 
 
 def _merge_lines(shard_dirs: Sequence[Path], name: str, target: Path) -> None:

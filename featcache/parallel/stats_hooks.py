@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from featcache.batches import to_device
-from featcache.errors import ConfigError, FeatureError
+from featcache.errors import ConfigError, DuplicateIdError, FeatureError
 from featcache.fingerprint import find_ingredients
 from featcache.interface import Array
 from featcache.parallel.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
@@ -53,10 +54,11 @@ def collect_stats_batch(
 
     Raises `ConfigError` for a model or collate function of another kind, `FeatureError` for what they return.
     """
-    collated = collate_fn([dataset[index] for index in indices])
+    items = [dataset[index] for index in indices]
+    collated = collate_fn(items)
     if not isinstance(collated, tuple | list) or len(collated) != 2 or not isinstance(collated[1], Mapping):
         raise ConfigError(f"collate_fn returns (ids, batch), not {type(collated).__name__!r}; see CommonCollateFn")
-    ids, batch = list(map(_checked_id, collated[0])), dict(collated[1])
+    ids, batch = _checked_ids(collated[0], len(items)), dict(collated[1])
     if device is not None:
         batch = to_device(batch, device)
     if not callable(getattr(model, "collect_feats", None)):
@@ -68,6 +70,8 @@ def collect_stats_batch(
     if not isinstance(feats, Mapping):
         raise FeatureError(f"collect_feats returns a dict of arrays by key, not {type(feats).__name__!r}")
     arrays: Feats = {key: dict(_unpadded(ids, feats, key)) for key in feats if not key.endswith(LENGTHS)}
+    if not arrays:
+        raise FeatureError(f"collect_feats returned no features, only {', '.join(map(repr, feats)) or 'an empty dict'}")
     shapes: Shapes = {key: {id: array.shape for id, array in of_key.items()} for key, of_key in arrays.items()}
     stats = {key: _stats(key, of_key) for key, of_key in arrays.items()}
     for key, value in batch.items():
@@ -81,11 +85,17 @@ def _is_whole(value: torch.Tensor) -> bool:
     return not value.is_floating_point() and not value.is_complex()
 
 
-def _checked_id(id: str) -> str:
-    check_id(id)
-    if id.split() != [id]:
-        raise FeatureError(f"utterance id {id!r} is not usable: shape files need one without white space")
-    return id
+def _checked_ids(given: Iterable[str], size: int) -> list[str]:
+    ids = list(given)
+    for id in ids:
+        check_id(id)
+        if id.split() != [id]:
+            raise FeatureError(f"utterance id {id!r} is not usable: shape files need one without white space")
+        if ids.count(id) > 1:
+            raise DuplicateIdError(f"two utterances have the id {id!r}")
+    if len(ids) != size:
+        raise FeatureError(f"collate_fn made a batch of {len(ids)} utterances out of {size}")
+    return ids
 
 
 def _unpadded(ids: list[str], feats: Mapping[str, Any], key: str) -> Iterator[tuple[str, Array]]:
@@ -93,6 +103,8 @@ def _unpadded(ids: list[str], feats: Mapping[str, Any], key: str) -> Iterator[tu
     value, lengths = _as_array(feats[key]), feats.get(f"{key}{LENGTHS}")
     if value.ndim == 0 or len(value) != len(ids):
         raise FeatureError(f"collect_feats returned {key!r} of shape {value.shape} for {len(ids)} utterances")
+    if value.dtype.kind not in "biuf":
+        raise FeatureError(f"collect_feats returned {key!r} of {value.dtype}; statistics need real numbers")
     if lengths is None:
         yield from zip(ids, value[:, np.newaxis], strict=True)
         return
@@ -113,15 +125,12 @@ def _as_array(value: Any) -> Array:
 
 
 def _stats(key: str, arrays: Mapping[str, Array]) -> FeatureStats:
-    merged = None
+    found = []
     for id, array in arrays.items():
-        stats = FeatureStats.of(array)
-        if not (np.isfinite(stats.mean).all() and np.isfinite(stats.m2).all()):
+        found.append(FeatureStats.of(array))
+        if not (np.isfinite(found[-1].mean).all() and np.isfinite(found[-1].m2).all()):
             raise FeatureError(f"utterance {id!r}: {key!r} holds NaN or infinity")
-        merged = stats if merged is None else merged.merge(stats)
-    if merged is None:
-        raise FeatureError("a batch without utterances has no statistics; does the collate_fn drop some?")
-    return merged
+    return reduce(FeatureStats.merge, found)
 
 
 class NpyWriter:
@@ -182,7 +191,10 @@ def write_record(writers: dict[str, Any], result: Any, state: dict[str, Any]) ->
     if writers["_write_feats"]:
         _write_feats(writers, result[2])
     for key, value in stats.items():
-        state[key] = state[key].merge(value) if key in state else value
+        try:
+            state[key] = state[key].merge(value) if key in state else value
+        except FeatureError as error:
+            raise FeatureError(f"{key!r} of utterances {', '.join(map(repr, shapes.get(key, ())))}: {error}") from error
     writers["_state"] = state
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featcache.batches import visible_ids
-from featcache.errors import ComputeError, ConfigError, FeatureError, IncompleteError
+from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, IncompleteError
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array
 from featcache.loading.batches import Ints
@@ -145,7 +145,7 @@ class ShardMaker:
             except Exception as failure:
                 error, culprits = failure, [index]
                 break
-        if isinstance(error, FeatureError | ConfigError):
+        if isinstance(error, FeatureError | DuplicateIdError | ConfigError):
             raise error
         ids = visible_ids(env["dataset"])
         named = ", ".join(f"utterance {index}" if ids is None else repr(ids[index]) for index in culprits)
