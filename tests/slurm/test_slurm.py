@@ -1,13 +1,8 @@
-"""Workers as jobs of a real SLURM of one node on this machine; `start.sh install` installs it."""
+"""Workers as jobs of a real SLURM of one node on this machine; see `conftest.py`."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from dask.distributed import Client, KilledWorker, wait
@@ -16,48 +11,7 @@ from featcache.errors import ConfigError
 from featcache.parallel.client import get_client, worker_env
 from featcache.parallel.config import ParallelConfig
 
-START = Path(__file__).with_name("start.sh")
-DAEMONS = ("munged", "slurmctld", "slurmd")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Start a SLURM for the tests, and stop it after them."""
-    pytest.importorskip("dask_jobqueue")
-    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
-    missing = [daemon for daemon in DAEMONS if shutil.which(daemon, path=path) is None]
-    if missing:
-        pytest.skip(f"no SLURM here ({', '.join(missing)} missing); try, as root: {START} install")
-    if os.geteuid() != 0:
-        pytest.skip("only root can start SLURM")
-    directory = tmp_path_factory.mktemp("slurm")
-    started = subprocess.run([START, "start", directory], capture_output=True, text=True, timeout=60)
-    try:
-        if started.returncode != 0:
-            pytest.fail(f"SLURM does not start: {started.stderr}")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("SLURM_CONF", str(directory / "slurm.conf"))
-            yield
-    finally:
-        subprocess.run([START, "stop", directory], check=True, timeout=60)
-
-
-@pytest.fixture
-def options(tmp_path: Path) -> dict[str, object]:
-    return {"cores": 1, "processes": 1, "memory": "1GB", "interface": "lo", "log_directory": str(tmp_path / "logs")}
-
-
-def squeue() -> list[str]:
-    listed = subprocess.run(["squeue", "--noheader", "--format=%i"], capture_output=True, text=True, check=True)
-    return listed.stdout.split()
-
-
-def the_queue_empties() -> bool:
-    for _ in range(100):
-        if not squeue():
-            return True
-        time.sleep(0.2)
-    return False
+from .queue_helpers import squeue, the_queue_empties
 
 
 def jobs_at_work(client: Client, tasks: int) -> list[str]:

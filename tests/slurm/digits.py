@@ -1,0 +1,141 @@
+"""The recipe's extraction of spoken digits, some of them, by a driver of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+import featcache
+from featcache.store.journal import read_journal
+from featcache.store.part import list_parts
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "digits"
+SPEAKERS = ("dora", "john")
+SIZE = 10 * len(SPEAKERS) * 22  # the recordings of the training set
+BATCH = 4
+# notes each utterance that is computed, and the job that does it
+RUN = f"""
+import json, os, sys, time
+from pathlib import Path
+import numpy as np
+import speechbrain as sb
+import torch
+from hyperpyyaml import load_hyperpyyaml
+import train
+
+class Noting(train.DigitsBrain):
+    def compute_features(self, batch, stage):
+        job = os.environ.get("SLURM_JOB_ID", "none")
+        note = os.open(self.hparams.note, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(note, "".join(f"{{id}} {{job}}\\n" for id in batch.id).encode())
+        os.close(note)
+        time.sleep(float(os.environ["UTTERANCE_S"]) * len(batch.id))
+        return super().compute_features(batch, stage)
+
+def main(recipe, shared, folder, parallel):
+    torch.set_num_threads(1)
+    with (Path(recipe) / "hparams.yaml").open() as file:
+        hparams = load_hyperpyyaml(file, {{"output_folder": folder}})
+    hparams["note"] = folder + "/noted"
+    shared = Path(shared)
+    if not (shared / "train.json").exists():
+        train.prepare(str(shared / "corpus"), shared, hparams["sample_rate"])
+    dataset, fbank = train.open_dataset(shared / "train.json"), hparams["modules"]["fbank"]
+    train.fit_units(shared / "centroids.npy", dataset, fbank, hparams["number_of_units"], hparams["seed"])
+    hparams["modules"]["units"] = train.Units(np.load(shared / "centroids.npy"))
+    brain = Noting(hparams["modules"], hparams["opt_class"], hparams, {{"noprogressbar": True}})
+    settings = {{"loader_kwargs": {{"batch_size": {BATCH}}}, "parallel": json.loads(parallel)}}
+    brain.cache_features(dataset, sb.Stage.TRAIN, **settings)
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+class Extraction:
+    """One run of the driver, which lives no longer than the `with` block.
+
+    Args:
+        shared: holds what all runs have in common; see `prepare`.
+        folder: where the features go.
+        parallel: on which workers; None: by the driver itself.
+        seconds: how long an utterance takes at least.
+    """
+
+    def __init__(
+        self, shared: Path, folder: Path, parallel: Mapping[str, object] | None, seconds: float = 0.03
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.cache = folder / "features" / "train"
+        command = [sys.executable, shared / "run.py", RECIPE, shared, folder, json.dumps(parallel)]
+        # jobs inherit the environment, which says where the recipe is
+        path = os.pathsep.join(filter(None, [str(RECIPE), os.environ.get("PYTHONPATH")]))
+        env = {**os.environ, "PYTHONPATH": path, "UTTERANCE_S": str(seconds)}
+        with (folder / "log").open("ab") as log:
+            self.driver = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, env=env)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.driver.kill()
+        self.driver.wait()
+
+    def noted(self) -> list[tuple[str, str]]:
+        """The utterances that were computed, each with its job, in order."""
+        path = self.folder / "noted"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [(line.split()[0], line.split()[1]) for line in lines]
+
+    def committed(self) -> list[set[str]]:
+        """Read from the bare files what is committed, part by part."""
+        found: list[set[str]] = []
+        with contextlib.suppress(FileNotFoundError):  # a part was sealed or removed meanwhile: fewer are seen
+            for name, sealed in list_parts(self.cache):
+                if sealed is not None:
+                    found.append(set(sealed.index(self.cache, []).ids()))
+                elif journal := read_journal(self.cache / "parts" / name):
+                    found.append({utterance.id for utterance in journal.utterances})
+        return found
+
+    def is_amid(self) -> bool:
+        """Say whether each of two workers has committed a good deal, or the driver has ended."""
+        sizes = [len(ids) for ids in self.committed()]
+        return self.driver.poll() is not None or (len(sizes) == 2 and min(sizes) > SIZE // 20)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+def prepare(shared: Path) -> None:
+    """Unpack what `SPEAKERS` say into a folder for the drivers: all of it for training but two recordings a digit."""
+    with zipfile.ZipFile(RECIPE / "corpus.zip") as corpus:
+        for digit in range(10):
+            for speaker in SPEAKERS:
+                for index in (0, 5, *range(8, 30)):
+                    corpus.extract(f"{digit}_{speaker}_{index}.flac", shared / "corpus")
+    (shared / "run.py").write_text(RUN)
+
+
+def assert_same(cache: featcache.Cache, expected: featcache.Cache) -> None:
+    """Compare two caches, array for array, and their statistics; nothing of a run is left behind."""
+    assert cache.complete
+    assert list(cache) == list(expected)
+    for id in expected:
+        for feature, array in expected[id].items():
+            np.testing.assert_array_equal(cache[id][feature], array, strict=True)
+    ours, theirs = cache.stats("fbank"), expected.stats("fbank")
+    assert ours.count == theirs.count
+    np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-12)
+    np.testing.assert_allclose(ours.std, theirs.std, rtol=1e-12)
+    assert not [path.name for path in cache.path.iterdir() if path.name.startswith(("extraction", "failures"))]

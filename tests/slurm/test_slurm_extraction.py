@@ -1,0 +1,83 @@
+"""The recipe's extraction of spoken digits by jobs of a real SLURM, whatever becomes of them, equals a serial one."""
+
+from __future__ import annotations
+
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import featcache
+
+from .digits import BATCH, SIZE, Extraction, assert_same, prepare
+from .queue_helpers import comes_true, squeue, the_queue_empties
+
+TASK = 2 * BATCH  # a 64th of the utterances, and the rest of a batch
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hold the recordings, and what all drivers have in common."""
+    folder = tmp_path_factory.mktemp("shared")
+    prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(shared: Path) -> featcache.Cache:
+    """Give the features as one process computes them."""
+    with Extraction(shared, shared / "serial", None, seconds=0) as serial:
+        assert serial.driver.wait(120) == 0, serial.log()
+    cache = featcache.open(serial.cache, verify="arrays")
+    assert len(cache) == SIZE
+    return cache
+
+
+@pytest.fixture
+def run(shared: Path, tmp_path: Path, options: dict[str, object]) -> Iterator[Extraction]:
+    """Give an extraction on two jobs that is in the middle of it."""
+    with Extraction(shared, tmp_path / "run", {"env": "slurm", "n_workers": 2, "options": options}) as run:
+        assert comes_true(run.is_amid, 120), run.log()
+        assert run.driver.poll() is None, run.log()
+        yield run
+
+
+def assert_little_was_done_again(run: Extraction, kept: set[str], since: int, tasks: int) -> None:
+    """What was committed was not computed again, nor anything but the tasks that ran in jobs that ended."""
+    assert not kept & {id for id, _ in run.noted()[since:]}
+    again = [id for id, times in Counter(id for id, _ in run.noted()).items() if times > 1]
+    assert len(again) <= tasks * TASK
+
+
+@pytest.mark.parametrize("how", [[], ["--signal=KILL"]], ids=["cancelled", "killed"])
+def test_a_job_that_ends_in_the_middle_costs_no_more_than_the_task_that_ran_in_it(
+    how: list[str], expected: featcache.Cache, run: Extraction
+) -> None:
+    kept, since = set[str]().union(*run.committed()), len(run.noted())
+    doomed, other = sorted({job for _, job in run.noted()})
+    subprocess.run(["scancel", *how, doomed], check=True)
+    assert comes_true(lambda: doomed not in squeue(), 30)
+    assert since < SIZE / 2
+    later = len(run.noted())
+    assert run.driver.wait(120) == 0, run.log()
+    assert {job for _, job in run.noted()[later:]} == {other}
+    assert_little_was_done_again(run, kept, since, tasks=1)
+    assert_same(featcache.open(run.cache, verify="arrays"), expected)
+    assert the_queue_empties()
+
+
+def test_jobs_whose_driver_was_killed_end_and_another_goes_on_without_slurm(
+    shared: Path, expected: featcache.Cache, run: Extraction
+) -> None:
+    kept, since = set[str]().union(*run.committed()), len(run.noted())
+    run.driver.kill()
+    assert len(squeue()) == 2
+    with Extraction(shared, run.folder, {"env": "local", "n_workers": 1}, seconds=0) as next_one:  # the jobs still end
+        assert next_one.driver.wait(120) == 0, next_one.log()
+    jobs = [job for _, job in run.noted()]
+    assert set(jobs[jobs.index("none") :]) == {"none"}
+    assert the_queue_empties()
+    assert_little_was_done_again(run, kept, since, tasks=2)
+    assert_same(featcache.open(run.cache, verify="arrays"), expected)
