@@ -171,6 +171,7 @@ def test_the_order_is_the_same_in_every_process() -> None:
         ({"batches": [["utt-1"], [2]]}, "row numbers, integers, or lists of ids"),
         ({"batches": [[0.5]]}, "lists of row numbers"),
         ({"batches": [[True]]}, "lists of row numbers"),
+        ({"batches": [0, 1]}, "lists of row numbers"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(options: dict[str, Any], message: str) -> None:

@@ -129,12 +129,12 @@ def test_columns_of_other_files_may_be_in_another_order(tmp_path: Path) -> None:
         (
             {"a": "u 1\nv 2\n", "b": "u 1\nw 2\n"},
             {"type": "length"},
-            r"'.*/a' has 1 utterances that are not in .*/b', such as 'v'",
+            r"'.*/a' has 1 utterances that are not in .*/b', such as 'v' \(line 2\)",
         ),
         (
             {"a": "u 1\n", "b": "u 1\nw 2\n"},
             {"type": "length"},
-            r"'.*/b' has 1 utterances that are not in .*/a', such as 'w'",
+            r"'.*/b' has 1 utterances that are not in .*/a', such as 'w' \(line 2\)",
         ),
         (
             {"a": "u 1,2\nv 1,3\n"},
@@ -142,10 +142,11 @@ def test_columns_of_other_files_may_be_in_another_order(tmp_path: Path) -> None:
             r"one shape: shape file '.*a' has \(2,\) .* \(3,\) for number 2; try padding=False",
         ),
         ({"a": "u 1\n"}, {"type": "folded", "fold_lengths": [1, 2]}, r"2 fold_lengths for 1 lengths"),
+        ({"a": "u 1\n"}, {"type": "folded", "fold_lengths": 800}, r"fold_lengths is a list, .*, not 800"),
         (
             {"a": "u 1\n", "c": "v x\n"},
             {"type": "folded", "fold_lengths": [1]},
-            r"file '.*/c' names 1 utterances .* such as 'v'",
+            r"file '.*/c' names 1 utterances .* such as 'v' \(line 1\)",
         ),
         (
             {"a": "u 1\nv 1\n", "c": "v x\n"},
@@ -153,9 +154,9 @@ def test_columns_of_other_files_may_be_in_another_order(tmp_path: Path) -> None:
             r"no category for 1 utterances, such as 'u'",
         ),
         (
-            {"a": "u 1\n", "m": "x u v\n"},
+            {"a": "u 1\n", "m": "x u\ny u v\n"},
             {"type": "catpow"},
-            r"file '.*/m' names 1 utterances that are not in .*/a', such as 'v'",
+            r"file '.*/m' names 1 utterances that are not in .*/a', such as 'v' \(line 2\)",
         ),
         (
             {"a": "u 5,80\n", "m": "x u\n"},
@@ -205,6 +206,7 @@ def test_files_that_do_not_fit_are_refused_with_what_is_missing(
         ({"lengths": [np.ones(2, int), np.ones(3, int)]}, r"of different utterances: \[2, 3\]"),
         ({"batch_size": None}, r"batch_size is needed"),
         ({"batch_size": 0}, r"batch_size is an integer from 1 on, not 0"),
+        ({"batch_size": float("inf")}, r"batch_size is an integer from 1 on, not inf"),
         ({"batch_size": 2.5}, r"batch_size is an integer from 1 on, not 2.5"),
         ({"type": "length", "batch_bins": 0}, r"batch_bins is an integer from 1 on, not 0"),
         ({"type": "length", "batch_bins": 5, "min_batch_size": 0}, r"min_batch_size is an integer from 1 on, not 0"),

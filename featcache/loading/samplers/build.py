@@ -218,7 +218,7 @@ def _categories(found: Utterances, path: str | None, labels: Labels | None) -> M
     if labels is not None:
         return labelled_members(labels, found.count, "categories")
     ids, members = read_members(str(path))
-    return Members(found.rows(ids, f"category file {str(path)!r}"), members.ends)
+    return Members(found.rows(ids, members.codes, f"category file {str(path)!r}"), members.ends)
 
 
 def _datasets(found: Utterances, folder: str | None, labels: Labels | None) -> Members:
@@ -240,6 +240,8 @@ def _with_one_length(type: str, shape_files: Sequence[str] | None, lengths: Leng
 
 
 def _folds(fold_lengths: Sequence[int], found: Utterances) -> list[float]:
+    if isinstance(fold_lengths, str) or not isinstance(fold_lengths, Sequence):
+        raise ConfigError(f"fold_lengths is a list, a number for each shape file or feature, not {fold_lengths!r}")
     folds: list[float] = list(fold_lengths)
     if len(folds) != len(found.shapes):
         names = ", ".join(shapes.name for shapes in found.shapes)
@@ -272,7 +274,7 @@ def _count(argument: str, value: float | None) -> int:
     """Return an integer from 1 on; also from a float without a fraction, as YAML reads 1e6."""
     if value is None:
         raise ConfigError(f"{argument} is needed for this type of sampler")
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer) or value < 1 or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer) or not (value >= 1 and value % 1 == 0):
         raise ConfigError(f"{argument} is an integer from 1 on, not {value!r}")
     return int(value)
 

@@ -221,8 +221,9 @@ class ShuffledBatchSampler(EpochSampler):
 
 
 def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
-    # a string would pass for a list of one-letter ids
-    listed: list[list[object]] = [[None] if isinstance(batch, str) else list(batch) for batch in batches]
+    # a string would pass for a list of one-letter ids, a number is no list at all
+    wrong = (str, int, float, np.number)
+    listed: list[list[object]] = [[None] if isinstance(batch, wrong) else list(batch) for batch in batches]
     flat = [item for batch in listed for item in batch]
     ends = np.cumsum([0, *map(len, listed)])
     ids = [item for item in flat if isinstance(item, str)]

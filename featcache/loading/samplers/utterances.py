@@ -62,10 +62,10 @@ class Utterances:
         except KeyNotFoundError:
             return np.array([_row(self.ids, id) for id in listed], np.int64)
 
-    def rows(self, ids: Keys, where: str) -> Ints:
-        """Return the row of each id; raises `ConfigError` for ids that are not there, and names some."""
+    def rows(self, ids: Keys, lines: Ints, where: str) -> Ints:
+        """Return the row of each id; raises `ConfigError` for ids that are not there, with lines (from 0) of some."""
         rows = self.find(ids, where)
-        require_all(rows, ids, f"{where} names", self.name)
+        _require_all(rows, ids, lines, f"{where} names", self.name)
         return rows
 
 
@@ -76,11 +76,11 @@ def _row(table: FeatureTable, id: str) -> int:
         return -1
 
 
-def require_all(rows: Ints, ids: Keys, who: str, where: str) -> None:
-    """Raise `ConfigError` with some of the ids whose row is -1."""
+def _require_all(rows: Ints, ids: Keys, lines: Ints, who: str, where: str) -> None:
+    """Raise `ConfigError` with some of the ids whose row is -1, and their lines (from 0)."""
     absent = np.flatnonzero(rows < 0)
     if len(absent):
-        some = ", ".join(repr(ids[row]) for row in absent[:3].tolist())
+        some = ", ".join(f"{ids[at]!r} (line {lines[at] + 1})" for at in absent[:3].tolist())
         raise ConfigError(f"{who} {len(absent)} utterances that are not in {where}, such as {some}")
 
 
@@ -107,9 +107,10 @@ def utterances_of(
     for path in shape_files[1:shaped]:
         others, more = read_shapes(path, separator)
         rows = others.match(keys)
-        require_all(rows, keys, f"shape file {first!r} has", more.name)
+        _require_all(rows, keys, np.arange(len(keys)), f"shape file {first!r} has", more.name)
         if len(others) > len(keys):
-            require_all(keys.match(others), others, f"{more.name} has", f"shape file {first!r}")
+            lines = np.arange(len(others))
+            _require_all(keys.match(others), others, lines, f"{more.name} has", f"shape file {first!r}")
         all_shapes.append(more.take(rows))
     return Utterances(shapes.name, len(keys), all_shapes, keys)
 
@@ -159,7 +160,7 @@ def category_codes(found: Utterances, path: str) -> Ints:
     """Return a number for the category of each row from a file of an utterance and its category on each line."""
     table = read_table(path)
     keys = table.keys
-    rows = found.rows(keys, f"category file {path!r}")
+    rows = found.rows(keys, np.arange(len(keys)), f"category file {path!r}")
     missing = np.ones(found.count, bool)
     missing[rows] = False
     if missing.any():
