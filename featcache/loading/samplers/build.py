@@ -274,7 +274,8 @@ def _count(argument: str, value: float | None) -> int:
     """Return an integer from 1 on; also from a float without a fraction, as YAML reads 1e6."""
     if value is None:
         raise ConfigError(f"{argument} is needed for this type of sampler")
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer) or not (value >= 1 and value % 1 == 0):
+    number = isinstance(value, int | float | np.integer) and not isinstance(value, bool)
+    if not (number and value >= 1 and value % 1 == 0):
         raise ConfigError(f"{argument} is an integer from 1 on, not {value!r}")
     return int(value)
 
