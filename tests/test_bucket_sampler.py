@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from store_helpers import arrays_of, make_cache
 
 import featcache
+from featcache import FeatureLoader
 from featcache.errors import ConfigError
 from featcache.loading.dataset import FeatureDataset
 from featcache.loading.samplers.bucket import BucketBatchSampler
@@ -283,3 +284,15 @@ def test_the_repr_says_what_the_batches_are_like() -> None:
     assert repr(sampler) == (
         "<BucketBatchSampler: 2 utterances in 1 batches, max_frames=40, padding efficiency 0.750, epoch 0, rank 0 of 1>"
     )
+
+
+def test_a_loader_over_other_utterances_than_the_sampler_numbers_is_refused(tmp_path: Path) -> None:
+    before = featcache.open(make_cache(tmp_path / "growing", range(4)))
+    sampler = BucketBatchSampler(before, batch_size=2)
+    make_cache(tmp_path / "growing", range(4, 6))  # adds to it
+    make_cache(tmp_path / "same", range(4))
+    with pytest.raises(ConfigError, match=r"4 utterances .* not those of .* 6 utterances .*: give both"):
+        FeatureLoader(tmp_path / "growing", batch_sampler=sampler)
+    for fits in (before, tmp_path / "same"):
+        batches = list(FeatureLoader(fits, batch_sampler=sampler))
+        assert sorted(id for batch in batches for id in batch["id"]) == sorted(before)

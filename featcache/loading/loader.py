@@ -97,6 +97,12 @@ class FeatureLoader(Generic[T]):
             raise ConfigError(f"threads={threads}, prefetch_bytes={prefetch_bytes}: neither can be negative")
         if isinstance(batch_sampler, Iterator) or not isinstance(batch_sampler, Iterable):
             raise ConfigError(f"batch_sampler must be a list of batches or a sampler, not {batch_sampler!r}")
+        made_for = getattr(batch_sampler, "table", None)
+        if isinstance(made_for, FeatureTable) and made_for.digest != source.table.digest:
+            raise ConfigError(
+                f"the batch sampler numbers the utterances of {made_for!r}, which are not those of {source.table!r}: "
+                "give both the same caches, opened once, as one may grow in between"
+            )
         self.dataset = source
         self.batch_sampler = batch_sampler
         self.waited_s = 0.0

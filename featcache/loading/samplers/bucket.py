@@ -6,7 +6,7 @@ import math
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -82,13 +82,13 @@ class BucketBatchSampler(EpochSampler):
         self.max_elements = None if max_elements is None else whole_number("max_elements", max_elements, 1)
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         self.shuffle = shuffle
-        self._lengths, self._frame_elements, id_of = _columns(lengths)
+        self._lengths, self._frame_elements, self.table = _columns(lengths)
         self._longest: Ints = self._lengths[0] if len(self._lengths) == 1 else np.max(self._lengths, axis=0)
         rows = _argsort(self._longest)  # the shortest first
         fits = self._fits()[rows]
         self._rows, self.too_long = rows[fits], np.sort(rows[~fits])
         if len(self.too_long):
-            self._report(int(rows[~fits][-1]), id_of, leave_out=too_long == "skip")
+            self._report(int(rows[~fits][-1]), leave_out=too_long == "skip")
         self._digest: str | None = None
 
     def __repr__(self) -> str:
@@ -162,8 +162,8 @@ class BucketBatchSampler(EpochSampler):
             fits &= np.sum(elements, axis=0) <= self.max_elements
         return fits
 
-    def _report(self, longest: int, id_of: Callable[[int], str] | None, *, leave_out: bool) -> None:
-        named = f"{id_of(longest)!r} (row {longest})" if id_of is not None else f"row {longest}"
+    def _report(self, longest: int, *, leave_out: bool) -> None:
+        named = f"row {longest}" if self.table is None else f"{self.table.id(longest)!r} (row {longest})"
         limits = {"max_frames": self.max_frames, "max_elements": self.max_elements}
         given = {name: limit for name, limit in limits.items() if limit is not None}
         what = (
@@ -220,8 +220,8 @@ def _argsort(lengths: Ints) -> Ints:
     return np.argsort(lengths.astype(np.uint16) if lengths.max() < 1 << 16 else lengths, kind="stable")
 
 
-def _columns(lengths: Lengths) -> tuple[list[Ints], list[int], Callable[[int], str] | None]:
-    """Return the lengths of each feature, the numbers of a frame, and what names a row, where that is known."""
+def _columns(lengths: Lengths) -> tuple[list[Ints], list[int], FeatureTable | None]:
+    """Return the lengths of each feature, the numbers of a frame, and the table that they come from, if any."""
     if isinstance(lengths, Cache | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
     table = lengths if isinstance(lengths, FeatureTable) else getattr(lengths, "table", None)
@@ -231,7 +231,7 @@ def _columns(lengths: Lengths) -> tuple[list[Ints], list[int], Callable[[int], s
         if not names:
             raise ConfigError(f"no feature of {source!r} has a time axis; give lengths of your own")
         frame_elements = [math.prod(table.dims(name)) for name in names]
-        return [_checked(table.lengths(name)) for name in names], frame_elements, table.id
+        return [_checked(table.lengths(name)) for name in names], frame_elements, table
     several = isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) == 1
     columns = [_checked(column) for column in (cast(list[object], lengths) if several else [lengths])]
     if len(set(map(len, columns))) > 1:
