@@ -128,6 +128,11 @@ def test_each_clip_is_decoded_once_and_only_if_asked_for(tmp_path: Path, monkeyp
     assert len(decoded) == 2
 
 
+def test_a_clip_may_be_named_without_its_samples(tmp_path: Path) -> None:
+    path = saved(tmp_path / "set", huggingface([1, 2]))
+    assert_holds(cutset_from_huggingface({**INFO, "audio": lambda row: row["audio"]}, 2, path), [1, 2])
+
+
 def test_samples_that_were_worked_on_are_kept_as_they_are(tmp_path: Path) -> None:
     path = saved(tmp_path / "set", huggingface([1, 2]))
     louder = {"audio": lambda row: row["audio"]["array"] * 3.3, "text": INFO["text"]}
@@ -163,13 +168,16 @@ def test_what_cannot_be_a_cut_is_named(tmp_path: Path, client: Any) -> None:
     for info, error, message in [
         ({"id": INFO["text"]}, ConfigError, "data_info cannot give 'id'"),
         ({"wave": INFO["audio"]}, ConfigError, "gives 'ndarray' for 'wave'"),
+        ({"tokens": lambda row: [np.int64(row["n"])]}, ConfigError, "gives 'list' for 'tokens'.*int64"),
         ({"audio": lambda row: row["audio"]["array"][None]}, ConfigError, r"shape \(1, \d+\), not \(samples,\)"),
         ({"share": lambda row: 1 / row["n"]}, ComputeError, "row 1 of .*set' failed with ZeroDivisionError"),
     ]:
         with pytest.raises(error, match=message):
             cutset_from_huggingface({**INFO, **info}, 3, path, "train", client=client)
-    with pytest.raises(ConfigError, match="client is a Dask client"):
+    with pytest.raises(ConfigError, match=r"client is a Dask client .*with get_client\(config\) as client"):
         cutset_from_huggingface(INFO, 3, path, client={"env": "local"})
+    with pytest.raises(ConfigError, match="a number of rows, not -1"):
+        cutset_from_huggingface(INFO, -1, path)
     (tmp_path / "wavs" / "2.flac").unlink()
     with pytest.raises(ConfigError, match=r"row 1 .*'.*2.flac' is no file here; download it"):
         cutset_from_huggingface(INFO, 3, path, "train")

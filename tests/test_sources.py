@@ -50,6 +50,22 @@ def test_a_cut_set_read_at_once_or_as_it_is_iterated(tmp_path: Path) -> None:
     assert_holds(utterances(lhotse.CutSet.from_jsonl_lazy(tmp_path / "cuts.jsonl.gz")), ids)
 
 
+def test_cuts_whose_ids_change_with_each_reading_are_refused(tmp_path: Path) -> None:
+    cut_set(tmp_path)
+    lazy = lhotse.CutSet.from_jsonl_lazy(tmp_path / "cuts.jsonl.gz")
+    with pytest.raises(ConfigError, match=r"has another id when it is read again.*preserve_id=True"):
+        utterances(lazy.map(beginning))
+    assert utterances(lazy.map(named_beginning)).ids == ["utt-4", "utt-1", "utt-3"]
+
+
+def beginning(cut: Any) -> Any:
+    return cut.truncate(duration=0.05)
+
+
+def named_beginning(cut: Any) -> Any:
+    return cut.truncate(duration=0.05, preserve_id=True)
+
+
 def test_cuts_are_cut(tmp_path: Path) -> None:
     (cut,) = cut_set(tmp_path).subset(first=1)
     part = cut.truncate(offset=0.05, duration=0.05)
@@ -81,6 +97,11 @@ def test_lists_with_paths_bytes_or_samples(tmp_path: Path) -> None:
         assert_holds(utterances(items), ["a", "b", "c"])
 
 
+def test_samples_of_16_bits_are_those_of_a_file() -> None:
+    audio = {"array": (samples_of(1) * 32768).astype(np.int16), "sampling_rate": RATE_HZ}
+    np.testing.assert_array_equal(utterances([{"id": "a", "audio": audio}])[0]["samples"], samples_of(1), strict=True)
+
+
 def test_channels_are_averaged(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "stereo.wav", np.stack([samples_of(1), 0 * samples_of(1)], axis=1), RATE_HZ)
     path = tmp_path / "stereo.wav"
@@ -108,6 +129,10 @@ def test_a_map_style_dataset_that_shows_its_ids(tmp_path: Path) -> None:
     assert_holds(utterances(Shown(recordings(tmp_path))), ["utt-4", "utt-1", "utt-3"])
 
 
+def longest_first(found: Utterances) -> list[Any]:
+    return [found[index] for index in np.argsort(np.array(found.lengths))]
+
+
 def test_what_holds_no_utterances_is_refused() -> None:
     for source, message in [
         ([{"id": "a"}], "item 0 has no 'audio': it has 'id'"),
@@ -118,12 +143,16 @@ def test_what_holds_no_utterances_is_refused() -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             utterances(source)
+    for id in (None, "", 1.5):
+        with pytest.raises(ConfigError, match="ids are strings or whole numbers"):
+            utterances([{"id": id, "audio": "a.wav"}])
     for audio, message in [
         (3, "audio is a path, or a dict"),
+        (([1.0], 8000), "audio is a path, or a dict"),
         ({"array": [[1.0]], "sampling_rate": 8000}, r"shape \(samples,\), not \(1, 1\)"),
     ]:
         with pytest.raises(FeatureError, match=message):
-            utterances([{"id": "a", "audio": audio}])[0]
+            longest_first(utterances([{"id": "a", "audio": audio}]))
     with pytest.raises(ConfigError, match=r"'nowhere.wav' is no file here"):
         utterances([{"id": "a", "audio": "nowhere.wav"}])[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import uuid
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError, nearest
-from featcache.interop.sources import Clip, Rows
+from featcache.interop.clips import Clip, Rows
 from featcache.ranks import describe
 
 if TYPE_CHECKING:
@@ -71,13 +72,18 @@ def cutset_from_huggingface(
     for name in data_info:
         if name in _RESERVED:
             raise ConfigError(f"data_info cannot give {name!r}: it is made of the row; call the field something else")
+    if dataset_length < 0:
+        raise ConfigError(f"dataset_length is a number of rows, not {dataset_length}")
     where = Path(dataset_id)
     source = _Source(str(where.resolve() if where.exists() else dataset_id), split, dataset_length)
     convert = partial(_cuts, dict(data_info), None if audio_folder is None else Path(audio_folder).resolve())
     if client is None:
         return lhotse.CutSet.from_cuts(convert(source, _open(source), range(dataset_length)))
     if not hasattr(client, "gather"):
-        raise ConfigError(f"client is a Dask client, as get_client gives it, or None, not {client!r}")
+        raise ConfigError(
+            f"client is a Dask client or None, not {client!r}; of a configuration, featcache.get_client makes one: "
+            "with get_client(config) as client: ..."
+        )
     size = min(_ROWS, max(1, math.ceil(dataset_length / (8 * max(1, len(client.nthreads()))))))
     ranges = [range(start, min(start + size, dataset_length)) for start in range(0, dataset_length, size)]
     futures = client.map(partial(_cuts_in_worker, convert, source, uuid.uuid4().hex), ranges, pure=False)
@@ -164,10 +170,13 @@ def _cut(data_info: DataInfo, folder: Path | None, row: Mapping[str, Any], numbe
 
 def _plain(name: str, value: object) -> object:
     """Return a value that JSON can hold."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray | Clip) or hasattr(value, "numpy"):
-        raise ConfigError(f"data_info gives {type(value).__name__!r} for {name!r}; a supervision holds text, numbers")
+    value = value.item() if isinstance(value, np.generic) else value
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"data_info gives {type(value).__name__!r} for {name!r}; a supervision holds text, numbers, lists: {error}"
+        ) from error
     return value
 
 

@@ -2,125 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.batches import is_map_style, visible_ids, visible_lengths
-from featcache.errors import ConfigError, FeatureError, MissingDependencyError, nearest
-from featcache.store.files import digest
-
-if TYPE_CHECKING:
-    from lhotse import Recording
-
-
-class Clip(Mapping[str, Any]):
-    """The audio of a row, decoded when its samples are first asked for, and then kept.
-
-    Has the keys of a row of `datasets`: "array" (float32 samples, channels averaged), "sampling_rate", "path", "bytes".
-
-    Args:
-        path: its file; only a name if there are `data`.
-        data: the bytes of a file.
-        sample_rate_hz: to which the samples are resampled; None leaves them.
-    """
-
-    def __init__(self, path: str | None, data: bytes | None, sample_rate_hz: int | None = None) -> None:
-        self.path, self.data = path, data
-        self._sample_rate_hz = sample_rate_hz
-
-    def recording(self, id: str) -> Recording:
-        """Return the lhotse recording, of which only the header is read; in memory if it has no file."""
-        try:
-            from lhotse import Recording
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"audio is decoded by 'lhotse'; {error}; try: pip install 'featcache[lhotse]'"
-            ) from error
-        if self.data is not None:
-            found = Recording.from_bytes(self.data, id)
-        elif self.path is not None and Path(self.path).is_file():
-            found = Recording.from_file(Path(self.path).resolve(), id)
-        else:
-            raise ConfigError(f"the row has no bytes of audio, and its path {self.path!r} is no file here; download it")
-        same = self._sample_rate_hz in (None, found.sampling_rate)
-        return found if same else found.resample(self._sample_rate_hz)
-
-    @cached_property
-    def array(self) -> NDArray[np.float32]:
-        """Samples, float32 (samples,)."""
-        return cast(NDArray[np.float32], self.recording("").load_audio().mean(axis=0))
-
-    @property
-    def sampling_rate(self) -> int:
-        """Samples per second."""
-        return int(self.recording("").sampling_rate)
-
-    def written(self, folder: Path | None, number: int) -> Clip:
-        """Write the bytes of the clip to a file, unless that is there, and return the clip of the file."""
-        if self.data is None:
-            return self
-        if folder is None:
-            raise ConfigError("the data set is in memory, and so is its audio; give an audio_folder for it")
-        import soundfile
-
-        suffix = Path(self.path or "").suffix or f".{soundfile.info(io.BytesIO(self.data)).format.lower()}"
-        path = folder / f"{number // 1000:06}" / f"{number}-{digest(self.data)}{suffix}"  # few files a folder
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-            aside.write_bytes(self.data)
-            aside.replace(path)
-        return Clip(str(path), None, self._sample_rate_hz)
-
-    def gave(self, samples: object) -> bool:
-        """Say whether these samples are those of the clip, untouched."""
-        return "array" in vars(self) and samples is self.array
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in tuple(self):
-            raise KeyError(key)
-        return getattr(self, "data" if key == "bytes" else key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("path", "bytes", "array", "sampling_rate"))
-
-    def __len__(self) -> int:
-        return 4
-
-
-class Rows:
-    """The rows of a data set as dicts, with a `Clip` in each column of audio.
-
-    Decodes with lhotse and soundfile: torchcodec, which `datasets` asks for, need not be installed.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        from datasets import Audio
-
-        audio = {name: kind for name, kind in dataset.features.items() if isinstance(kind, Audio)}
-        for name in audio:
-            dataset = dataset.cast_column(name, Audio(decode=False))
-        self.encoded = dataset.with_format(None)
-        self.sample_rates_hz: dict[str, int | None] = {name: kind.sampling_rate for name, kind in audio.items()}
-
-    def __len__(self) -> int:
-        return len(self.encoded)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = dict(self.encoded[index])
-        for name, rate in self.sample_rates_hz.items():
-            if row[name] is not None:
-                row[name] = Clip(row[name]["path"], row[name]["bytes"], rate)
-        return row
+from featcache.errors import ConfigError, FeatureError, nearest
+from featcache.interop.clips import Clip, Rows
 
 
 class Utterance(TypedDict):
@@ -197,7 +92,13 @@ def utterances(source: Any, audio: str = "audio", id: str | None = None) -> Utte
 
 def _of_cuts(source: Any) -> Utterances:
     cuts = list(source)  # manifests, some of which are read as they are iterated
-    return Utterances([cut.id for cut in cuts], partial(_load_cut, cuts), partial(_durations, cuts))
+    ids = [cut.id for cut in cuts]
+    if [cut.id for cut in islice(source, 1)] != ids[:1]:
+        raise ConfigError(
+            f"cut {ids[0]!r} has another id when it is read again: lhotse makes new ones for cuts that are changed; "
+            "keep the old ones (preserve_id=True), or save the cuts to a file first"
+        )
+    return Utterances(ids, partial(_load_cut, cuts), partial(_durations, cuts))
 
 
 def _durations(cuts: Sequence[Any]) -> Sequence[float]:
@@ -217,7 +118,7 @@ def _of_huggingface(source: Any, audio: str, id: str | None) -> Utterances:
             raise ConfigError(f"the data set has no column {column!r}; {nearest(column, source.column_names)}")
     if id is None and "id" in source.column_names:
         id = "id"
-    ids = list(map(str, range(len(source)) if id is None else source.with_format(None)[id]))
+    ids = list(map(_as_id, range(len(source)) if id is None else source.with_format(None)[id]))
     rows = Rows(source.select_columns(audio))
     return Utterances(ids, partial(_load_item, rows, audio), partial(_sizes_of_column, rows, audio))
 
@@ -237,8 +138,8 @@ def _sizes_of_column(rows: Any, audio: str) -> Sequence[float] | None:
     return sizes
 
 
-def _file_size(path: str | os.PathLike[str] | None) -> int:
-    return Path(path).stat().st_size if path is not None and Path(path).is_file() else 0
+def _file_size(path: object) -> int:
+    return Path(path).stat().st_size if isinstance(path, str | os.PathLike) and Path(path).is_file() else 0
 
 
 def _of_items(items: Sequence[Any], audio: str, id: str) -> Utterances:
@@ -247,8 +148,14 @@ def _of_items(items: Sequence[Any], audio: str, id: str) -> Utterances:
             if not isinstance(item, Mapping) or key not in item:
                 found = f"has {', '.join(map(repr, item))}" if isinstance(item, Mapping) else "is no dict"
                 raise ConfigError(f"item {number} has no {key!r}: it {found}")
-    ids = [str(item[id]) for item in items]
+    ids = [_as_id(item[id]) for item in items]
     return Utterances(ids, partial(_load_item, items, audio), partial(_sizes, items, audio))
+
+
+def _as_id(value: object) -> str:
+    if not isinstance(value, str | int | np.integer) or value == "":
+        raise ConfigError(f"an utterance has the id {value!r}; ids are strings or whole numbers")
+    return str(value)
 
 
 def _sizes(items: Sequence[Any], audio: str) -> Sequence[float]:
@@ -271,10 +178,11 @@ def _load_item(items: Any, audio: str, index: int) -> Sound:
 
 def _decoded(audio: Any) -> Sound:
     if isinstance(audio, Mapping) and "array" in audio and "sampling_rate" in audio:
-        samples = np.asarray(audio["array"], np.float32)
+        samples = np.asarray(audio["array"])
         if samples.ndim != 1:
             raise FeatureError(f"an 'array' of audio has the shape (samples,), not {samples.shape}")
-        return samples, int(audio["sampling_rate"])
+        full_scale = -np.iinfo(samples.dtype).min if samples.dtype.kind == "i" else 1  # as of the samples of a file
+        return (samples / np.float32(full_scale)).astype(np.float32, copy=False), int(audio["sampling_rate"])
     if isinstance(audio, Mapping) and (audio.get("bytes") is not None or audio.get("path") is not None):
         path, data = audio.get("path"), audio.get("bytes")
     elif isinstance(audio, str | os.PathLike):
