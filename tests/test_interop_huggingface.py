@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,27 @@ def test_each_clip_is_decoded_once_and_only_if_asked_for(tmp_path: Path, monkeyp
 def test_a_clip_may_be_named_without_its_samples(tmp_path: Path) -> None:
     path = saved(tmp_path / "set", huggingface([1, 2]))
     assert_holds(cutset_from_huggingface({**INFO, "audio": lambda row: row["audio"]}, 2, path), [1, 2])
+
+
+def test_rows_of_a_worker_that_dies_are_converted_again(tmp_path: Path, client: Any) -> None:
+    path = saved(tmp_path / "set", huggingface(range(1, 21)))
+    mark = tmp_path / "killed"
+
+    def killing_once(row: Any) -> str:
+        if row["text"] == "text 7" and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return str(row["text"])
+
+    assert_holds(cutset_from_huggingface({**INFO, "text": killing_once}, 20, path, client=client), list(range(1, 21)))
+    assert mark.exists()
+
+    def killing(row: Any) -> None:
+        if row["text"] == "text 2":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(ComputeError, match="3 workers died when they were at rows 0 to [12]:"):
+        cutset_from_huggingface({"name": killing}, 20, path, client=client)
 
 
 def test_samples_that_were_worked_on_are_kept_as_they_are(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -35,6 +36,7 @@ _AUDIO = "audio"  # the field of `data_info` that gives samples
 _FIELDS = ("text", "language", "speaker", "gender")  # a supervision's own; others become its custom fields
 _RESERVED = ("id", "recording_id", "start", "duration", "channel", "custom", "alignment")
 _ROWS = 256  # of a task: a second of work, some 100 kB of cuts
+_DEATHS = 3  # of workers at one task: then it is the task's fault
 
 DataInfo = Mapping[str, Callable[[Any], Any]]
 
@@ -86,12 +88,31 @@ def cutset_from_huggingface(
         )
     size = min(_ROWS, max(1, math.ceil(dataset_length / (8 * max(1, len(client.nthreads()))))))
     ranges = [range(start, min(start + size, dataset_length)) for start in range(0, dataset_length, size)]
-    futures = client.map(partial(_cuts_in_worker, convert, source, uuid.uuid4().hex), ranges, pure=False)
-    try:
-        parts: Sequence[list[MonoCut]] = client.gather(futures)
-    finally:
-        client.cancel(futures)  # those that still run after an error
+    parts = _map(client, partial(_cuts_in_worker, convert, source, uuid.uuid4().hex), ranges)
     return lhotse.CutSet.from_cuts(cut for part in parts for cut in part)
+
+
+def _map(client: Any, convert: Callable[[range], list[MonoCut]], ranges: Sequence[range]) -> list[list[MonoCut]]:
+    """Have ranges of rows converted, those of workers that die again."""
+    from distributed import KilledWorker
+
+    done: dict[range, list[MonoCut]] = {}
+    for _ in range(_DEATHS):
+        missing = [rows for rows in ranges if rows not in done]
+        futures = client.map(convert, missing, pure=False)
+        try:
+            for rows, future in zip(missing, futures, strict=True):
+                with suppress(KilledWorker):
+                    done[rows] = future.result()
+        finally:
+            client.cancel(futures)  # those that still run after an error
+    if len(done) < len(ranges):
+        rows = next(rows for rows in ranges if rows not in done)
+        raise ComputeError(
+            f"{_DEATHS} workers died when they were at rows {rows.start} to {rows.stop - 1}: out of memory, or a crash "
+            "in a library? Their logs may say more"
+        )
+    return [done[rows] for rows in ranges]
 
 
 class _Source(NamedTuple):
