@@ -152,7 +152,7 @@ def test_rows_of_a_worker_that_dies_are_converted_again(tmp_path: Path, client: 
         if row["text"] == "text 2":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(ComputeError, match="3 workers died when they were at rows 0 to [12]:"):
+    with pytest.raises(ComputeError, match=r"3 workers died when they were at rows 0 to [12]:"):
         cutset_from_huggingface({"name": killing}, 20, path, client=client)
 
 
