@@ -98,7 +98,7 @@ def test_what_cannot_be_right_is_refused(folder: Path, parts: Any, error: type[E
 @pytest.mark.parametrize("features", [True, False])
 def test_two_utterances_of_one_id_in_a_batch_are_refused(folder: Path, features: bool) -> None:
     dataset = renamed(lambda index: f"utt-{index // 2}")
-    with pytest.raises(DuplicateIdError, match=r"^two utterances have the id 'utt-0'$"):
+    with pytest.raises(DuplicateIdError, match=r"^2 utterances of a batch have the id 'utt-0'$"):
         collect(Other(folder, dataset=dataset), write_collected_feats=features)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
@@ -91,8 +91,9 @@ def _checked_ids(given: Iterable[str], size: int) -> list[str]:
         check_id(id)
         if id.split() != [id]:
             raise FeatureError(f"utterance id {id!r} is not usable: shape files need one without white space")
-        if ids.count(id) > 1:
-            raise DuplicateIdError(f"two utterances have the id {id!r}")
+    id, number = Counter(ids).most_common(1)[0] if ids else ("", 0)
+    if number > 1:
+        raise DuplicateIdError(f"{number} utterances of a batch have the id {id!r}")
     if len(ids) != size:
         raise FeatureError(f"collate_fn made a batch of {len(ids)} utterances out of {size}")
     return ids
