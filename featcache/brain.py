@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,9 +16,12 @@ from featcache.errors import ConfigError
 from featcache.extraction import Extraction
 from featcache.fingerprint import find_ingredients, items_of, modules_of
 from featcache.loading.loader import FeatureLoader
-from featcache.parallel.config import ParallelConfig
+from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.ranks import Ranks
 from featcache.store.cache import Cache
+
+if TYPE_CHECKING:
+    from dask.distributed import Client
 
 
 class FeatureCacheMixin:
@@ -69,7 +72,7 @@ class FeatureCacheMixin:
         retries: int = 2,
         publish_every_s: float | None = None,
         fingerprint: Mapping[str, object] | None = None,
-        parallel: ParallelConfig | Mapping[str, object] | None = None,
+        parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
     ) -> Cache:
         """Compute what the cache of a split lacks of the features of a dataset, and open the cache.
 
@@ -93,8 +96,9 @@ class FeatureCacheMixin:
             publish_every_s: lets readers see what is there about every so many seconds; None only at the end.
             fingerprint: what else the features are made from, JSON values. A key that featcache finds out itself (see
                 `featcache.fingerprint`: "modules", "source", "hparams", ...) takes its place; None switches it off.
-            parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping: each gets a copy of this object
-                as it is now, and uses its GPU if it has one. The dataset must show its ids; where it shows lengths
+            parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping, or a client of `get_client`, to
+                compute several splits with the same workers. Each gets a copy of this object as it is now, and uses its
+                GPU if it has one. The dataset must show its ids; where it shows lengths
                 ("duration"), long utterances come first.
 
         Raises `StaleCacheError`, with the differences, if the cache was made from something else; `ComputeError` if
@@ -125,7 +129,7 @@ class FeatureCacheMixin:
             from featcache.parallel.owner import run_of
 
             made = ingredients.fingerprint(made_from)
-            run = run_of(extraction, ParallelConfig.of(parallel), made, ingredients.modules)
+            run = run_of(extraction, config_or_client(parallel), made, ingredients.modules)
             return run.run(resume=resume, overwrite=overwrite)
 
     def make_dataloader(

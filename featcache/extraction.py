@@ -18,7 +18,8 @@ from featcache.errors import ConfigError, IncompleteError
 from featcache.every import Every
 from featcache.ranks import Ranks, describe
 from featcache.store.cache import Cache
-from featcache.store.part_writer import PartWriter, close_after
+from featcache.store.closing import close_after
+from featcache.store.part_writer import PartWriter
 from featcache.store.writer import CacheWriter
 
 

@@ -25,6 +25,7 @@ from featcache.errors import (
     StaleCacheError,
 )
 from featcache.parallel.account import Account
+from featcache.parallel.client import _BUILT, _WorkerEnv, get_client, worker_env
 from featcache.parallel.worker import Progress
 
 SERIAL: dict[str, Any] = {"parallel": None}
@@ -50,6 +51,22 @@ def test_the_cache_is_the_same_on_any_number_of_workers(tmp_path: Path, workers:
     assert len(calls(tmp_path)) == 40
     assert extract(Provider(tmp_path), parallel={"env": "local", "n_workers": 99}).complete  # without any worker
     assert len(calls(tmp_path)) == 40
+
+
+def test_several_caches_are_computed_by_the_workers_of_one_client(tmp_path: Path) -> None:
+    with get_client({"env": "local", "n_workers": 2}, lambda: {"mine": 1}) as client:
+        assert_holds(extract(Provider(tmp_path / "a", fails_once=[3]), parallel=client), range(40))
+        with pytest.raises(ComputeError, match="cannot compute 7"):
+            extract(Provider(tmp_path / "b", fails=[7]), parallel=client, retries=0)
+        assert_holds(extract(Provider(tmp_path / "b", kills_once=[9]), parallel=client), range(40))
+        (left,) = set(client.run(environments).values())
+        assert left == ("env",)  # a run's own, which may be large, does not stay
+        assert client.submit(worker_env).result() == {"mine": 1}
+
+
+def environments(dask_worker: Any) -> tuple[str, ...]:
+    assert len(_BUILT[dask_worker]) == 1
+    return tuple(name for name, plugin in dask_worker.plugins.items() if isinstance(plugin, _WorkerEnv))
 
 
 def test_the_longest_are_computed_first(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 SetupFn = Callable[[], Mapping[str, object]]
 _PLUGIN = "env"
+_RUN = "featcache"  # the plugin of an extraction: a client's own environment stays beside it
 _SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,  # who lost a task decides what becomes of it
     # no task waits on a worker that is busy: it would be blamed, too, when that one dies
@@ -77,6 +78,8 @@ def get_client(
     settings: dict[str, object] = dict(_SETTINGS)
     local = checked.env.startswith("local")
     if local:
+        # a local worker that dies is started again at once, whereas Dask would give it up after 15 s
+        settings["distributed.deploy.lost-worker-timeout"] = "1 hour"
         settings.update({f"distributed.nanny.pre-spawn-environ.{name}": n for name, n in threads(checked).items()})
     with ExitStack() as exits:
         exits.enter_context(_quiet())
@@ -90,14 +93,33 @@ def get_client(
         if not local:
             click.echo(f"waiting for the first of {workers}; if none comes, see the log of its job", err=True)
         client.wait_for_workers(checked.n_workers if local else 1)
+        _WANTED[client] = checked.n_workers
         if plugin is not None:
-            _register(client, plugin)
+            _register(client, plugin, _PLUGIN)
         yield client
 
 
-def _register(client: Client, plugin: _WorkerEnv) -> None:
+def wanted_workers(client: Client) -> int | None:
+    """Return how many workers a client of `get_client` is to have; None for another client."""
+    return _WANTED.get(client)
+
+
+@contextmanager
+def run_env(client: Client, setup_fn: SetupFn) -> Iterator[None]:
+    """Build an environment in each worker, those that join later included, that lasts as long as the block."""
+    plugin = _WorkerEnv(setup_fn)
+    _register(client, plugin, _RUN)
     try:
-        client.register_plugin(plugin, name=_PLUGIN)
+        yield
+    finally:
+        with suppress(OSError, ValueError):  # its connection is lost, and the environment with it
+            client.unregister_worker_plugin(_RUN)  # type: ignore[no-untyped-call]
+            client.run(_forget, plugin.token, on_error="ignore")
+
+
+def _register(client: Client, plugin: _WorkerEnv, name: str) -> None:
+    try:
+        client.register_plugin(plugin, name=name)
     except CommClosedError as error:
         raise ComputeError(
             f"a worker died while {plugin.name} ran in it (out of memory?); its log may say why"
@@ -109,7 +131,15 @@ def worker_env() -> Mapping[str, object]:
 
     Raises what `setup_fn` raised, if it failed.
     """
-    plugin = get_worker().plugins.get(_PLUGIN)
+    return env_of(get_worker(), _PLUGIN)
+
+
+def env_of(worker: Worker, name: str = _RUN) -> Mapping[str, object]:
+    """Return the environment of a worker, by default that of `run_env`; empty if there is none.
+
+    Raises what the `setup_fn` raised, if it failed.
+    """
+    plugin = worker.plugins.get(name)
     return plugin.env() if isinstance(plugin, _WorkerEnv) else {}
 
 
@@ -157,7 +187,7 @@ class _WorkerEnv(WorkerPlugin):
 
     def __init__(self, setup_fn: SetupFn) -> None:
         self._setup_fn = setup_fn
-        self._token = uuid.uuid4().hex
+        self.token = uuid.uuid4().hex
         self._outcome: Mapping[str, object] | Exception = ConfigError("the environment is not built yet; ask in a task")
         self.name = f"setup_fn {getattr(setup_fn, '__qualname__', setup_fn)!r}"
         try:
@@ -179,11 +209,10 @@ class _WorkerEnv(WorkerPlugin):
 
     def _set_up(self, worker: Worker) -> None:
         with _BUILDING:
-            token, outcome = _BUILT.get(worker, ("", None))
-            if outcome is None or token != self._token:
-                outcome = self._build(worker.address)
-                _BUILT[worker] = (self._token, outcome)
-        self._outcome = outcome
+            built = _BUILT.setdefault(worker, {})
+            if self.token not in built:
+                built[self.token] = self._build(worker.address)
+            self._outcome = built[self.token]
 
     def _build(self, address: str) -> Mapping[str, object] | Exception:
         try:
@@ -197,8 +226,13 @@ class _WorkerEnv(WorkerPlugin):
 
 
 # a worker that joins while the plugin is registered may be given it twice, and builds once all the same
-_BUILT: WeakKeyDictionary[Worker, tuple[str, Mapping[str, object] | Exception]] = WeakKeyDictionary()
+_BUILT: WeakKeyDictionary[Worker, dict[str, Mapping[str, object] | Exception]] = WeakKeyDictionary()
 _BUILDING = threading.Lock()
+_WANTED: WeakKeyDictionary[Client, int] = WeakKeyDictionary()
+
+
+def _forget(token: str, dask_worker: Worker) -> None:
+    _BUILT.get(dask_worker, {}).pop(token, None)
 
 
 @contextmanager

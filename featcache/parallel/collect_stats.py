@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from tqdm import tqdm
@@ -16,17 +16,20 @@ from tqdm import tqdm
 from featcache.errors import CacheLockedError, ConfigError, IncompleteError, StaleCacheError
 from featcache.loading.batches import Ints
 from featcache.parallel import stats_hooks
-from featcache.parallel.config import ParallelConfig
+from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.parallel.provider import EnvironmentProvider
 from featcache.parallel.shards import FEATS, SHARDS, Shard, has_features, left_over, merge_shards, read_shard
 from featcache.parallel.stats_team import PATIENCE_S, DaskTeam, LocalTeam
 from featcache.parallel.stats_worker import Job, Order
+from featcache.store.closing import close_after
 from featcache.store.files import make_directory, pack_json, unpack_json, write_durably
 from featcache.store.fingerprint import canonical, differences
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import NAME as CACHE
-from featcache.store.part_writer import close_after
 from featcache.store.writer import CacheWriter
+
+if TYPE_CHECKING:
+    from dask.distributed import Client
 
 T = TypeVar("T")
 MADE_FROM = "made_from.json"
@@ -53,7 +56,8 @@ class CollectStatsRunner:
         write_collected_feats: keep the features: in a cache, `collect_feats`, and as `collect_feats/<key>.scp` with one
             `.npy` for each utterance.
         batch_size: utterances a batch; None gives `forward` one number at a time.
-        parallel: how many workers, and where: `ParallelConfig` or such a mapping; None computes in this process.
+        parallel: how many workers, and where: `ParallelConfig` or such a mapping, or a client of `get_client`; None
+            computes in this process.
         resume: False removes what an earlier call has left of shards and features.
 
     Raises `ComputeError` for an utterance that fails, naming it; `FeatureError` for what cannot be stored or has no
@@ -84,7 +88,7 @@ class CollectStatsRunner:
         write_collected_feats: bool = False,
         *,
         batch_size: int | None = None,
-        parallel: ParallelConfig | Mapping[str, object] | None = None,
+        parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
         resume: bool = True,
     ) -> None:
         if not isinstance(mode, str) or mode in ("", ".", "..") or "/" in mode or "\0" in mode:
@@ -95,7 +99,7 @@ class CollectStatsRunner:
         self.directory = Path(output_dir).absolute() / mode
         self.write_collected_feats = write_collected_feats
         self.batch_size = batch_size
-        self.parallel = None if parallel is None else ParallelConfig.of(parallel)
+        self.parallel = None if parallel is None else config_or_client(parallel)
         self.resume = resume
 
     @staticmethod

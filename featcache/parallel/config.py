@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import operator
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from featcache.errors import ConfigError, UnknownNameError, nearest
+
+if TYPE_CHECKING:
+    from dask.distributed import Client
 
 # the class in dask_jobqueue for each job queue
 QUEUES = {
@@ -79,6 +83,14 @@ class ParallelConfig:
             if key not in _FIELDS:
                 raise UnknownNameError(f"a parallel configuration has no setting {key!r}; {nearest(key, _FIELDS)}")
         return cls(**cast(dict[str, Any], dict(config)))
+
+
+def config_or_client(parallel: ParallelConfig | Mapping[str, object] | Client) -> ParallelConfig | Client:
+    """Return a client of Dask as it is, and else a checked configuration."""
+    distributed = sys.modules.get("distributed")  # a client can only come from there
+    if distributed is not None and isinstance(parallel, distributed.Client):
+        return cast("Client", parallel)
+    return ParallelConfig.of(cast(Mapping[str, object], parallel))
 
 
 def _positive(n_workers: object) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import queue
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from distributed import CancelledError, KilledWorker
 from distributed.comm.core import CommClosedError
 
 from featcache.compute import failure_of
-from featcache.errors import ComputeError, FeatcacheError, IncompleteError
+from featcache.errors import ComputeError, IncompleteError
 from featcache.loading.batches import Batches, Ints
 from featcache.parallel.account import Account
 from featcache.parallel.plan import (
@@ -28,25 +27,23 @@ from featcache.parallel.plan import (
     save_batches,
     take_back,
 )
-from featcache.parallel.worker import Job, Progress, finish_work, run_task
-from featcache.store.part_writer import close_after
+from featcache.parallel.staff import Staff
+from featcache.parallel.worker import Job, Progress, run_task
+from featcache.store.closing import closed_after
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Future
 
 TASKS_UNDER_WAY = 2  # of each worker: one that runs, and one that it need not wait for
 PATIENCE_S = 60.0  # for a worker that the scheduler has lost to be through with its batch
 DEATHS_IN_VAIN = 20  # of each worker, with nothing computed in between
-REPLACE_AFTER_S = 30.0  # Dask gives up a lost worker after 15 s, then it starts another if asked to
-_log = logging.getLogger("featcache")
 
 
 class Crew:
-    """Has tasks done by the workers of a Dask client.
+    """Has tasks done by workers.
 
     Args:
-        client: the client.
-        workers: how many workers there should be.
+        staff: the workers.
         job: what is the same for all tasks.
         ids: of the whole dataset.
         account: is told what was done and what failed.
@@ -55,14 +52,13 @@ class Crew:
 
     def __init__(
         self,
-        client: Client,
-        workers: int,
+        staff: Staff,
         job: Job,
         ids: Sequence[str],
         account: Account,
         tend: Callable[[], None],
     ) -> None:
-        self._client, self._workers, self._job, self._ids = client, workers, job, ids
+        self._staff, self._job, self._ids = staff, job, ids
         self._account, self._tend = account, tend
         self._topic = job.directory.name
         self._numbers = count()
@@ -71,25 +67,19 @@ class Crew:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # futures that are done, and progress
         self._deaths: Counter[int] = Counter()  # of workers, by the utterance that they were at
         self._in_vain = 0  # workers' deaths since anything was computed
-        self._there = workers  # how many workers there are
-        self._checked_at = self._complete_at = time.monotonic()
 
     def work(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Have all ranges of the plan computed; whatever happens, the workers' parts are sealed in the end."""
         self._waiting += [Task(next(self._numbers), PLAN, start, stop) for start, stop in ranges]
-        self._client.subscribe_topic(self._topic, self._receive)  # type: ignore[no-untyped-call]
-        error: BaseException | None = None
-        try:
+        client = self._staff.client
+        client.subscribe_topic(self._topic, self._receive)  # type: ignore[no-untyped-call]
+        with closed_after(partial(self._staff.finish, self._under_way)):
             while self._waiting or self._under_way:
                 self._submit()
                 self._handle_events()
-                self._look_after_workers()
+                self._staff.look_after()
                 self._tend()
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            close_after(error, self._finish)
+        client.unsubscribe_topic(self._topic)  # type: ignore[no-untyped-call]
 
     def _receive(self, event: tuple[float, Sequence[int]]) -> None:
         self._events.put(Progress(*event[1]))
@@ -98,11 +88,11 @@ class Crew:
         return f"{self._topic}-{number}"
 
     def _submit(self) -> None:
-        while self._waiting and len(self._under_way) < TASKS_UNDER_WAY * max(self._there, 1):
+        while self._waiting and len(self._under_way) < TASKS_UNDER_WAY * max(self._staff.there, 1):
             task = self._waiting.popleft()
             key = self._key(task.number)
             self._under_way[key] = task
-            future = self._client.submit(run_task, task, self._topic, key=key, pure=False)
+            future = self._staff.client.submit(run_task, task, self._topic, key=key, pure=False)
             future.add_done_callback(self._events.put)  # type: ignore[no-untyped-call]
 
     def _handle_events(self) -> None:
@@ -144,7 +134,7 @@ class Crew:
             self._again(_some_of(batches, missing & ~at), whole=True)
             self._again(self._suspected(batches.items[missing & at], error), whole=False)
         self._in_vain = 0 if position is not None and position >= 0 else self._in_vain + 1
-        if self._in_vain > DEATHS_IN_VAIN * self._workers:
+        if self._in_vain > DEATHS_IN_VAIN * max(self._staff.there, 1):
             raise IncompleteError(f"workers die before they compute anything, the last one so: {error}") from error
 
     def _suspected(self, indices: Ints, error: Exception) -> Batches:
@@ -174,28 +164,6 @@ class Crew:
         save_batches(self._job.directory, name, batches)
         ranges = [(0, len(batches))] if whole else [(k, k + 1) for k in range(len(batches))]
         self._waiting += [Task(next(self._numbers), name, start, stop) for start, stop in ranges]
-
-    def _look_after_workers(self) -> None:
-        now = time.monotonic()
-        if now - self._checked_at < 1:
-            return
-        self._checked_at = now
-        self._there = len(self._client.nthreads())  # type: ignore[no-untyped-call]
-        if self._there >= self._workers:
-            self._complete_at = now
-        elif now - self._complete_at > REPLACE_AFTER_S:
-            _log.warning("%d of %d workers are there; asking for the others", self._there, self._workers)
-            self._complete_at = now
-            if self._client.cluster is not None:
-                self._client.cluster.scale(self._workers)
-
-    def _finish(self) -> None:
-        """End what still runs, and have the workers seal their parts."""
-        if self._under_way:
-            self._client.cancel(list(self._under_way), force=True)  # type: ignore[no-untyped-call]
-        for result in self._client.run(finish_work, on_error="return").values():
-            if isinstance(result, FeatcacheError):  # another is that of a worker which dies now: its part is recovered
-                raise result
 
 
 def _some_of(batches: Batches, wanted: Any) -> Batches:

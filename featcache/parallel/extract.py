@@ -7,7 +7,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from featcache.config import FeatureStorage
 from featcache.destination import Destination, check_settings
 from featcache.errors import ConfigError
 from featcache.fingerprint import describe_module, find_ingredients
-from featcache.parallel.config import ParallelConfig
+from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.parallel.provider import EnvironmentProvider
 from featcache.parallel.runner import Run
 from featcache.parallel.sending import pack, unpack
@@ -24,13 +24,16 @@ from featcache.parallel.worker import Environment, checked_environment
 from featcache.store.cache import Cache
 from featcache.store.part_writer import Features
 
+if TYPE_CHECKING:
+    from dask.distributed import Client
+
 
 def extract(
     provider: EnvironmentProvider,
     path: str | PathLike[str],
     features: Features,
     *,
-    parallel: ParallelConfig | Mapping[str, object] | None = None,
+    parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
     fingerprint: Mapping[str, object] | None = None,
     batch_size: int = 1,
     retries: int = 2,
@@ -55,7 +58,8 @@ def extract(
         provider: builds the environment, once in each worker, and here for ids, lengths and fingerprint.
         path: the cache directory.
         features: the declarations of all features.
-        parallel: how many workers, and where: `ParallelConfig` or such a mapping; None computes in this process.
+        parallel: how many workers, and where: `ParallelConfig` or such a mapping. A client of `get_client`, to compute
+            several caches with the same workers. None computes in this process.
         fingerprint: what else the features are made from, JSON values; takes the place of what is found out: "source"
             and "constants" of `compute_features`, "modules" of the environment.
         batch_size: utterances a batch.
@@ -99,7 +103,7 @@ def extract(
         builder=partial(_constant, env) if parallel is None else partial(_sent, provider),
         loader_kwargs={"batch_size": batch_size},
         fingerprint=_made_from(env, fingerprint or {}),
-        parallel=None if parallel is None else ParallelConfig.of(parallel),
+        parallel=None if parallel is None else config_or_client(parallel),
         skip_failures=on_error == "skip",
         retries=retries,
         publish_every_s=publish_every_s,

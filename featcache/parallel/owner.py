@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,13 +20,16 @@ from featcache.parallel.runner import Run
 from featcache.parallel.sending import pack, unpack
 from featcache.parallel.worker import Environment, checked_environment
 
+if TYPE_CHECKING:
+    from dask.distributed import Client
+
 # what a Brain has for training only, some of it large
 _FOR_TRAINING = ("checkpointer", "optimizers_dict", "optimizer", "scaler", "train_loader", "train_sampler", "profiler")
 
 
 def run_of(
     extraction: Extraction,
-    parallel: ParallelConfig,
+    parallel: ParallelConfig | Client,
     fingerprint: Mapping[str, object],
     others: Mapping[str, torch.nn.Module],
 ) -> Run:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,11 @@ from featcache.parallel.plan import (
 )
 from featcache.parallel.worker import Environment, Job, Work
 from featcache.store.cache import Cache
-from featcache.store.part_writer import close_after
+from featcache.store.closing import close_after, closed_after
 from featcache.store.writer import RUN, CacheWriter
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 PATIENCE_S = 60.0  # for the workers of a killed driver, and those of this one at its end
 
@@ -51,7 +54,7 @@ class Run:
     builder: Callable[[], Callable[[], Environment]]  # makes what builds the environment of a process that computes
     loader_kwargs: Mapping[str, Any]
     fingerprint: Mapping[str, object]
-    parallel: ParallelConfig | None  # None: in this process
+    parallel: ParallelConfig | Client | None  # None: in this process
     skip_failures: bool
     retries: int
     publish_every_s: float | None
@@ -81,8 +84,7 @@ class Run:
             missing = np.flatnonzero(missing_from(self.to.path, self._hashes))
             lengths = None if self.lengths is None else check_lengths(self.lengths, len(self.ids))
             batches = self._batches(missing, lengths)
-            workers = 1 if self.parallel is None else self.parallel.n_workers
-            ranges = cut(batches, lengths, TASKS_PER_WORKER * workers)
+            ranges = cut(batches, lengths, TASKS_PER_WORKER * self._number_of_workers())
             known = len(self.ids) - len(missing)
             self._account = Account(
                 f"caching {self.to.split}", len(self.ids), known, shown=self.progressbar, colour=self.colour
@@ -96,6 +98,13 @@ class Run:
         except BaseException as error:
             return error
         return None
+
+    def _number_of_workers(self) -> int:
+        if self.parallel is None:
+            return 1
+        from featcache.parallel.staff import number_of_workers
+
+        return number_of_workers(self.parallel)
 
     def _batches(self, missing: Ints, lengths: NDArray[np.float64] | None) -> Batches:
         if "sampler" in self.loader_kwargs or "batch_sampler" in self.loader_kwargs:
@@ -133,33 +142,21 @@ class Run:
             self._account.update(progress)
             self._publish_now_and_then(writer)
 
-        error: BaseException | None = None
-        try:
+        with closed_after(work.finish):
             for number, (start, stop) in enumerate(ranges):
                 self._account.end(*work.run(Task(number, PLAN, start, stop), tend))
                 self._publish_now_and_then(writer)
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            close_after(error, work.finish)
 
     def _work_on_dask(
-        self, parallel: ParallelConfig, job: Job, ranges: Sequence[tuple[int, int]], writer: CacheWriter
+        self, parallel: ParallelConfig | Client, job: Job, ranges: Sequence[tuple[int, int]], writer: CacheWriter
     ) -> None:
-        import dask
-
-        from featcache.parallel.client import get_client
         from featcache.parallel.crew import Crew
+        from featcache.parallel.staff import staff_of
 
         if not ranges:
             return
-        # a local worker that dies is started again at once, whereas Dask would give it up after 15 s
-        patience = {"distributed.deploy.lost-worker-timeout": "1 hour"} if parallel.env.startswith("local") else {}
-        environment = partial(_worker_environment, job, self.builder())
-        with dask.config.set(patience), get_client(parallel, environment) as client:
-            tend = partial(self._publish_now_and_then, writer)
-            Crew(client, parallel.n_workers, job, self.ids, self._account, tend).work(ranges)
+        with staff_of(parallel, partial(_worker_environment, job, self.builder())) as staff:
+            Crew(staff, job, self.ids, self._account, partial(self._publish_now_and_then, writer)).work(ranges)
 
     def _publish_now_and_then(self, writer: CacheWriter) -> None:
         if self._publishing.due():

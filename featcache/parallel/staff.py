@@ -1,33 +1,50 @@
-"""The workers of a Dask client, as a driver keeps them: others in place of lost ones, and how they end."""
+"""The workers of a Dask client, as a driver keeps them: their environment, others for lost ones, and how they end."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, cast
 
 from featcache.errors import FeatcacheError
+from featcache.parallel.client import SetupFn, get_client, run_env, wanted_workers
+from featcache.parallel.config import ParallelConfig
 from featcache.parallel.worker import finish_work
 
 if TYPE_CHECKING:
     from distributed import Client
+    from distributed.deploy.cluster import Cluster
 
 REPLACE_AFTER_S = 30.0  # Dask gives up a lost worker after 15 s, then it starts another if asked to
 _log = logging.getLogger("featcache")
 
 
+@contextmanager
+def staff_of(parallel: ParallelConfig | Client, setup_fn: SetupFn) -> Iterator[Staff]:
+    """Give workers an environment: new ones, that end with the block, or those of a client, that stay."""
+    with ExitStack() as exits:
+        client = exits.enter_context(get_client(parallel)) if isinstance(parallel, ParallelConfig) else parallel
+        exits.enter_context(run_env(client, setup_fn))
+        yield Staff(client)
+
+
+def number_of_workers(parallel: ParallelConfig | Client) -> int:
+    """Return how many workers there are to be."""
+    if isinstance(parallel, ParallelConfig):
+        return parallel.n_workers
+    there = len(parallel.nthreads())  # type: ignore[no-untyped-call]
+    return wanted_workers(parallel) or max(there, 1)
+
+
 class Staff:
-    """Keeps a number of workers at work.
+    """Sees to the workers of a client, which have been given an environment."""
 
-    Args:
-        client: of the workers.
-        wanted: how many there should be.
-    """
-
-    def __init__(self, client: Client, wanted: int) -> None:
-        self.there = wanted  # how many there are
-        self._client, self._wanted = client, wanted
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.there = number_of_workers(client)  # how many there are
+        self._wanted = wanted_workers(client)  # None: somebody else sees to their number
         self._checked_at = self._complete_at = time.monotonic()
 
     def look_after(self) -> None:
@@ -36,19 +53,18 @@ class Staff:
         if now - self._checked_at < 1:
             return
         self._checked_at = now
-        self.there = len(self._client.nthreads())  # type: ignore[no-untyped-call]
-        if self.there >= self._wanted:
+        self.there = len(self.client.nthreads())  # type: ignore[no-untyped-call]
+        if self._wanted is None or self.there >= self._wanted:
             self._complete_at = now
         elif now - self._complete_at > REPLACE_AFTER_S:
             _log.warning("%d of %d workers are there; asking for the others", self.there, self._wanted)
             self._complete_at = now
-            if self._client.cluster is not None:
-                self._client.cluster.scale(self._wanted)
+            cast("Cluster", self.client.cluster).scale(self._wanted)
 
     def finish(self, under_way: Iterable[str]) -> None:
         """End the tasks of some keys, and have every worker seal its part of the cache."""
         if keys := list(under_way):
-            self._client.cancel(keys, force=True)  # type: ignore[no-untyped-call]
-        for result in self._client.run(finish_work, on_error="return").values():
+            self.client.cancel(keys, force=True)  # type: ignore[no-untyped-call]
+        for result in self.client.run(finish_work, on_error="return").values():
             if isinstance(result, FeatcacheError):  # another is that of a worker which dies now: its part is recovered
                 raise result

@@ -15,10 +15,11 @@ from featcache.loading.batches import Ints
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.plan import TaskTakenError, take_back
 from featcache.parallel.provider import EnvironmentProvider
-from featcache.parallel.stats_worker import Answer, Job, Order, ShardMaker, after
+from featcache.parallel.stats_worker import Answer, Job, Order, ShardMaker
+from featcache.store.closing import closed_after
 
 if TYPE_CHECKING:
-    from distributed import Future
+    from distributed import Client, Future
 
     from featcache.parallel.stats_worker import Hooks
 DEATHS = 3  # of workers at one batch: then it is the batch's fault
@@ -44,23 +45,22 @@ class LocalTeam:
 
     def work(self, job: Job, orders: Sequence[Order]) -> Iterator[Order]:
         """Make shards, and iterate over those that are made; whatever happens, the part is sealed in the end."""
-        with after(self._maker.finish):
+        with closed_after(self._maker.finish):
             for order in orders:
                 self._maker.make(job, order)
                 yield order
 
 
 class DaskTeam:
-    """Workers of a Dask client, which it starts and ends."""
+    """Workers of Dask: its own, or those of a client."""
 
-    def __init__(self, provider: EnvironmentProvider, parallel: ParallelConfig) -> None:
-        from featcache.parallel.client import get_client
+    def __init__(self, provider: EnvironmentProvider, parallel: ParallelConfig | Client) -> None:
+        from featcache.parallel.staff import staff_of
 
-        self._workers = parallel.n_workers
-        self._started = get_client(parallel, partial(_set_up, provider.build_worker_setup_fn()))
+        self._started = staff_of(parallel, partial(_set_up, provider.build_worker_setup_fn()))
 
     def __enter__(self) -> Self:
-        self._client = self._started.__enter__()
+        self._staff = self._started.__enter__()
         return self
 
     def __exit__(
@@ -73,22 +73,20 @@ class DaskTeam:
         from distributed import KilledWorker
 
         try:
-            return self._client.submit(_ask, hooks, sample, pure=False).result()
+            return self._staff.client.submit(_ask, hooks, sample, pure=False).result()
         except KilledWorker as error:
             raise ComputeError("a worker died of the first batch (out of memory?); its log may say why") from error
 
     def work(self, job: Job, orders: Sequence[Order]) -> Iterator[Order]:
         """Have shards made, and iterate over those that are made; whatever happens, parts are sealed in the end."""
-        from featcache.parallel.staff import Staff
-
         waiting, under_way = deque(orders), dict[str, Order]()
         ended, deaths = queue.SimpleQueue[Any](), Counter[int]()
-        attempts, staff = count(len(orders)), Staff(self._client, self._workers)
-        with after(partial(staff.finish, under_way)):
+        attempts, staff = count(len(orders)), self._staff
+        with closed_after(partial(staff.finish, under_way)):
             while waiting or under_way:
                 while waiting and len(under_way) < SHARDS_UNDER_WAY * max(staff.there, 1):
                     order = waiting.popleft()
-                    future = self._client.submit(_make, job, order, pure=False)
+                    future = staff.client.submit(_make, job, order, pure=False)
                     under_way[str(future.key)] = order
                     future.add_done_callback(ended.put)  # type: ignore[no-untyped-call]
                 staff.look_after()
@@ -139,9 +137,11 @@ def _set_up(setup_fn: Callable[[], object]) -> dict[str, object]:
 
 
 def _maker() -> ShardMaker:
-    from featcache.parallel.client import worker_env
+    from distributed import get_worker
 
-    return cast(ShardMaker, worker_env()["work"])
+    from featcache.parallel.client import env_of
+
+    return cast(ShardMaker, env_of(get_worker())["work"])
 
 
 def _ask(hooks: Hooks, sample: Ints | None) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,8 @@ from featcache.parallel.plan import Claim, Task
 from featcache.parallel.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.parallel.stats_hooks import made_from_what
 from featcache.ranks import describe
-from featcache.store.part_writer import PartWriter, close_after
+from featcache.store.closing import closed_after
+from featcache.store.part_writer import PartWriter
 from featcache.store.recover import committed
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class ShardMaker:
                 claim = Claim(job.claims, order.task)
             except FileNotFoundError as error:
                 raise IncompleteError(f"the run in {str(job.directory)!r} is over") from error
-            with contextlib.closing(claim), after(self._commit):  # whoever takes the shard back sees what it stored
+            # whoever takes the shard back is to see what it stored
+            with contextlib.closing(claim), closed_after(self._commit):
                 if read_shard(job.directory / SHARDS / order.name) is None:  # or its maker was lost right after
                     self._make(job, order, claim)
 
@@ -163,16 +165,3 @@ class _NewOnly:
     def write(self, id: str, arrays: Mapping[str, Array]) -> None:
         if id not in self._known and id not in self._writer:
             self._writer.write(id, arrays)
-
-
-@contextlib.contextmanager
-def after(close: Callable[[], None]) -> Iterator[None]:
-    """Close something at the end of a `with` block, as `close_after` does."""
-    error: BaseException | None = None
-    try:
-        yield
-    except BaseException as failure:
-        error = failure
-        raise
-    finally:
-        close_after(error, close)

@@ -182,18 +182,21 @@ def run_task(task: Task, topic: str) -> tuple[Progress, list[Failure]]:
     """Run a task in this worker."""
     from distributed import get_worker
 
-    from featcache.parallel.client import worker_env
+    from featcache.parallel.client import env_of
 
-    work = cast(Work, worker_env()["work"])
-    return work.run(task, partial(get_worker().log_event, topic))
+    worker = get_worker()
+    work = cast(Work, env_of(worker)["work"])
+    return work.run(task, partial(worker.log_event, topic))
 
 
 async def finish_work(dask_worker: Worker) -> None:
     """End what runs in a worker and seal its part."""
     import asyncio
 
+    from featcache.parallel.client import env_of
+
     try:
-        work = dask_worker.plugins["env"].env()["work"]  # type: ignore[attr-defined]
+        work: Any = env_of(dask_worker)["work"]
     except (KeyError, FeatcacheError):  # it has just come, or its environment failed
         return
     await asyncio.get_running_loop().run_in_executor(None, work.finish)

@@ -17,7 +17,6 @@ from featcache.errors import (
     ConfigError,
     CorruptCacheError,
     DuplicateIdError,
-    FeatcacheError,
     FeatureError,
     StaleCacheError,
     StorageFullError,
@@ -27,6 +26,7 @@ from featcache.interface import Array
 from featcache.store.arrays import ArrayLike, check_features, check_id, to_storage
 from featcache.store.background import Background
 from featcache.store.cache import load_generation
+from featcache.store.closing import close_after
 from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.manifest import PARTS
 from featcache.store.merge import sealed_parts
@@ -266,17 +266,6 @@ def full_disk_explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageFullError(f"the disk of {str(path)!r} is full; {kept()}") from error
         raise
-
-
-def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Close at the end of a `with` block; an error that is on its way is not hidden by one of `close`, but notes it."""
-    try:
-        close()
-    except (FeatcacheError, OSError) as second:
-        if error is None:
-            raise
-        if second is not error:
-            error.add_note(f"then closing the cache failed: {second}")
 
 
 def by_name(features: Features) -> dict[str, FeatureStorageConfig]:

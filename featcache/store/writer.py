@@ -11,12 +11,13 @@ from typing import Self
 
 from featcache.errors import NotACacheError, StaleCacheError
 from featcache.store.arrays import ArrayLike
+from featcache.store.closing import close_after
 from featcache.store.files import make_directory
 from featcache.store.fingerprint import cache_fingerprint, differences, fingerprint_digest
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import NAME, PARTS, Manifest, read_manifest, write_manifest
 from featcache.store.merge import publish, remove_superseded, sealed_parts
-from featcache.store.part_writer import GO_ON, Features, PartWriter, by_name, close_after, full_disk_explained
+from featcache.store.part_writer import GO_ON, Features, PartWriter, by_name, full_disk_explained
 from featcache.store.recover import committed_builds, recover_parts
 
 RUN = "extraction-"  # then 8 hexadecimal digits: what the workers of an extraction share while it runs

@@ -1,0 +1,32 @@
+"""How things are closed that must be closed whatever happens: an error that is on its way stays the one that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from featcache.errors import FeatcacheError
+
+
+def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
+    """Close after an error, if there was one; an error of `close` does not hide it, but is noted on it."""
+    try:
+        close()
+    except (FeatcacheError, OSError) as second:
+        if error is None:
+            raise
+        if second is not error:
+            error.add_note(f"then closing the cache failed: {second}")
+
+
+@contextmanager
+def closed_after(close: Callable[[], None]) -> Iterator[None]:
+    """Close at the end of a `with` block, as `close_after` does."""
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as failure:
+        error = failure
+        raise
+    finally:
+        close_after(error, close)
