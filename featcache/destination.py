@@ -6,9 +6,12 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from numbers import Integral
 from pathlib import Path
+from typing import TypeVar
 
 from featcache.compute import Failure
 from featcache.config import FeatureStorage
@@ -18,6 +21,7 @@ from featcache.errors import (
     ComputeError,
     ConfigError,
     KeyNotFoundError,
+    MissingDependencyError,
     NotACacheError,
     StaleCacheError,
 )
@@ -26,9 +30,11 @@ from featcache.store.files import write_durably
 from featcache.store.fingerprint import cache_fingerprint, differences
 from featcache.store.lock import is_locked
 from featcache.store.manifest import read_manifest
+from featcache.store.recover import committed
 from featcache.store.verify import verify_containers
 from featcache.store.writer import CacheWriter
 
+T = TypeVar("T")
 FAILURES = "failures.jsonl"
 _log = logging.getLogger("featcache")
 
@@ -81,26 +87,23 @@ class Destination:
 
     def say_how_to_go_on(self, error: BaseException) -> None:
         """Note on an error what is kept."""
+        if isinstance(error, ConfigError | MissingDependencyError):  # the same call would end in the same way
+            return
         with contextlib.suppress(CacheError):  # a cache that cannot be read says nothing of how to go on
             if builds_aside(self.path):
                 text = f"cache {str(self.path)!r} is as it was; what was computed anew waits beside it"
             else:
                 of_all = "" if self.ids is None else f" of {len(self.ids)}"
-                text = f"{len(Cache(self.path))}{of_all} utterances are in cache {str(self.path)!r}"
+                text = f"{sum(1 for _ in committed(self.path))}{of_all} utterances are in cache {str(self.path)!r}"
             text += "; the same call goes on from there"
             error.add_note(text)
             if isinstance(error, KeyboardInterrupt):
                 _log.warning("stopped: %s", text)
 
     def _writer(self, fingerprint: Mapping[str, object], overwrite: bool, patience_s: float) -> CacheWriter:
-        until = time.monotonic() + patience_s
-        while True:
-            try:
-                return self.storage.writer(self.split, fingerprint, overwrite=overwrite)
-            except CacheLockedError:  # of the cache, or of a part whose writer has lost its run and ends soon
-                if time.monotonic() >= until or is_locked(self.path):
-                    raise
-                time.sleep(0.2)
+        make = partial(self.storage.writer, self.split, fingerprint, overwrite=overwrite)
+        # a part's writer that has lost its run ends soon; another run of the cache does not
+        return patiently(make, patience_s, unless=partial(is_locked, self.path))
 
     def _is_complete(self, fingerprint: Mapping[str, object]) -> bool:
         try:
@@ -132,10 +135,28 @@ def check_settings(on_error: str, retries: int, publish_every_s: float | None) -
     """Raise `ConfigError` for settings of an extraction that cannot work."""
     if on_error not in ("raise", "skip"):
         raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
-    if not isinstance(retries, int) or retries < 0:
+    if not isinstance(retries, Integral) or retries < 0:
         raise ConfigError(f"retries is a whole number from 0 on, not {retries!r}")
-    if publish_every_s is not None and not publish_every_s > 0:
+    if publish_every_s is not None and not (isinstance(publish_every_s, int | float) and publish_every_s > 0):
         raise ConfigError(f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}")
+
+
+def patiently(do: Callable[[], T], patience_s: float, unless: Callable[[], bool] = lambda: False) -> T:
+    """Do something once the writers of parts that are in its way have ended; waits for them up to `patience_s`.
+
+    Raises the `CacheLockedError` that names one of them when that was in vain, and at once if `unless` says so.
+    """
+    until, told = time.monotonic() + patience_s, False
+    while True:
+        try:
+            return do()
+        except CacheLockedError as error:
+            if time.monotonic() >= until or unless():
+                raise
+            if not told:
+                _log.warning("waiting up to %.0f s: %s", patience_s, error)
+                told = True
+        time.sleep(0.2)
 
 
 def builds_aside(path: Path) -> bool:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,16 @@ def leave_lazy_modules_alone() -> None:
     lazy = sys.modules.get("speechbrain.utils.importutils")
     if lazy is not None:
         lazy.LazyModule.__file__ = None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with four megabytes."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield path
+    gc.collect()
+    subprocess.run(["umount", "--lazy", path], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,6 +34,14 @@ class Numbers:
         return index
 
 
+class ComputingError(ValueError):
+    """One that cannot be pickled, as it holds what belongs to its process."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
 class Computing:
     """Computes features of utterances; notes each in a file, and does to some of them what a bad one may do."""
 
@@ -48,7 +57,9 @@ class Computing:
             if number in self.deeds.get("kills", ()) or (tried == 1 and number in self.deeds.get("kills once", ())):
                 os.kill(os.getpid(), signal.SIGKILL)
             if number in self.deeds.get("fails", ()) or (tried == 1 and number in self.deeds.get("fails once", ())):
-                raise ValueError(f"cannot compute {number}")
+                raise ComputingError(f"cannot compute {number}")
+            if number in self.deeds.get("hangs", ()):
+                time.sleep(3600)
             time.sleep(self.seconds)
         return [{"id": self.ids[number], **arrays_of(number)} for number in items]
 

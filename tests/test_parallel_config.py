@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featcache.errors import ConfigError, UnknownNameError
+from featcache.parallel.client import get_client
 from featcache.parallel.config import ENVS, ParallelConfig
 
 BLOCK = """
@@ -177,3 +178,26 @@ def test_declaring_loads_neither_dask_nor_torch() -> None:
     code = "import sys, featcache.parallel.config; print({'dask', 'distributed', 'torch', 'numpy'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def start_workers_here() -> str:
+    """Runs in a worker."""
+    try:
+        with get_client():
+            return "started"
+    except ConfigError as error:
+        return str(error)
+
+
+def test_workers_that_cannot_be_started_say_why() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"env 'local': no cluster with options {'processes': False}: .*unpack"),
+        get_client({"env": "local", "options": {"processes": False}}),
+    ):
+        pytest.fail("the block was entered")
+    with get_client() as client:
+        assert "this is a worker itself, which may not start processes" in client.submit(start_workers_here).result()
+    script = "import featcache\nif __name__ == '__main__':\n    with featcache.get_client(): pass\n"
+    ran = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60, check=False)
+    assert "workers import the script, which is no file: save" in ran.stderr
+    assert "<stdin>" in ran.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,7 +114,7 @@ def test_a_second_run_computes_nothing(
 
 
 def test_cuts_are_made_with_texts_and_speakers(corpus: Path, tmp_path: Path, extract: ModuleType) -> None:
-    cuts = lhotse.CutSet.from_file(extract.prepare(corpus / "train-tiny", tmp_path / "cuts" / "train.jsonl.gz"))
+    cuts = lhotse.CutSet.from_file(extract.prepare(corpus / "train-tiny", tmp_path / "train.jsonl.gz", skip=False))
     lhotse.validate(cuts)
     found = {cut.id: (cut.supervisions[0].text, cut.supervisions[0].speaker) for cut in cuts}
     assert len(found) == 12
@@ -168,6 +170,21 @@ def test_settings_that_cannot_work_are_refused(corpus: Path, tmp_path: Path, ext
         extract.main(options(corpus, tmp_path, splits="{train: null, valid: dev-tiny}"))
     with pytest.raises(SystemExit, match="'--feature' has none"):
         extract.main([SETTINGS, "--feature"])
+
+
+def test_recordings_that_cannot_be_opened_are_named_and_left_out_or_end_the_run(
+    corpus: Path, tmp_path: Path, extract: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split, cuts = tmp_path / "tiny", tmp_path / "tiny.jsonl.gz"
+    shutil.copytree(corpus / "dev-tiny", split)
+    bad = split / "84" / "198" / "84-198-0002.flac"
+    bad.write_text("no sound")
+    with pytest.raises(SystemExit, match=rf"1 of 4 recordings cannot be read:\n{re.escape(str(bad))}\n.*on_error skip"):
+        extract.prepare(split, cuts, skip=False)
+    assert not cuts.exists()
+    assert extract.prepare(split, cuts, skip=True) == cuts
+    assert f"1 of 4 recordings cannot be read:\n{bad}\nthey are left out" in capsys.readouterr().err
+    assert sorted(cut.id for cut in lhotse.CutSet.from_file(cuts)) == [f"84-198-000{number}" for number in (0, 1, 3)]
 
 
 def test_a_layer_of_an_ssl_encoder(corpus: Path, tmp_path: Path, extract: ModuleType) -> None:

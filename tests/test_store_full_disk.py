@@ -6,36 +6,22 @@ import errno
 import gc
 import os
 import shutil
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_features, write
+from store_helpers import FINGERPRINT, check_cache, free_space, id_of, make_cache, two_features, write
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import StorageFullError
 
 HUGE = SimpleNamespace(free=1 << 60)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with four megabytes."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield path
-    gc.collect()
-    subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def frames(number: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -53,12 +39,6 @@ def fill(path: Path, features: list[FeatureStorageConfig], commit_every: int) ->
                     writer.commit()
                     committed = number + 1
     return committed
-
-
-def free_space(path: Path) -> Path:
-    """Make the small disk large enough."""
-    subprocess.run(["mount", "-o", "remount,size=64m", path], check=True)
-    return path
 
 
 @pytest.mark.parametrize("backend", ["hdf5", "memmap", "webdataset", "zarr"])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import multiprocessing
+import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from featcache.errors import ConfigError, MissingDependencyError
@@ -36,10 +39,12 @@ def make_cluster(config: ParallelConfig) -> Cluster:
     """
     try:
         return _make(config, dict(config.options))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"env {config.env!r}: no cluster with options {dict(config.options)!r}: {error}") from error
+        raise ConfigError(
+            f"env {config.env!r}: no cluster with options {dict(config.options)!r}: {_reason(error)}"
+        ) from error
 
 
 def _make(config: ParallelConfig, options: dict[str, Any]) -> Cluster:
@@ -91,7 +96,12 @@ def _reason(error: BaseException) -> str:
     if error.__cause__ is not None:
         return _reason(error.__cause__)
     if "failed to start worker process" in str(error):  # it died before it could say why
+        script = getattr(sys.modules["__main__"], "__file__", None)
+        if script is not None and not Path(script).exists():
+            return f"{error}; workers import the script, which is no file: save {script!r} as one"
         return f"{error}; a script needs `if __name__ == '__main__':` around what starts workers, since they import it"
+    if multiprocessing.current_process().daemon:
+        return "this is a worker itself, which may not start processes"
     return str(error)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
+from featcache.destination import patiently
 from featcache.errors import CacheLockedError, ConfigError, IncompleteError, StaleCacheError
 from featcache.loading.batches import Ints
 from featcache.parallel import stats_hooks
@@ -31,7 +31,6 @@ from featcache.store.writer import CacheWriter
 if TYPE_CHECKING:
     from dask.distributed import Client
 
-T = TypeVar("T")
 MADE_FROM = "made_from.json"
 MOST_SHARDS = 512  # whatever the number of workers, so that the same numbers are added in the same order
 
@@ -198,7 +197,9 @@ class CollectStatsRunner:
                 made_from, features = team.ask(type(self), sample)
                 self._check_made_from(made_from)
                 if features is not None:
-                    writer = _when_free(partial(CacheWriter, self.directory / FEATS, features, made_from))
+                    writer = patiently(
+                        partial(CacheWriter, self.directory / FEATS, features, made_from), PATIENCE_S
+                    )
                 rest = left_over(wanted, self._done(wanted, writer))
                 job = Job(type(self), self.directory, self._claims(), self.batch_size, features, made_from)
                 with tqdm(total=len(wanted), initial=len(wanted) - len(rest), unit="utt", disable=None) as bar:
@@ -276,20 +277,8 @@ def _remove(directory: Path) -> None:
 def _publish(writer: CacheWriter, complete: bool) -> None:
     """Publish what all have stored, those that died included."""
     try:
-        _when_free(writer.recover)
+        patiently(writer.recover, PATIENCE_S)
     except CacheLockedError:
         writer.abort()  # of nothing: what is sealed stays
         raise
     writer.close(complete)
-
-
-def _when_free(do: Callable[[], T]) -> T:
-    """Do something once workers that were lost have ended."""
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return do()
-        except CacheLockedError:
-            if time.monotonic() > until:
-                raise
-        time.sleep(0.2)

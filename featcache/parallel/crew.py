@@ -111,15 +111,19 @@ class Crew:
     def _handle(self, future: Future[Any]) -> None:
         task = self._under_way.pop(str(future.key))
         try:
-            progress, failures = future.result()
-        except (KilledWorker, TaskTakenError) as error:
-            self._account.drop(task.number)
-            self._lost(task, error)
+            outcome = future.result()
+        except KilledWorker as error:
+            outcome = error
         except (CancelledError, CommClosedError) as error:
             raise IncompleteError(f"the connection to Dask's scheduler was lost: {error}") from error
+        if isinstance(outcome, KilledWorker | TaskTakenError):
+            self._account.drop(task.number)
+            self._lost(task, outcome)
+        elif isinstance(outcome, Exception):
+            raise outcome
         else:
             self._in_vain = 0
-            self._account.end(progress, failures)
+            self._account.end(*outcome)
 
     def _lost(self, task: Task, error: Exception) -> None:
         """Have done what is left of a task whose worker has died."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from types import FunctionType
@@ -91,7 +92,7 @@ def extract(
     [3, 4]
     """
     check_settings(on_error, retries, publish_every_s)
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ConfigError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
     where = Path(path)
     env = checked_environment(provider.build_env_local())

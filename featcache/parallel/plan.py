@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, DuplicateIdError, IncompleteError
 from featcache.loading.batches import Batches, Ints
+from featcache.store.arrays import check_id
 from featcache.store.recover import committed
 
 TASKS_PER_WORKER = 32  # so that nobody waits for the last one longer than a thirtieth of the time
@@ -79,7 +80,9 @@ def digest_of(ids: Iterable[str]) -> str:
 
 
 def check_ids(ids: Sequence[str], hashes: Ints) -> None:
-    """Raise `DuplicateIdError` if two utterances share an id."""
+    """Raise `DuplicateIdError` if two utterances share an id, `FeatureError` for what can be none."""
+    for id in ids:
+        check_id(id)
     ordered = np.sort(hashes)
     same = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if same:
@@ -99,8 +102,11 @@ def check_lengths(lengths: object, size: int) -> NDArray[np.float64]:
         found = np.asarray(lengths, np.float64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"lengths are numbers, one for each utterance: {error}") from error
-    if found.shape != (size,) or not np.isfinite(found).all():
-        raise ConfigError(f"lengths are {size} finite numbers, one for each utterance, not an array of {found.shape}")
+    if found.shape != (size,):
+        raise ConfigError(f"lengths are {size} numbers, one for each utterance, not an array of {found.shape}")
+    if not np.isfinite(found).all():
+        number = int(np.isfinite(found).argmin())
+        raise ConfigError(f"lengths are finite numbers, one for each utterance, but number {number} is {found[number]}")
     return found
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.batches import wanted_batches
-from featcache.destination import Destination
-from featcache.errors import CacheLockedError
+from featcache.destination import Destination, patiently
 from featcache.every import Every
 from featcache.loading.batches import Batches, Ints
 from featcache.parallel.account import Account
@@ -68,11 +67,14 @@ class Run:
         check_ids(self.ids, self._hashes)
         writer = self.to.open(self.fingerprint, resume=resume, overwrite=overwrite, patience_s=PATIENCE_S)
         if writer is not None:
-            error = self._work(writer)
-            close_after(error, partial(self._finish, writer, error))
-            if error is not None:
-                self.to.say_how_to_go_on(error)
-                raise error
+            try:
+                error = self._work(writer)
+                close_after(error, partial(self._finish, writer, error))
+                if error is not None:
+                    raise error
+            except BaseException as failure:
+                self.to.say_how_to_go_on(failure)
+                raise
         return self.to.storage.cache(self.to.split)
 
     def _work(self, writer: CacheWriter) -> BaseException | None:
@@ -155,6 +157,8 @@ class Run:
 
         if not ranges:
             return
+        if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":  # which has as many as there are hosts
+            parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(ranges)))
         with staff_of(parallel, partial(_worker_environment, job, self.builder())) as staff:
             Crew(staff, job, self.ids, self._account, partial(self._publish_now_and_then, writer)).work(ranges)
 
@@ -164,20 +168,15 @@ class Run:
 
     def _finish(self, writer: CacheWriter, error: BaseException | None) -> None:
         """Gather what all have written, those that died included, and publish it."""
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                writer.recover()
-                break
-            except CacheLockedError as locked:
-                if time.monotonic() > until:
-                    writer.abort()  # of nothing: what is sealed stays
-                    raise locked
-                time.sleep(0.2)
-        for directory in self.to.path.glob(f"{RUN}*"):
-            shutil.rmtree(directory)
-        stopped = error is not None or self._cut_short
-        self.to.publish(writer, self._account.failures, left_out=self._left_out, stopped=stopped)
+        try:
+            patiently(writer.recover, PATIENCE_S)
+            for directory in self.to.path.glob(f"{RUN}*"):
+                shutil.rmtree(directory)
+            stopped = error is not None or self._cut_short
+            self.to.publish(writer, self._account.failures, left_out=self._left_out, stopped=stopped)
+        except BaseException:
+            writer.abort()  # of nothing: what is sealed stays
+            raise
 
 
 def _worker_environment(job: Job, build: Callable[[], Environment]) -> dict[str, object]:

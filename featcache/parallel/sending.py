@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import pickle
+import traceback
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, cast
 
 import torch
 
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import ComputeError, ConfigError, MissingDependencyError
 
 
 def pack(named: Mapping[str, object]) -> bytes:
@@ -30,6 +31,21 @@ def pack(named: Mapping[str, object]) -> bytes:
 def unpack(data: bytes) -> dict[str, Any]:
     """Return what `pack` was given; tensors are on the CPU, wherever they were."""
     return cast(dict[str, Any], torch.load(io.BytesIO(data), map_location="cpu", weights_only=False))
+
+
+def sendable(error: Exception) -> Exception:
+    """Return an error with its traceback as a note, ready to be sent; another one in place of what cannot be.
+
+    Errors hold whatever their makers put in: locks, open files, arguments that they do not take again.
+    """
+    note = f"in the worker:\n{''.join(traceback.format_exception(error))}"
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    try:
+        unpack(_dumps({"error": error}))
+    except Exception:  # whatever the objects in it raise
+        error = ComputeError(f"{type(error).__name__}: {error}")
+    error.add_note(note)
+    return error
 
 
 def _dumps(value: object) -> bytes:

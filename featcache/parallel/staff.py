@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, cast
 
 from featcache.errors import FeatcacheError
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
 
 REPLACE_AFTER_S = 30.0  # Dask gives up a lost worker after 15 s, then it starts another if asked to
+STOPPING_S = 30.0  # for a worker to come to the end of its batch
+SEALING_S = 600.0  # for one that has nothing to do but to seal what it wrote
 _log = logging.getLogger("featcache")
 
 
@@ -62,9 +66,27 @@ class Staff:
             cast("Cluster", self.client.cluster).scale(self._wanted)
 
     def finish(self, under_way: Iterable[str]) -> None:
-        """End the tasks of some keys, and have every worker seal its part of the cache."""
+        """End the tasks of some keys, and have every worker seal its part of the cache.
+
+        A worker that takes too long is left alone: what it has committed is recovered when it has ended.
+        """
+        patience_s = SEALING_S
         if keys := list(under_way):
             self.client.cancel(keys, force=True)  # type: ignore[no-untyped-call]
-        for result in self.client.run(finish_work, on_error="return").values():
+            patience_s = STOPPING_S
+            _log.warning("stopping: up to %.0f s for %d workers to end the batch they are at", patience_s, self.there)
+        answers: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            with suppress(OSError):  # the connection was lost, and nobody waits for the answers any more
+                answers.put(self.client.run(finish_work, on_error="return"))
+
+        threading.Thread(target=ask, name="featcache-finish", daemon=True).start()
+        try:
+            results = answers.get(timeout=patience_s)
+        except queue.Empty:
+            _log.warning("a worker has not ended after %.0f s, and is given up: what it committed is kept", patience_s)
+            return
+        for result in results.values():
             if isinstance(result, FeatcacheError):  # another is that of a worker which dies now: its part is recovered
                 raise result

@@ -19,6 +19,7 @@ from featcache.errors import ConfigError, FeatcacheError, IncompleteError
 from featcache.every import Every
 from featcache.feature import FeatureStorageConfig
 from featcache.parallel.plan import Claim, Task, digest_of, load_batches
+from featcache.parallel.sending import sendable
 from featcache.store.part_writer import PartWriter
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class Work:
             try:
                 claim = Claim(self.job.directory, task)
             except FileNotFoundError as error:
-                raise IncompleteError(f"the run of {str(self.job.directory)!r} is over") from error
+                what = "the run is over" if self.job.path.exists() else "the cache has been removed"
+                raise IncompleteError(f"{str(self.job.directory)!r} is gone: {what}") from error
             with contextlib.closing(claim), torch.no_grad():  # not inference_mode, as in `FeatureCacheMixin`
                 return self._compute(task, claim, report)
 
@@ -160,7 +162,7 @@ def checked_environment(env: Environment) -> Environment:
     ids = env.get("ids")
     if ids is None:
         ids = visible_ids(dataset)
-    if ids is None or len(ids) != len(dataset):
+    if ids is None or not hasattr(ids, "__getitem__") or len(ids) != len(dataset):
         raise ConfigError(
             f"the ids of {type(dataset).__name__!r} are not known before it is loaded; give it an attribute `ids`, or "
             f"put 'ids' into the environment: {len(dataset)} strings, one for each utterance"
@@ -178,15 +180,18 @@ def _as_list(items: list[Any]) -> list[Any]:
 # what Dask calls:
 
 
-def run_task(task: Task, topic: str) -> tuple[Progress, list[Failure]]:
-    """Run a task in this worker."""
+def run_task(task: Task, topic: str) -> tuple[Progress, list[Failure]] | Exception:
+    """Run a task in this worker; returns what it raised, of which Dask would make much noise."""
     from distributed import get_worker
 
     from featcache.parallel.client import env_of
 
     worker = get_worker()
-    work = cast(Work, env_of(worker)["work"])
-    return work.run(task, partial(worker.log_event, topic))
+    try:
+        work = cast(Work, env_of(worker)["work"])
+        return work.run(task, partial(worker.log_event, topic))
+    except Exception as error:
+        return sendable(error)
 
 
 async def finish_work(dask_worker: Worker) -> None:

@@ -27,8 +27,11 @@ Settings = dict[str, Any]
 # Data
 
 
-def prepare(split: Path, cuts: Path) -> Path:
-    """Return the lhotse cuts of a split; those of a directory are made once, into the file `cuts`."""
+def prepare(split: Path, cuts: Path, *, skip: bool) -> Path:
+    """Return the lhotse cuts of a split; those of a directory are made once, into the file `cuts`.
+
+    Recordings that cannot be opened are named, and left out if `skip` says so; else they end the run.
+    """
     if split.is_file():
         return split
     if not cuts.exists():
@@ -36,13 +39,19 @@ def prepare(split: Path, cuts: Path) -> Path:
             sys.exit(f"no <speaker>/<chapter>/*.flac in {str(split)!r}, which is no file of cuts either")
         cuts.parent.mkdir(parents=True, exist_ok=True)
         aside = cuts.with_name(f"partial-{cuts.name}")
-        CutSet.from_cuts(cuts_of(found)).to_file(aside)
+        unreadable: list[str] = []
+        CutSet.from_cuts(cuts_of(found, unreadable)).to_file(aside)
+        if unreadable:
+            what = f"{len(unreadable)} of {len(found)} recordings cannot be read:\n" + "\n".join(unreadable)
+            if not skip:
+                sys.exit(f"{what}\nmend or remove them, or leave them out: --on_error skip")
+            print(f"{what}\nthey are left out; mend them and remove {str(cuts)!r} to have them", file=sys.stderr)
         aside.replace(cuts)
     return cuts
 
 
-def cuts_of(recordings: list[Path]) -> Iterator[Any]:
-    """Yield a cut for each recording, with its text and speaker."""
+def cuts_of(recordings: list[Path], unreadable: list[str]) -> Iterator[Any]:
+    """Yield a cut for each recording, with its text and speaker; add those that cannot be read to `unreadable`."""
     chapter, texts = Path(), dict[str, str]()
     for path in recordings:
         if path.parent != chapter:
@@ -50,7 +59,11 @@ def cuts_of(recordings: list[Path]) -> Iterator[Any]:
             for transcript in chapter.glob("*.trans.txt"):
                 lines = transcript.read_text(encoding="utf-8").splitlines()
                 texts |= {id: text for id, _, text in (line.partition(" ") for line in lines)}
-        cut = Recording.from_file(path.resolve()).to_cut()
+        try:
+            cut = Recording.from_file(path.resolve()).to_cut()
+        except Exception:  # lhotse's backends raise what their libraries do
+            unreadable.append(str(path))
+            continue
         whole = {"id": cut.id, "recording_id": cut.id, "start": 0, "duration": cut.duration, "channel": cut.channel}
         cut.supervisions = [SupervisionSegment(**whole, text=texts.get(cut.id), speaker=path.parts[-3])]
         yield cut
@@ -210,7 +223,7 @@ def main(arguments: list[str]) -> None:
     features = {}
     for split, source in settings["splits"].items():
         recordings = Path(settings["data_folder"], source).resolve()
-        cuts = prepare(recordings, folder / "cuts" / f"{split}.jsonl.gz")
+        cuts = prepare(recordings, folder / "cuts" / f"{split}.jsonl.gz", skip=settings["on_error"] == "skip")
         features[split] = featcache.extract(
             Encoding(cuts, settings),
             folder / "features" / split,

@@ -1,0 +1,82 @@
+"""How runs on workers end that do not come to their end: with the first error, all that was committed, and at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+from parallel_helpers import LOCAL, Provider, assert_holds, calls, extract
+from store_helpers import free_space
+
+from featcache.errors import ComputeError, StorageFullError
+from featcache.parallel import staff
+from featcache.store.recover import committed
+
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from featcache.parallel import staff
+from parallel_helpers import Provider, extract
+staff.STOPPING_S = 2.0
+if __name__ == "__main__":
+    extract(Provider(Path(sys.argv[2]), 40, 0.05, hangs=[39]))
+"""
+
+
+def test_a_worker_that_hangs_does_not_keep_the_error_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(staff, "STOPPING_S", 1.0)
+    with pytest.raises(ComputeError, match="of 'spk2/utt-5' failed with ComputingError: cannot") as caught:
+        extract(Provider(tmp_path, hangs=[39], fails=[5]), retries=0)
+    assert "stopping: up to 1 s for 2 workers to end the batch they are at" in caplog.text
+    assert "has not ended after 1 s, and is given up" in caplog.text
+    notes = "\n".join(caught.value.__notes__)
+    assert 'raise ComputingError(f"cannot compute {number}")' in notes  # where it happened in the worker
+    kept = len(set(committed(tmp_path / "cache")))
+    assert f"{kept} of 40 utterances are in cache" in notes
+    assert kept > 20
+    assert_holds(extract(Provider(tmp_path)), range(40))
+
+
+def test_ctrl_c_ends_workers_that_hang(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", DRIVER, str(Path(__file__).parent), str(tmp_path)]
+    driver = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while len(calls(tmp_path)) < 30:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    workers = psutil.Process(driver.pid).children(recursive=True)
+    os.kill(driver.pid, signal.SIGINT)
+    _, shown = driver.communicate(timeout=60)
+    assert "stopped: " in shown
+    assert "KeyboardInterrupt" in shown
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
+    assert len(set(committed(tmp_path / "cache"))) >= 20
+
+
+@pytest.mark.parametrize("parallel", [None, {"env": "local", "n_workers": 1}])
+def test_after_a_full_disk_the_same_process_goes_on(small_disk: Path, parallel: dict[str, object] | None) -> None:
+    provider = Provider(small_disk, 40)
+    filling = small_disk / "filling"
+    filling.write_bytes(bytes((4 << 20) - (160 << 10)))
+    with pytest.raises(StorageFullError, match="free some space"):
+        extract(provider, parallel=parallel)
+    free_space(small_disk)
+    assert_holds(extract(provider, parallel=parallel), range(40))
+
+
+def test_no_more_workers_are_started_than_there_is_work_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extract(Provider(tmp_path, 39), parallel=None)
+    assert_holds(extract(Provider(tmp_path, 40), parallel={**LOCAL, "n_workers": 8}), range(40))
+    assert "dashboard of 1 local worker:" in capsys.readouterr().err
