@@ -189,8 +189,8 @@ class PartWriter:
             if array.shape[1:] != dims:
                 axes = "frames" if self.features[name].time_axis == 0 else "arrays"
                 raise FeatureError(
-                    f"utterance {id!r}, feature {name!r}: {axes} have shape {array.shape[1:]}, those before have {dims} "
-                    "(overwrite the cache if those are wrong)"
+                    f"utterance {id!r}, feature {name!r}: {axes} have shape {array.shape[1:]}, "
+                    f"those before have {dims}; overwrite the cache if they are wrong"
                 )
 
     def _check_space(self, nbytes: int) -> None:
