@@ -29,8 +29,9 @@ from torch.utils.data import DataLoader, Dataset
 import featcache
 from featcache import FeatureDataset
 from featcache.loading.table import FeatureTable
+from featcache.store.columns import save_index
 from featcache.store.files import make_directory
-from featcache.store.index import FeatureColumns, Index, save_index
+from featcache.store.index import FeatureColumns, Index
 from featcache.store.manifest import Manifest, PartEntry, write_manifest
 
 MELS = 80
@@ -111,7 +112,7 @@ def write_cache(path: Path, count: int) -> None:
     manifest = Manifest(
         {"features": {"fbank": declared}}, 1, complete=True, rows=count, dims={"fbank": (MELS,)}, parts=(part,)
     )
-    save_index(index, path / manifest.index_directory)
+    save_index([index], [len(files)], ["fbank"], path / manifest.index_directory)
     write_manifest(path, manifest)
 
 

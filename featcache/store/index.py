@@ -18,9 +18,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
-from featcache.store.files import Number, digest_file, load_column, save_column, sync_directory
-from featcache.store.journal import Utterance
-from featcache.store.order import Bytes, Ints, order_of, take
+from featcache.store.files import Number, load_column
+from featcache.store.order import Bytes, Ints
 
 Hashes = NDArray[np.uint64]
 DAMAGED = "the index is damaged (open the cache with verify='columns' to see which file)"
@@ -122,58 +121,6 @@ class Index:
         return rows
 
 
-def build_index(utterances: Sequence[Utterance], containers: Mapping[str, int], names: Sequence[str]) -> Index:
-    """Make the index of a part; `containers` numbers the files, `names` are the features."""
-    keys = [utterance.id.encode() for utterance in utterances]
-    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys))
-    features = {}
-    for name in names:
-        placed = [utterance.arrays[name] for utterance in utterances]
-        extents = [extent for array in placed for extent in array.extents]
-        features[name] = FeatureColumns(
-            rows=np.array([array.rows for array in placed], np.int64),
-            checksum=np.array([array.checksum for array in placed], np.uint64),
-            first=_ends([len(array.extents) for array in placed]),
-            container=np.array([containers[extent.container] for extent in extents], np.int32),
-            offset=np.array([extent.offset for extent in extents], np.int64),
-            nbytes=np.array([extent.nbytes for extent in extents], np.int64),
-        )
-    return _sorted(np.frombuffer(b"".join(keys), np.uint8), _ends([len(key) for key in keys]), hashes, features)
-
-
-def merge_indexes(indexes: Sequence[Index], container_counts: Sequence[int], names: Sequence[str]) -> Index:
-    """Join the indexes of several parts, the containers of each numbered on from those of the one before."""
-    shifts = np.cumsum([0, *container_counts])
-    features = {}
-    for name in names:
-        columns = [index.features[name] for index in indexes]
-        features[name] = FeatureColumns(
-            rows=_joined([column.rows for column in columns], np.int64),
-            checksum=_joined([column.checksum for column in columns], np.uint64),
-            first=_ends(_joined([np.diff(column.first) for column in columns], np.int64)),
-            container=_joined(
-                [column.container + shift for column, shift in zip(columns, shifts, strict=False)], np.int32
-            ),
-            offset=_joined([column.offset for column in columns], np.int64),
-            nbytes=_joined([column.nbytes for column in columns], np.int64),
-        )
-    return _sorted(
-        _joined([index.id_bytes for index in indexes], np.uint8),
-        _ends(_joined([np.diff(index.id_ends) for index in indexes], np.int64)),
-        _joined([_hashes_by_row(index) for index in indexes], np.uint64),
-        features,
-    )
-
-
-def save_index(index: Index, directory: Path) -> dict[str, str]:
-    """Write the columns into a new directory, durably; returns the digest of each file."""
-    directory.mkdir()
-    for name, column in _columns(index).items():
-        save_column(directory / f"{name}.npy", column)
-    sync_directory(directory)
-    return {f"{name}.npy": digest_file(directory / f"{name}.npy") for name in _columns(index)}
-
-
 def load_index(directory: Path, names: Sequence[str], mapped: bool = True) -> Index:
     """Map or read the columns of an index; raises `CorruptCacheError` if they do not fit each other."""
 
@@ -211,60 +158,3 @@ def _check_lengths(index: Index, directory: Path) -> None:
         fits = fits and len(columns.container) == len(columns.offset) == len(columns.nbytes) == int(columns.first[-1])
     if not fits:
         raise CorruptCacheError(f"index {str(directory)!r} is damaged: its columns have different lengths")
-
-
-def _columns(index: Index) -> dict[str, NDArray[np.generic]]:
-    columns: dict[str, NDArray[np.generic]] = {
-        "hashes": index.hashes,
-        "hash_rows": index.hash_rows,
-        "id_ends": index.id_ends,
-        "id_bytes": index.id_bytes,
-    }
-    for name, feature in index.features.items():
-        for field in FeatureColumns.__slots__:
-            columns[f"{name}.{field}"] = getattr(feature, field)
-    return columns
-
-
-def _hashes_by_row(index: Index) -> Hashes:
-    hashes = np.empty(len(index), np.uint64)
-    hashes[index.hash_rows] = index.hashes
-    return hashes
-
-
-def _sorted(id_bytes: Bytes, id_ends: Ints, hashes: Hashes, features: Mapping[str, FeatureColumns]) -> Index:
-    """Make an index of columns by row, in any order of the rows."""
-    order = order_of(id_bytes, id_ends)
-    id_bytes, id_ends = take(id_bytes, id_ends, order)
-    hashes = hashes[order]
-    hash_rows = np.argsort(hashes, kind="stable")
-    return Index(
-        hashes=hashes[hash_rows],
-        hash_rows=hash_rows.astype(np.int64, copy=False),
-        id_ends=id_ends,
-        id_bytes=id_bytes,
-        features={name: _reordered(columns, order) for name, columns in features.items()},
-    )
-
-
-def _reordered(columns: FeatureColumns, order: Ints) -> FeatureColumns:
-    counts = np.diff(columns.first)[order]
-    first = _ends(counts)
-    # the extents of row r move, in their order, from columns.first[order[r]] to first[r]
-    source = np.repeat(columns.first[order] - first[:-1], counts) + np.arange(first[-1])
-    return FeatureColumns(
-        rows=columns.rows[order],
-        checksum=columns.checksum[order],
-        first=first,
-        container=columns.container[source],
-        offset=columns.offset[source],
-        nbytes=columns.nbytes[source],
-    )
-
-
-def _ends(counts: Sequence[int] | Ints) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))])
-
-
-def _joined(columns: Sequence[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:
-    return np.concatenate([np.empty(0, dtype), *columns]).astype(dtype, copy=False)

@@ -11,8 +11,9 @@ import numpy as np
 
 from featcache.errors import DuplicateIdError, FeatureError
 from featcache.stats import FeatureStats
+from featcache.store.columns import save_index
 from featcache.store.fingerprint import fingerprint_digest
-from featcache.store.index import Index, merge_indexes, save_index
+from featcache.store.index import Index, load_index
 from featcache.store.journal import read_header
 from featcache.store.lock import is_locked
 from featcache.store.manifest import PARTS, Manifest, write_manifest
@@ -50,11 +51,10 @@ def publish(cache: Path, manifest: Manifest, complete: bool) -> Manifest:
     index_directory, stats_directory = cache / after.index_directory, cache / after.stats_directory
     for directory in (index_directory, stats_directory):  # left by a writer that died while it published
         shutil.rmtree(directory, ignore_errors=True)
-    index = merge_indexes(
-        [part.index(cache, names) for part in parts], [len(part.entry.containers) for part in parts], names
-    )
-    _check_unique(cache, index, parts, names)
-    digests = {f"{after.index_directory}/{k}": v for k, v in save_index(index, index_directory).items()}
+    indexes = [part.index(cache, names) for part in parts]
+    written = save_index(indexes, [len(part.entry.containers) for part in parts], names, index_directory)
+    digests = {f"{after.index_directory}/{k}": v for k, v in written.items()}
+    _check_unique(cache, load_index(index_directory, []), parts, names)
     stats = _merged_stats(cache, parts, after)
     digests |= {f"{after.stats_directory}/{k}": v for k, v in save_stats(stats, stats_directory).items()}
     after = dataclasses.replace(after, digests=digests)

@@ -23,6 +23,7 @@ from featcache.interface import Array, Blocks, ContainerWriter, EncodedArray, Fe
 from featcache.stats import FeatureStats
 from featcache.store import journal, lock
 from featcache.store.arrays import from_storage
+from featcache.store.columns import index_of, save_index
 from featcache.store.files import (
     digest,
     digest_file,
@@ -33,7 +34,7 @@ from featcache.store.files import (
     within,
     write_durably,
 )
-from featcache.store.index import Index, build_index, load_index, save_index
+from featcache.store.index import Index, load_index
 from featcache.store.journal import Header, JournalWriter, Placed, Utterance
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import PARTS, PartEntry, part_from_json
@@ -142,8 +143,10 @@ class OpenPart:
         extents = (e for u in self._utterances for placed in u.arrays.values() for e in placed.extents)
         paths = sorted({extent.container for extent in extents})
         numbers = {path: number for number, path in enumerate(paths)}
-        index = build_index(self._utterances, numbers, list(self._features))
-        digests = {f"{COLUMNS}/{k}": v for k, v in save_index(index, self.directory / COLUMNS).items()}
+        names = list(self._features)
+        index = index_of(self._utterances, numbers, names)
+        written = save_index([index], [len(paths)], names, self.directory / COLUMNS)
+        digests = {f"{COLUMNS}/{name}": digest for name, digest in written.items()}
         digests |= {f"{STATS}/{k}": v for k, v in save_stats(self._stats, self.directory / STATS).items()}
         content = {
             "name": self.name,
