@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import signal
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
@@ -92,6 +93,26 @@ def start_workers(cluster: Cluster, config: ParallelConfig) -> None:
         ) from error
 
 
+def names_of(cluster: Cluster) -> set[str]:
+    """Return the names of the workers that are there."""
+    return {str(worker["name"]) for worker in list(cluster.scheduler_info["workers"].values())}
+
+
+def replace_workers(cluster: Cluster, seen: set[str], n_workers: int) -> None:
+    """Ask for workers in place of those that were there, whose names are `seen`; they are forgotten."""
+    from distributed.deploy.spec import SpecCluster
+
+    there = names_of(cluster)
+    if isinstance(cluster, SpecCluster):
+        for name, spec in cluster.worker_spec.items():
+            # that a job of several is lost Dask does not notice: it looks for a job with the name of the worker
+            names = {f"{name}{suffix}" for suffix in spec.get("group", ())}
+            if names & seen and not names & there and name in cluster.workers:
+                cluster.sync(cluster.workers.pop(name).close)  # type: ignore[no-untyped-call]
+                seen -= names
+    cluster.scale(n_workers)
+
+
 def _reason(error: BaseException) -> str:
     if error.__cause__ is not None:
         return _reason(error.__cause__)
@@ -112,12 +133,17 @@ async def _started(cluster: SpecCluster) -> None:
 
 def need(module: str, env: str) -> Any:
     """Import a library, or say what to install for `env`."""
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
     try:
         return import_module(module)
     except ImportError as error:
         raise MissingDependencyError(
             f"env {env!r} needs {module!r}, which does not load: {error}; try: pip install {_TO_INSTALL[module]}"
         ) from error
+    finally:
+        # with dask_jobqueue 0.9.0 Ctrl-C would be a silent end with status 0: dask/dask-jobqueue#696
+        if on_ctrl_c is not None and signal.getsignal(signal.SIGINT) is not on_ctrl_c:
+            signal.signal(signal.SIGINT, on_ctrl_c)
 
 
 def threads(config: ParallelConfig) -> dict[str, int]:
@@ -134,13 +160,15 @@ def _job(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
     def setting(name: str) -> Any:  # of the options, else of dask_jobqueue's own files
         return options.get(name) or config.get(f"jobqueue.{env}.{name.replace('_', '-')}", None)
 
-    share = max(1, math.floor(int(setting("cores") or 1) / int(setting("processes") or 1)))
+    processes = int(setting("processes") or 1)  # dask_jobqueue would have several from two cores on
+    share = max(1, math.floor(int(setting("cores") or 1) / processes))
     arguments = _texts(setting("worker_extra_args"))
     if not any(argument.startswith("--nthreads") for argument in arguments):
         arguments = [*arguments, "--nthreads", "1"]  # dask_jobqueue gives the number of cores, the last one counts
     exports = [f"export {name}=${{{name}:-{share}}}" for name in THREAD_VARIABLES]
     return {
         **options,
+        "processes": processes,
         "worker_extra_args": arguments,
         "job_script_prologue": [*exports, *_texts(setting("job_script_prologue"))],
         "scheduler_options": {"dashboard_address": ":0", **dict(options.get("scheduler_options") or {})},

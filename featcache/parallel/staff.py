@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from featcache.errors import FeatcacheError
 from featcache.parallel.client import SetupFn, get_client, run_env, wanted_workers
+from featcache.parallel.clusters import names_of, replace_workers
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.worker import finish_work
 
@@ -49,6 +50,7 @@ class Staff:
         self.client = client
         self.there = number_of_workers(client)  # how many there are
         self._wanted = wanted_workers(client)  # None: somebody else sees to their number
+        self._seen: set[str] = set()  # the names of those that were there
         self._checked_at = self._complete_at = time.monotonic()
 
     def look_after(self) -> None:
@@ -58,12 +60,14 @@ class Staff:
             return
         self._checked_at = now
         self.there = len(self.client.nthreads())  # type: ignore[no-untyped-call]
+        if self._wanted is not None:
+            self._seen |= names_of(cast("Cluster", self.client.cluster))
         if self._wanted is None or self.there >= self._wanted:
             self._complete_at = now
         elif now - self._complete_at > REPLACE_AFTER_S:
             _log.warning("%d of %d workers are there; asking for the others", self.there, self._wanted)
             self._complete_at = now
-            cast("Cluster", self.client.cluster).scale(self._wanted)
+            replace_workers(cast("Cluster", self.client.cluster), self._seen, self._wanted)
 
     def finish(self, under_way: Iterable[str]) -> None:
         """End the tasks of some keys, and have every worker seal its part of the cache.

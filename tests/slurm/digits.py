@@ -24,7 +24,7 @@ SIZE = 10 * len(SPEAKERS) * 22  # the recordings of the training set
 BATCH = 4
 # notes each utterance that is computed, and the job that does it
 RUN = f"""
-import json, os, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
 import speechbrain as sb
@@ -43,6 +43,7 @@ class Noting(train.DigitsBrain):
 
 def main(recipe, shared, folder, parallel):
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
     with (Path(recipe) / "hparams.yaml").open() as file:
         hparams = load_hyperpyyaml(file, {{"output_folder": folder}})
     hparams["note"] = folder + "/noted"

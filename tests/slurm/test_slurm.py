@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 from dask.distributed import Client, KilledWorker, wait
 
 from featcache.errors import ConfigError
 from featcache.parallel.client import get_client, worker_env
+from featcache.parallel.clusters import names_of, replace_workers
 from featcache.parallel.config import ParallelConfig
 
-from .queue_helpers import squeue, the_queue_empties
+from .queue_helpers import comes_true, squeue, the_queue_empties
 
 
 def jobs_at_work(client: Client, tasks: int) -> list[str]:
@@ -58,7 +60,7 @@ def test_a_worker_computes_one_task_at_a_time_with_all_of_its_cores(options: dic
         return {"threads": os.environ["OMP_NUM_THREADS"], "job": os.environ["SLURM_JOB_ID"]}
 
     cores = len(os.sched_getaffinity(0))
-    wanted = options | {"cores": cores, "job_script_prologue": ["export OF_THE_USER=1"]}
+    wanted = options | {"cores": cores, "processes": None, "job_script_prologue": ["export OF_THE_USER=1"]}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
         with get_client({"env": "slurm", "n_workers": 1, "options": wanted}, setup) as client:
@@ -66,6 +68,23 @@ def test_a_worker_computes_one_task_at_a_time_with_all_of_its_cores(options: dic
             assert env == {"threads": str(cores), "job": squeue()[0]}
             assert client.submit(os.getenv, "OF_THE_USER").result() == "1"
             assert [worker["nthreads"] for worker in client.scheduler_info()["workers"].values()] == [1]
+    assert the_queue_empties()
+
+
+def test_a_lost_job_of_several_workers_is_replaced_once(options: dict[str, object]) -> None:
+    with get_client(ParallelConfig("slurm", 2, options | {"cores": 2, "processes": 2})) as client:
+        client.wait_for_workers(2, timeout=60)
+        cluster = client.cluster
+        assert cluster is not None
+        seen, (lost,) = names_of(cluster), squeue()
+        subprocess.run(["scancel", "--signal=KILL", lost], check=True)
+        assert comes_true(lambda: not names_of(cluster) and not squeue(), 30)
+        replace_workers(cluster, seen, 2)
+        assert comes_true(lambda: len(squeue()) == 1, 30)
+        (job,) = squeue()
+        replace_workers(cluster, seen, 2)  # it has not started yet
+        client.wait_for_workers(2, timeout=60)
+        assert set(jobs_at_work(client, 4)) == {job} == set(squeue())
     assert the_queue_empties()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -81,3 +82,15 @@ def test_jobs_whose_driver_was_killed_end_and_another_goes_on_without_slurm(
     assert the_queue_empties()
     assert_little_was_done_again(run, kept, since, tasks=2)
     assert_same(featcache.open(run.cache, verify="arrays"), expected)
+
+
+def test_ctrl_c_cancels_the_jobs_keeps_what_was_committed_and_says_how_to_go_on(run: Extraction) -> None:
+    kept = set[str]().union(*run.committed())
+    run.driver.send_signal(signal.SIGINT)
+    assert run.driver.wait(60) not in (0, None), run.log()
+    assert "KeyboardInterrupt" in run.log()
+    cache = featcache.open(run.cache)
+    assert kept <= set(cache)
+    assert f"stopped: {len(cache)} of {SIZE} utterances are in cache" in run.log()
+    assert "the same call goes on from there" in run.log()
+    assert the_queue_empties()
