@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 from parallel_helpers import LOCAL, Provider, assert_holds, calls, extract
 from store_helpers import free_space
 
-from featcache.errors import ComputeError, StorageFullError
+from featcache.errors import ComputeError, IncompleteError, StorageFullError
 from featcache.parallel import staff
 from featcache.store.recover import committed
 
 DRIVER = """
 import sys
 from pathlib import Path
+from typing import Any
 sys.path.insert(0, sys.argv[1])
 from featcache.parallel import staff
 from parallel_helpers import Provider, extract
@@ -80,3 +83,24 @@ def test_no_more_workers_are_started_than_there_is_work_for(
     extract(Provider(tmp_path, 39), parallel=None)
     assert_holds(extract(Provider(tmp_path, 40), parallel={**LOCAL, "n_workers": 8}), range(40))
     assert "dashboard of 1 local worker:" in capsys.readouterr().err
+
+
+def test_a_cache_that_lost_a_part_meanwhile_is_not_taken_for_complete(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"parallel": None, "fingerprint": {"source": None, "constants": None}}
+    extract(Provider(tmp_path, 10), **settings)
+    provider = Provider(tmp_path, 20)
+    (part,) = (tmp_path / "cache" / "parts").iterdir()
+
+    class Removing:
+        def __init__(self) -> None:
+            self.compute: Any = provider.build_env_local()["compute_features"]
+
+        def __call__(self, items: list[int]) -> Any:
+            shutil.rmtree(part, ignore_errors=True)
+            return self.compute(items)
+
+    env = {**provider.build_env_local(), "compute_features": Removing()}
+    provider.build_env_local = lambda: env  # type: ignore[method-assign]
+    with pytest.raises(IncompleteError, match=r"10 utterances of .* are neither stored nor reported"):
+        extract(provider, **settings)
+    assert_holds(extract(Provider(tmp_path, 20), **settings), range(20))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.batches import wanted_batches
 from featcache.destination import Destination, patiently
+from featcache.errors import IncompleteError
 from featcache.every import Every
 from featcache.loading.batches import Batches, Ints
 from featcache.parallel.account import Account
@@ -173,10 +174,21 @@ class Run:
             for directory in self.to.path.glob(f"{RUN}*"):
                 shutil.rmtree(directory)
             stopped = error is not None or self._cut_short
-            self.to.publish(writer, self._account.failures, left_out=self._left_out, stopped=stopped)
+            lost = 0 if stopped else self._lost()
+            self.to.publish(writer, self._account.failures, left_out=self._left_out, stopped=stopped or lost > 0)
         except BaseException:
             writer.abort()  # of nothing: what is sealed stays
             raise
+        if lost:
+            raise IncompleteError(
+                f"{lost} utterances of {str(self.to.path)!r} are neither stored nor reported as failures: were parts "
+                "of it removed? The cache is not complete; the same call computes them"
+            )
+
+    def _lost(self) -> int:
+        """Count what nobody accounts for: a cache is complete only if everything is there."""
+        missing = int(missing_from(self.to.path, self._hashes).sum())
+        return missing - self._left_out - len({failure["id"] for failure in self._account.failures})
 
 
 def _worker_environment(job: Job, build: Callable[[], Environment]) -> dict[str, object]:

@@ -52,6 +52,7 @@ class Staff:
         self._wanted = wanted_workers(client)  # None: somebody else sees to their number
         self._seen: set[str] = set()  # the names of those that were there
         self._checked_at = self._complete_at = time.monotonic()
+        self._level = logging.WARNING  # of the next word on workers that are not there
 
     def look_after(self) -> None:
         """See who is there, once a second at most, and ask for workers in place of those that stay away."""
@@ -63,10 +64,12 @@ class Staff:
         if self._wanted is not None:
             self._seen |= names_of(cast("Cluster", self.client.cluster))
         if self._wanted is None or self.there >= self._wanted:
-            self._complete_at = now
+            self._complete_at, self._level = now, logging.WARNING
         elif now - self._complete_at > REPLACE_AFTER_S:
-            _log.warning("%d of %d workers are there; asking for the others", self.there, self._wanted)
             self._complete_at = now
+            # in a full queue that may be for hours
+            _log.log(self._level, "%d of %d workers are there; asking for the others", self.there, self._wanted)
+            self._level = logging.DEBUG
             replace_workers(cast("Cluster", self.client.cluster), self._seen, self._wanted)
 
     def finish(self, under_way: Iterable[str]) -> None:
