@@ -31,7 +31,7 @@ check: setup  ## lint, types, direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: setup  ## measure reading, feeding and scale, against the peers; about ten minutes, 6 GB of temporary files
+bench: setup  ## measure reading, feeding and scale, against the peers; about twenty minutes, 6 GB of temporary files
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
 

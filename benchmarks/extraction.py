@@ -1,5 +1,6 @@
 """Extraction on local workers: how much faster two are than one, what Dask costs, and a plan for a million utterances.
 
+    python benchmarks/extraction.py            all of these:
     python benchmarks/extraction.py speed      two workers against one, on features that only cost processor time
     python benchmarks/extraction.py overhead   what is neither computing nor storing, at 50 ms an utterance
     python benchmarks/extraction.py plan       a million utterances of no work: time of the plan, memory of the driver
@@ -218,7 +219,7 @@ class Peak:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["speed", "overhead", "plan"]))
+@click.argument("what", type=click.Choice(["all", "speed", "overhead", "plan"]), default="all")
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--utterances", default=1_000_000, show_default=True, help="Of `plan`.")
 def main(what: str, rounds: int, utterances: int) -> None:
@@ -226,12 +227,12 @@ def main(what: str, rounds: int, utterances: int) -> None:
     with tempfile.TemporaryDirectory(prefix="featcache-bench-") as directory:
         folder = Path(directory)
         print(describe(folder, "numpy", "torch", "distributed"))
-        if what == "speed":
-            speed(folder, rounds)
-        elif what == "overhead":
-            overhead(folder, rounds)
-        else:
+        if what in ("all", "plan"):  # first, as the most memory of this process counts
             million(folder, utterances)
+        if what in ("all", "speed"):
+            speed(folder, rounds)
+        if what in ("all", "overhead"):
+            overhead(folder, rounds)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ QUESTIONS = {
     "load": "How fast do padded batches of random utterances come?",
     "scale": "What do ten million utterances cost?",
     "samplers": "How long do batch samplers take to make?",
+    "extraction": "What do several workers gain and cost?",
 }
 HEAD = """# Results of the benchmarks
 

@@ -20,6 +20,7 @@ from featcache.every import Every
 from featcache.feature import FeatureStorageConfig
 from featcache.parallel.plan import Claim, Task, digest_of, load_batches
 from featcache.parallel.sending import sendable
+from featcache.store.closing import closed_after
 from featcache.store.part_writer import PartWriter
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class Work:
             except FileNotFoundError as error:
                 what = "the run is over" if self.job.path.exists() else "the cache has been removed"
                 raise IncompleteError(f"{str(self.job.directory)!r} is gone: {what}") from error
-            with contextlib.closing(claim), torch.no_grad():  # not inference_mode, as in `FeatureCacheMixin`
+            # whoever takes the task back is to see what it stored; not inference_mode, as in `FeatureCacheMixin`
+            with contextlib.closing(claim), closed_after(self._commit), torch.no_grad():
                 return self._compute(task, claim, report)
 
     def finish(self) -> None:
@@ -125,8 +127,11 @@ class Work:
                 writer.seal()
         else:
             claim.at(task.stop)
-        writer.commit()
         return progress(), computation.failures
+
+    def _commit(self) -> None:
+        if self._writer is not None:
+            self._writer.commit()
 
     def _checked(self, env: Environment) -> Environment:
         if digest_of(env["ids"]) != self.job.ids:
