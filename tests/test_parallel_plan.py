@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parallel_helpers import FEATURES, Numbers, Provider
 from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_features
 
 from featcache import CacheWriter
-from featcache.errors import CacheLockedError, ConfigError, DuplicateIdError, IncompleteError
+from featcache.errors import CacheLockedError, ComputeError, ConfigError, DuplicateIdError, IncompleteError
 from featcache.loading.batches import Batches
 from featcache.parallel.crew import _some_of
 from featcache.parallel.plan import (
+    PLAN,
     Claim,
     Task,
     TaskTakenError,
@@ -23,12 +27,14 @@ from featcache.parallel.plan import (
     check_ids,
     check_lengths,
     cut,
+    digest_of,
     hashes_of,
     load_batches,
     missing_from,
     save_batches,
     take_back,
 )
+from featcache.parallel.worker import Job, Work
 from featcache.store import part_writer, recover
 from featcache.store.journal import Journal, read_journal
 
@@ -174,3 +180,20 @@ def test_an_id_that_comes_twice_is_an_error() -> None:
 def test_lengths_are_one_number_for_each_utterance(lengths: object) -> None:
     with pytest.raises(ConfigError, match=r"lengths are .*numbers, one for each utterance"):
         check_lengths(lengths, 2)
+
+
+def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_back(tmp_path: Path) -> None:
+    env: dict[str, Any] = Provider(tmp_path, 5, fails=[3]).build_env_local()
+    path, directory = tmp_path / "cache", tmp_path / "cache" / "extraction-0"
+    with CacheWriter(path, FEATURES):
+        directory.mkdir()
+        save_batches(directory, PLAN, batches_of(np.arange(5), None, 1))
+        declared = {feature.name: feature for feature in FEATURES}
+        ids = digest_of(Numbers(5).ids)
+        job = Job(path, declared, {}, directory, ids, skip_failures=False, retries=0, seal_every_s=None)
+        work = Work(job, lambda: env)
+        with pytest.raises(ComputeError, match="cannot compute 3"):
+            work.run(Task(0, PLAN, 0, 5), lambda progress: None)
+        assert sorted(recover.committed(path)) == sorted(Numbers(5).ids[:3])
+        work.finish()
+        shutil.rmtree(directory)
