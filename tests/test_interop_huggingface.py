@@ -19,6 +19,7 @@ from featcache.errors import ComputeError, ConfigError
 datasets = pytest.importorskip("datasets")
 lhotse = pytest.importorskip("lhotse")
 parquet = pytest.importorskip("pyarrow.parquet")
+from featcache.interop.clips import Clip  # noqa: E402
 from featcache.interop.huggingface import cutset_from_huggingface  # noqa: E402
 
 INFO: dict[str, Any] = {"audio": lambda row: row["audio"]["array"], "text": lambda row: row["text"]}
@@ -103,6 +104,19 @@ def test_audio_within_parquet_files_goes_beside_the_arrow_files(tmp_path: Path, 
     cuts = cutset_from_huggingface(INFO, 2, tmp_path / "set", split="train")
     assert_holds(cuts, [3, 4])
     assert all(str(cut.recording.sources[0].source).startswith(str(arrow)) for cut in cuts)
+
+
+def test_a_file_that_a_power_cut_has_emptied_is_written_again(tmp_path: Path) -> None:
+    path = saved(tmp_path / "set", huggingface([3, 4]))
+    for cut in cutset_from_huggingface(INFO, 2, path):
+        os.truncate(cut.recording.sources[0].source, 0)
+    assert_holds(cutset_from_huggingface(INFO, 2, path), [3, 4])
+
+
+def test_a_file_for_which_there_is_no_space_leaves_nothing_behind(small_disk: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        Clip("loud.wav", bytes(5 << 20), RATE_HZ).written(small_disk, 7)
+    assert not [path for path in small_disk.rglob("*") if path.is_file()]
 
 
 def test_data_saved_anew_at_the_same_place_are_read_anew(tmp_path: Path, client: Any) -> None:

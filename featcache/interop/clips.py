@@ -66,7 +66,7 @@ class Clip(Mapping[str, Any]):
         return int(self._opened.sampling_rate)
 
     def written(self, folder: Path | None, number: int) -> Clip:
-        """Write the bytes of the clip to a file, unless that is there, and return the clip of the file."""
+        """Write the bytes of the clip to a file, unless that is there and whole, and return the clip of the file."""
         if self.data is None:
             return self
         if folder is None:
@@ -75,11 +75,15 @@ class Clip(Mapping[str, Any]):
 
         suffix = Path(self.path or "").suffix or f".{soundfile.info(io.BytesIO(self.data)).format.lower()}"
         path = folder / f"{number // 1000:06}" / f"{number}-{digest(self.data)}{suffix}"  # few files a folder
-        if not path.is_file():
+        # by its size: a sync for each of many small files would take long, and without one a power cut may empty a file
+        if not path.is_file() or path.stat().st_size != len(self.data):
             path.parent.mkdir(parents=True, exist_ok=True)
             aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-            aside.write_bytes(self.data)
-            aside.replace(path)
+            try:
+                aside.write_bytes(self.data)
+                aside.replace(path)
+            finally:
+                aside.unlink(missing_ok=True)
         return Clip(str(path), None, self._sample_rate_hz)
 
     def gave(self, samples: object) -> bool:

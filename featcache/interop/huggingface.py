@@ -29,7 +29,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError(
         f"HuggingFace data sets need 'datasets', 'lhotse' and 'soundfile'; {error}; "
-        "try: pip install datasets soundfile 'featcache[lhotse]'"
+        "try: pip install 'featcache[huggingface]'"
     ) from error
 
 _AUDIO = "audio"  # the field of `data_info` that gives samples
