@@ -31,8 +31,7 @@ _TO_INSTALL = {
 
 
 def make_cluster(config: ParallelConfig) -> Cluster:
-    """Start the scheduler of a cluster; `start_workers` starts its workers. Those of "ssh" and
-    "local_gpu" start with it.
+    """Start the scheduler of a cluster, and with "ssh" and "local_gpu" its workers; others `start_workers` starts.
 
     Workers have one thread each, since the environment of a process is not made for several; options may say otherwise.
 

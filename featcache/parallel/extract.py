@@ -52,8 +52,9 @@ def extract(
     The environments of `provider` hold "dataset", of a known length with items by number, and "compute_features": a
     function of a batch that returns for each utterance of it a dict of its "id" and all declared features; it is called
     without gradients, modules should be in evaluation mode. A batch is a list of items, or what "collate_fn" makes of
-    that. "ids" are the dataset's `ids` or `data_ids`, unless given; "lengths" its `lengths` or durations, if it has
-    any: long utterances come first, and batches hold similar ones.
+    that, or a DataLoader with "loader_kwargs" (of which those of batches and of its own processes do not count). "ids"
+    are the dataset's `ids` or `data_ids`, unless given; "lengths" its `lengths` or durations, if it has any: long
+    utterances come first, and batches hold similar ones.
 
     Args:
         provider: builds the environment, once in each worker, and here for ids, lengths and fingerprint.
@@ -73,8 +74,9 @@ def extract(
         progressbar: shows one bar over the utterances of all workers.
 
     Raises `StaleCacheError` if the cache was made from something else, `CacheLockedError` if it is being written,
-    `ComputeError` if computing fails, `FeatureError` for arrays that cannot be stored as declared, `IncompleteError`
-    if workers are lost for good, `ConfigError` for what cannot work. What was computed before is kept in each case.
+    `ComputeError` if computing fails, `FeatureError` for arrays that cannot be stored as declared, `DuplicateIdError`
+    for an id that several utterances have, `IncompleteError` if workers are lost for good, `ConfigError` for what
+    cannot work. What was computed before is kept in each case.
 
     >>> import numpy as np, tempfile, featcache
     >>> class Tones(featcache.EnvironmentProvider):

@@ -1,14 +1,17 @@
 """The shards of a collect-stats run: directories of ESPnet's files, each of which counts only once it is whole.
 
-A shard holds the statistics and shapes of some batches::
+A shard holds the statistics and shapes of some batches. Its name has eight hexadecimal digits of the run that cut it::
 
-    split.00007/
+    split.<run>-00007/
       feats_shape                            "utt-1 575,80", a line an utterance
       feats_stats.npz                        as `FeatureStats.save` writes it
       collect_feats/feats.scp                "utt-1 <path of a .npy>", if features are collected
       shape_keys.txt stats_keys.txt feat_keys_written.txt
       indices.npy                            its utterances, by number in the data set
       done                                   a digest of each of these files; it comes last
+
+While a run is under way, there are two more kinds of directories beside them: `run-*`, which says who is at what, and
+`attempt-*`, in which a shard is being made.
 """
 
 from __future__ import annotations
