@@ -31,7 +31,7 @@ from featcache.parallel.worker import Progress
 SERIAL: dict[str, Any] = {"parallel": None}
 
 
-def ids(folder: Path, *numbers: int) -> list[str]:
+def ids(*numbers: int) -> list[str]:
     return [Numbers(100).ids[number] for number in numbers]
 
 
@@ -71,7 +71,7 @@ def environments(dask_worker: Any) -> tuple[str, ...]:
 
 def test_the_longest_are_computed_first(tmp_path: Path) -> None:
     extract(Provider(tmp_path, 60), **SERIAL)
-    assert calls(tmp_path)[:3] == ids(tmp_path, 49, 48, 47)
+    assert calls(tmp_path)[:3] == ids(49, 48, 47)
 
 
 def test_readers_see_what_is_there_before_the_end(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_what_fails_is_tried_again_then_set_aside(tmp_path: Path, parallel: obje
     cache = extract(provider, parallel=parallel, on_error="skip", batch_size=4)
     assert_holds(cache, set(range(40)) - {5, 17}, complete=False)
     tried = Counter(calls(tmp_path))
-    assert {id: tried[id] for id in ids(tmp_path, 5, 17)} == dict.fromkeys(ids(tmp_path, 5, 17), 4)  # with its batch
-    assert sorted(line["id"] for line in failures(tmp_path)) == sorted(ids(tmp_path, 5, 17))
+    assert {id: tried[id] for id in ids(5, 17)} == dict.fromkeys(ids(5, 17), 4)  # with its batch
+    assert sorted(line["id"] for line in failures(tmp_path)) == sorted(ids(5, 17))
     assert {line["type"] for line in failures(tmp_path)} == {"ComputingError"}
     assert "cannot compute" in failures(tmp_path)[0]["traceback"]
     cache = extract(Provider(tmp_path), **SERIAL)  # the next call tries it again
