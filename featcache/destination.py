@@ -16,7 +16,6 @@ from typing import TypeVar
 from featcache.compute import Failure
 from featcache.config import FeatureStorage
 from featcache.errors import (
-    CacheError,
     CacheLockedError,
     ComputeError,
     ConfigError,
@@ -35,6 +34,7 @@ from featcache.store.verify import verify_containers
 from featcache.store.writer import CacheWriter
 
 T = TypeVar("T")
+PATIENCE_S = 60.0  # for workers of a killed run, or of this one at its end, to be through with their batch
 FAILURES = "failures.jsonl"
 _log = logging.getLogger("featcache")
 
@@ -53,20 +53,15 @@ class Destination:
         """The cache directory."""
         return self.storage.path(self.split)
 
-    def open(
-        self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool, patience_s: float = 0
-    ) -> CacheWriter | None:
-        """Open the cache for writing; None if nothing is missing.
-
-        Writers that a killed run has left behind are waited for, up to `patience_s`.
-        """
+    def open(self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool) -> CacheWriter | None:
+        """Open the cache for writing; None if nothing is missing."""
         if not overwrite and self._is_complete(fingerprint):
             return None
         if not resume and not overwrite:
             # what a killed run left becomes part of the cache, which is then built anew beside it
-            self._writer(fingerprint, False, patience_s).close(complete=False)
+            self._writer(fingerprint, False).close(complete=False)
             overwrite = True
-        return self._writer(fingerprint, overwrite, patience_s)
+        return self._writer(fingerprint, overwrite)
 
     def publish(
         self, writer: CacheWriter, failures: Sequence[Failure], *, left_out: int, stopped: bool
@@ -89,7 +84,7 @@ class Destination:
         """Note on an error what is kept."""
         if isinstance(error, ConfigError | MissingDependencyError):  # the same call would end in the same way
             return
-        with contextlib.suppress(CacheError):  # a cache that cannot be read says nothing of how to go on
+        with contextlib.suppress(OSError):  # a cache that cannot be read says nothing of how to go on
             if builds_aside(self.path):
                 text = f"cache {str(self.path)!r} is as it was; what was computed anew waits beside it"
             else:
@@ -100,10 +95,10 @@ class Destination:
             if isinstance(error, KeyboardInterrupt):
                 _log.warning("stopped: %s", text)
 
-    def _writer(self, fingerprint: Mapping[str, object], overwrite: bool, patience_s: float) -> CacheWriter:
+    def _writer(self, fingerprint: Mapping[str, object], overwrite: bool) -> CacheWriter:
         make = partial(self.storage.writer, self.split, fingerprint, overwrite=overwrite)
         # a part's writer that has lost its run ends soon; another run of the cache does not
-        return patiently(make, patience_s, unless=partial(is_locked, self.path))
+        return patiently(make, unless=partial(is_locked, self.path))
 
     def _is_complete(self, fingerprint: Mapping[str, object]) -> bool:
         try:
@@ -141,12 +136,12 @@ def check_settings(on_error: str, retries: int, publish_every_s: float | None) -
         raise ConfigError(f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}")
 
 
-def patiently(do: Callable[[], T], patience_s: float, unless: Callable[[], bool] = lambda: False) -> T:
-    """Do something once the writers of parts that are in its way have ended; waits for them up to `patience_s`.
+def patiently(do: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
+    """Do something once the writers of parts that are in its way have ended; waits for them up to a minute.
 
     Raises the `CacheLockedError` that names one of them when that was in vain, and at once if `unless` says so.
     """
-    until, told = time.monotonic() + patience_s, False
+    until, told = time.monotonic() + PATIENCE_S, False
     while True:
         try:
             return do()
@@ -154,7 +149,7 @@ def patiently(do: Callable[[], T], patience_s: float, unless: Callable[[], bool]
             if time.monotonic() >= until or unless():
                 raise
             if not told:
-                _log.warning("waiting up to %.0f s: %s", patience_s, error)
+                _log.warning("waiting up to %.0f s: %s", PATIENCE_S, error)
                 told = True
         time.sleep(0.2)
 

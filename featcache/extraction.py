@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tqdm import tqdm
-
+from featcache.account import Account, Progress
 from featcache.batches import DatasetBatches, LoaderBatches, batches_of_stream, is_map_style, size_of, visible_ids
 from featcache.compute import Computation, Failure, features_of
 from featcache.config import FeatureStorage
@@ -45,6 +44,7 @@ class Extraction:
         self._publisher: CacheWriter | None = None  # on rank 0
         self._fingerprint: Mapping[str, object] = {}
         self._failures: list[Failure] = []
+        self._known = 0  # utterances that were in the cache before, as far as can be told
         self._left_out = 0  # utterances that a given sampler did not ask for
         self._cut_short = False  # by --debug
         self._publishing = Every(self.publish_every_s)
@@ -89,6 +89,7 @@ class Extraction:
             missing: Sequence[int] = range(len(self.source))
             if self._ids is not None:
                 missing = [number for number, id in enumerate(self._ids) if id not in self._writer]
+            self._known = len(self.source) - len(missing)
             share = missing[self.ranks.rank :: self.ranks.size]
             self._batches: DatasetBatches | LoaderBatches = DatasetBatches(
                 self.source, share, self.loader_kwargs, self._ids
@@ -113,21 +114,21 @@ class Extraction:
             only_missing=self._ids is not None and is_map_style(self.source),  # what is known is not even loaded
         )
         self._failures = computation.failures
-        with tqdm(
-            desc=f"caching {self.split}",
-            total=self._batches.total,
-            unit="utt",
-            dynamic_ncols=True,
-            disable=not self.progressbar or self.ranks.rank > 0,
+        ranks = f", rank 0 of {self.ranks.size}" if self.ranks.size > 1 else ""
+        account = Account(
+            f"caching {self.split}{ranks}",
+            None if self._batches.total is None else self._known + self._batches.total,
+            self._known,
+            self._failures,
+            shown=self.progressbar and self.ranks.rank == 0,
             colour=colours.get(str(getattr(self.stage, "name", self.stage)).lower()),
-        ) as bar:
+        )
+        with account.bar:
             for number, batch in enumerate(self._batches, start=1):
                 computation.process(batch)
                 self._publish_now_and_then()
-                if not bar.disable:
-                    megabytes = self._writer.bytes_written / 1e6 / max(bar.format_dict["elapsed"], 1e-3)
-                    bar.set_postfix_str(f"{megabytes:.1f} MB/s", refresh=False)
-                    bar.update(computation.behind - bar.n)
+                done = Progress(0, computation.behind, self._writer.bytes_written, len(computation.failures))
+                account.update(done)
                 if debug and number == getattr(self.owner, "debug_batches", 2):
                     self._cut_short = True
                     return

@@ -16,6 +16,7 @@ import torch
 from parallel_helpers import FEATURES, LOCAL, Numbers, Provider, assert_holds, calls, extract
 
 import featcache
+from featcache.account import Account, Progress
 from featcache.errors import (
     CacheLockedError,
     ComputeError,
@@ -24,9 +25,7 @@ from featcache.errors import (
     FeatureError,
     StaleCacheError,
 )
-from featcache.parallel.account import Account
 from featcache.parallel.client import _BUILT, _WorkerEnv, get_client, worker_env
-from featcache.parallel.worker import Progress
 
 SERIAL: dict[str, Any] = {"parallel": None}
 
@@ -106,7 +105,7 @@ def test_the_next_run_computes_what_is_missing_and_one_bar_counts_all(
 
 
 def test_a_task_whose_worker_died_no_longer_counts() -> None:
-    bar = Account("", 100, 10, shown=True)
+    bar = Account("", 100, 10, [], shown=True)
     bar.update(Progress(1, 20, 5000, 1))
     bar.update(Progress(2, 5, 1000, 0))
     assert bar.bar.n == 35

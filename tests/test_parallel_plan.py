@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,12 @@ from parallel_helpers import FEATURES, Numbers, Provider
 from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_features
 
 from featcache import CacheWriter
-from featcache.errors import CacheLockedError, ComputeError, ConfigError, DuplicateIdError, IncompleteError
+from featcache.errors import CacheLockedError, ComputeError, ConfigError, DuplicateIdError
 from featcache.loading.batches import Batches
 from featcache.parallel.crew import _some_of
 from featcache.parallel.plan import (
     PLAN,
-    Claim,
     Task,
-    TaskTakenError,
     batches_of,
     check_ids,
     check_lengths,
@@ -32,7 +29,6 @@ from featcache.parallel.plan import (
     load_batches,
     missing_from,
     save_batches,
-    take_back,
 )
 from featcache.parallel.worker import Job, Work
 from featcache.store import part_writer, recover
@@ -89,43 +85,6 @@ def test_workers_find_the_plan_as_it_was_made(tmp_path: Path) -> None:
     batches = Batches.of([[3, 1], [2]])
     save_batches(tmp_path, "plan", batches)
     assert list(load_batches(tmp_path, "plan")) == [[3, 1], [2]]
-
-
-def test_a_task_is_taken_once_and_says_how_far_it_came(tmp_path: Path) -> None:
-    task = Task(7, "plan", 3, 9)
-    claim = Claim(tmp_path, task)
-    assert claim.valid
-    claim.at(300)
-    claim.at(4)
-    with pytest.raises(TaskTakenError):
-        Claim(tmp_path, task)
-    claim.close()
-    with pytest.raises(TaskTakenError):
-        Claim(tmp_path, task)
-    assert take_back(tmp_path, task, 0) == 4
-    begun = Claim(tmp_path, Task(8, "plan", 3, 9))
-    begun.close()
-    assert take_back(tmp_path, Task(8, "plan", 3, 9), 0) == -1
-    with pytest.raises(FileNotFoundError):
-        Claim(tmp_path / "gone", task)
-
-
-def test_a_task_that_was_taken_back_is_nobodys(tmp_path: Path) -> None:
-    task = Task(7, "plan", 3, 9)
-    assert take_back(tmp_path, task, 0) is None
-    with pytest.raises(TaskTakenError):
-        Claim(tmp_path, task)
-
-
-def test_a_task_is_taken_back_when_its_worker_is_through_with_its_batch(tmp_path: Path) -> None:
-    task = Task(7, "plan", 3, 9)
-    claim = Claim(tmp_path, task)
-    with pytest.raises(IncompleteError, match="a worker that Dask's scheduler has lost still works on task 7"):
-        take_back(tmp_path, task, 0.01)
-    assert not claim.valid
-    claim.at(5)
-    threading.Timer(0.1, claim.close).start()
-    assert take_back(tmp_path, task, 60) == 5
 
 
 def write(writer: part_writer.PartWriter, numbers: range) -> None:
@@ -193,7 +152,7 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
         job = Job(path, declared, {}, directory, ids, skip_failures=False, retries=0, seal_every_s=None)
         work = Work(job, lambda: env)
         with pytest.raises(ComputeError, match="cannot compute 3"):
-            work.run(Task(0, PLAN, 0, 5), lambda progress: None)
+            work.run(Task(PLAN, 0, 5), lambda progress: None)
         assert sorted(recover.committed(path)) == sorted(Numbers(5).ids[:3])
-        work.finish()
+        work.share.finish()
         shutil.rmtree(directory)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 SetupFn = Callable[[], Mapping[str, object]]
 _PLUGIN = "env"
-_RUN = "featcache"  # the plugin of an extraction: a client's own environment stays beside it
 _SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,  # who lost a task decides what becomes of it
     # no task waits on a worker that is busy: it would be blamed, too, when that one dies
@@ -105,15 +104,19 @@ def wanted_workers(client: Client) -> int | None:
 
 
 @contextmanager
-def run_env(client: Client, setup_fn: SetupFn) -> Iterator[None]:
-    """Build an environment in each worker, those that join later included, that lasts as long as the block."""
+def run_env(client: Client, setup_fn: SetupFn) -> Iterator[str]:
+    """Build an environment in each worker, those that join later included, that lasts as long as the block.
+
+    Gives the name by which `env_of` finds it; a client's own, and those of other runs, stay beside it.
+    """
     plugin = _WorkerEnv(setup_fn)
-    _register(client, plugin, _RUN)
+    name = f"featcache-{plugin.token}"
+    _register(client, plugin, name)
     try:
-        yield
+        yield name
     finally:
-        with suppress(OSError, ValueError):  # its connection is lost, and the environment with it
-            client.unregister_worker_plugin(_RUN)  # type: ignore[no-untyped-call]
+        with suppress(Exception):  # the connection is lost, and the environment with it
+            client.unregister_worker_plugin(name)  # type: ignore[no-untyped-call]
             client.run(_forget, plugin.token, on_error="ignore")
 
 
@@ -134,8 +137,8 @@ def worker_env() -> Mapping[str, object]:
     return env_of(get_worker(), _PLUGIN)
 
 
-def env_of(worker: Worker, name: str = _RUN) -> Mapping[str, object]:
-    """Return the environment of a worker, by default that of `run_env`; empty if there is none.
+def env_of(worker: Worker, name: str) -> Mapping[str, object]:
+    """Return the environment of a worker that has some name; empty if there is none.
 
     Raises what the `setup_fn` raised, if it failed.
     """

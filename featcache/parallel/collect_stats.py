@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,13 @@ import numpy as np
 from tqdm import tqdm
 
 from featcache.destination import patiently
-from featcache.errors import CacheLockedError, ConfigError, IncompleteError, StaleCacheError
+from featcache.errors import ConfigError, IncompleteError, StaleCacheError
 from featcache.loading.batches import Ints
 from featcache.parallel import stats_hooks
 from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.parallel.provider import EnvironmentProvider
 from featcache.parallel.shards import FEATS, SHARDS, Shard, has_features, left_over, merge_shards, read_shard
-from featcache.parallel.stats_team import PATIENCE_S, DaskTeam, LocalTeam
+from featcache.parallel.stats_team import team_of
 from featcache.parallel.stats_worker import Job, Order
 from featcache.store.closing import close_after
 from featcache.store.files import make_directory, pack_json, unpack_json, write_durably
@@ -191,19 +192,19 @@ class CollectStatsRunner:
         """Have all done that is missing, and return the shards by their first utterances."""
         error, writer = None, None
         try:
-            team = LocalTeam(self.provider) if self.parallel is None else DaskTeam(self.provider, self.parallel)
-            with team:
+            with team_of(self.provider, self.parallel) as team:
                 sample = wanted[: self.batch_size or 1] if self.write_collected_feats else None
                 made_from, features = team.ask(type(self), sample)
                 self._check_made_from(made_from)
                 if features is not None:
-                    writer = patiently(
-                        partial(CacheWriter, self.directory / FEATS, features, made_from), PATIENCE_S
-                    )
+                    writer = patiently(partial(CacheWriter, self.directory / FEATS, features, made_from))
                 rest = left_over(wanted, self._done(wanted, writer))
                 job = Job(type(self), self.directory, self._claims(), self.batch_size, features, made_from)
-                with tqdm(total=len(wanted), initial=len(wanted) - len(rest), unit="utt", disable=None) as bar:
-                    for order in team.work(job, self._cut(wanted, rest)):
+                with (
+                    tqdm(total=len(wanted), initial=len(wanted) - len(rest), unit="utt", disable=None) as bar,
+                    closing(team.work(job, self._cut(wanted, rest))) as made,
+                ):
+                    for order in made:
                         bar.update(len(order.indices))
         except BaseException as failure:
             error = failure
@@ -243,7 +244,7 @@ class CollectStatsRunner:
         size *= -(-len(wanted) // (size * MOST_SHARDS))
         left, run = np.isin(wanted, rest), secrets.token_hex(4)
         ranges = [slice(start, start + size) for start in range(0, len(wanted), size)]
-        return [Order(k, f"split.{run}-{k:05d}", wanted[r][left[r]]) for k, r in enumerate(ranges) if left[r].any()]
+        return [Order(f"split.{run}-{k:05d}", wanted[r][left[r]]) for k, r in enumerate(ranges) if left[r].any()]
 
     def _done(self, wanted: Ints, writer: CacheWriter | None) -> list[Shard]:
         """Return the shards that are done, by their first utterances; removes those that are of no use."""
@@ -277,8 +278,8 @@ def _remove(directory: Path) -> None:
 def _publish(writer: CacheWriter, complete: bool) -> None:
     """Publish what all have stored, those that died included."""
     try:
-        patiently(writer.recover, PATIENCE_S)
-    except CacheLockedError:
+        patiently(writer.recover)
+        writer.close(complete)
+    except BaseException:
         writer.abort()  # of nothing: what is sealed stays
         raise
-    writer.close(complete)

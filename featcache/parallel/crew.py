@@ -1,41 +1,25 @@
-"""The driver's side of Dask: a few tasks per worker under way, and what becomes of those whose worker dies."""
+"""The driver's side of an extraction on workers: what becomes of tasks whose worker is lost."""
 
 from __future__ import annotations
 
 import queue
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from distributed import CancelledError, KilledWorker
-from distributed.comm.core import CommClosedError
 
+from featcache.account import Account, Progress
 from featcache.compute import failure_of
 from featcache.errors import ComputeError, IncompleteError
-from featcache.loading.batches import Batches, Ints
-from featcache.parallel.account import Account
-from featcache.parallel.plan import (
-    PLAN,
-    Task,
-    TaskTakenError,
-    hashes_of,
-    load_batches,
-    missing_from,
-    save_batches,
-    take_back,
-)
+from featcache.loading.batches import Batches
+from featcache.parallel.dispatch import Dispatch, Lost
+from featcache.parallel.plan import PLAN, Task, hashes_of, load_batches, missing_from, save_batches
 from featcache.parallel.staff import Staff
-from featcache.parallel.worker import Job, Progress, run_task
+from featcache.parallel.worker import Job, run_task
 from featcache.store.closing import closed_after
 
-if TYPE_CHECKING:
-    from distributed import Future
-
-TASKS_UNDER_WAY = 2  # of each worker: one that runs, and one that it need not wait for
-PATIENCE_S = 60.0  # for a worker that the scheduler has lost to be through with its batch
 DEATHS_IN_VAIN = 20  # of each worker, with nothing computed in between
 
 
@@ -60,94 +44,62 @@ class Crew:
     ) -> None:
         self._staff, self._job, self._ids = staff, job, ids
         self._account, self._tend = account, tend
-        self._topic = job.directory.name
-        self._numbers = count()
-        self._waiting: deque[Task] = deque()
-        self._under_way: dict[str, Task] = {}
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()  # futures that are done, and progress
+        self._dispatch = Dispatch[Task](staff, job.directory, run_task, staff.env)
+        self._reports: queue.SimpleQueue[tuple[float, Sequence[int]]] = queue.SimpleQueue()
         self._deaths: Counter[int] = Counter()  # of workers, by the utterance that they were at
         self._in_vain = 0  # workers' deaths since anything was computed
+        self._lists = 0  # of batches that are to be done again
 
     def work(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Have all ranges of the plan computed; whatever happens, the workers' parts are sealed in the end."""
-        self._waiting += [Task(next(self._numbers), PLAN, start, stop) for start, stop in ranges]
-        client = self._staff.client
-        client.subscribe_topic(self._topic, self._receive)  # type: ignore[no-untyped-call]
-        with closed_after(partial(self._staff.finish, self._under_way)):
-            while self._waiting or self._under_way:
-                self._submit()
-                self._handle_events()
-                self._staff.look_after()
-                self._tend()
-        client.unsubscribe_topic(self._topic)  # type: ignore[no-untyped-call]
-
-    def _receive(self, event: tuple[float, Sequence[int]]) -> None:
-        self._events.put(Progress(*event[1]))
-
-    def _key(self, number: int) -> str:
-        return f"{self._topic}-{number}"
-
-    def _submit(self) -> None:
-        while self._waiting and len(self._under_way) < TASKS_UNDER_WAY * max(self._staff.there, 1):
-            task = self._waiting.popleft()
-            key = self._key(task.number)
-            self._under_way[key] = task
-            future = self._staff.client.submit(run_task, task, self._topic, key=key, pure=False)
-            future.add_done_callback(self._events.put)  # type: ignore[no-untyped-call]
-
-    def _handle_events(self) -> None:
-        try:
-            event = self._events.get(timeout=1)
-            while True:
-                if not isinstance(event, Progress):
-                    self._handle(event)
-                elif self._key(event.task) in self._under_way:
+        for start, stop in ranges:
+            self._dispatch.add(Task(PLAN, start, stop))
+        client, topic = self._staff.client, self._staff.env
+        client.subscribe_topic(topic, self._reports.put)  # type: ignore[no-untyped-call]
+        self._account.begin()
+        with closed_after(partial(client.unsubscribe_topic, topic)), closed_after(self._dispatch.finish):
+            for task, outcome in self._dispatch.outcomes(self._between):
+                if isinstance(outcome, Lost):
+                    self._account.drop(task.number)
+                    self._lost(task, outcome)
+                elif isinstance(outcome, Exception):
+                    raise outcome
+                else:
                     self._in_vain = 0
-                    self._account.update(event)
-                event = self._events.get_nowait()
-        except queue.Empty:
-            return
+                    self._account.end(*outcome)
 
-    def _handle(self, future: Future[Any]) -> None:
-        task = self._under_way.pop(str(future.key))
-        try:
-            outcome = future.result()
-        except KilledWorker as error:
-            outcome = error
-        except (CancelledError, CommClosedError) as error:
-            raise IncompleteError(f"the connection to Dask's scheduler was lost: {error}") from error
-        if isinstance(outcome, KilledWorker | TaskTakenError):
-            self._account.drop(task.number)
-            self._lost(task, outcome)
-        elif isinstance(outcome, Exception):
-            raise outcome
-        else:
-            self._in_vain = 0
-            self._account.end(*outcome)
+    def _between(self) -> None:
+        while not self._reports.empty():
+            progress = Progress(*self._reports.get()[1])
+            if self._dispatch.is_under_way(progress.task):
+                self._in_vain = 0
+                self._account.update(progress)
+        self._tend()
 
-    def _lost(self, task: Task, error: Exception) -> None:
+    def _lost(self, task: Task, lost: Lost) -> None:
         """Have done what is left of a task whose worker has died."""
-        position = take_back(self._job.directory, task, PATIENCE_S)
-        if position is None:  # it was waiting there, somebody else was at work
-            self._waiting.append(task._replace(number=next(self._numbers)))
+        if lost.batch is None:  # it was waiting there, another was at work
+            self._dispatch.add(task)
         else:
             batches = load_batches(self._job.directory, task.name)[task.start : task.stop]
-            at = np.repeat(np.arange(task.start, task.stop) == position, batches.sizes)
+            at = np.repeat(np.arange(task.start, task.stop) == lost.batch, batches.sizes)
             missing = missing_from(self._job.path, hashes_of([self._ids[index] for index in batches.items.tolist()]))
-            self._account.end(Progress(-1, utterances=int((~missing).sum())))
+            self._account.found(int((~missing).sum()))
             self._again(_some_of(batches, missing & ~at), whole=True)
-            self._again(self._suspected(batches.items[missing & at], error), whole=False)
-        self._in_vain = 0 if position is not None and position >= 0 else self._in_vain + 1
+            suspected: list[int] = batches.items[missing & at].tolist()
+            again = suspected if len(suspected) > 1 else self._accused(suspected, lost.error)
+            self._again(Batches(again, np.arange(len(again) + 1)), whole=False)
+        self._in_vain = 0 if lost.batch is not None and lost.batch >= 0 else self._in_vain + 1
         if self._in_vain > DEATHS_IN_VAIN * max(self._staff.there, 1):
-            raise IncompleteError(f"workers die before they compute anything, the last one so: {error}") from error
+            raise IncompleteError(
+                f"workers die before they compute anything, the last one so: {lost.error}"
+            ) from lost.error
 
-    def _suspected(self, indices: Ints, error: Exception) -> Batches:
-        """Take note of utterances that may have killed their worker; returns those to be tried again, each alone."""
-        again = []
-        for index in indices.tolist():
+    def _accused(self, alone: list[int], error: Exception) -> list[int]:
+        """Take note of an utterance that was alone when its worker died; returns it if it is to be tried again."""
+        for index in alone:
             self._deaths[index] += 1
             if self._deaths[index] <= self._job.retries:
-                again.append(index)
                 continue
             id = self._ids[index]
             failure = ComputeError(
@@ -156,18 +108,19 @@ class Crew:
             )
             if not self._job.skip_failures:
                 raise failure from error
-            self._account.end(Progress(-1, utterances=1, failed=1), [failure_of(id, failure)])
-        return Batches(again, np.arange(len(again) + 1))
+            self._account.found(0, [failure_of(id, failure)])
+            return []
+        return alone
 
     def _again(self, batches: Batches, whole: bool) -> None:
         """Have batches done, as one task or each as its own."""
         if not len(batches.items):
             return
-        number = next(self._numbers)
-        name = f"again-{number:06d}"
+        self._lists += 1
+        name = f"again-{self._lists:06d}"
         save_batches(self._job.directory, name, batches)
-        ranges = [(0, len(batches))] if whole else [(k, k + 1) for k in range(len(batches))]
-        self._waiting += [Task(next(self._numbers), name, start, stop) for start, stop in ranges]
+        for start, stop in [(0, len(batches))] if whole else [(k, k + 1) for k in range(len(batches))]:
+            self._dispatch.add(Task(name, start, stop))
 
 
 def _some_of(batches: Batches, wanted: Any) -> Batches:

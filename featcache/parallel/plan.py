@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 import xxhash
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, DuplicateIdError, IncompleteError
+from featcache.errors import ConfigError, DuplicateIdError
 from featcache.loading.batches import Batches, Ints
 from featcache.store.arrays import check_id
 from featcache.store.recover import committed
@@ -25,10 +23,10 @@ PLAN = "plan"
 class Task(NamedTuple):
     """Some batches of a list of batches that lies in the directory of the run."""
 
-    number: int  # of this attempt: no two attempts at the same batches share it
     name: str  # of the list
     start: int
     stop: int
+    number: int = 0  # of this attempt: no two attempts at the same batches share it
 
 
 def batches_of(indices: Ints, lengths: NDArray[np.float64] | None, batch_size: int) -> Batches:
@@ -120,71 +118,3 @@ def load_batches(directory: Path, name: str) -> Batches:
     """Map a list of batches into memory."""
     items, ends = (np.load(directory / f"{name}-{column}.npy", mmap_mode="r") for column in ("items", "ends"))
     return Batches(items, ends)
-
-
-class TaskTakenError(Exception):
-    """A task has been begun, or was taken back, before."""
-
-
-class Claim:
-    """A worker's right to do a task; nobody has it twice, nor two at once.
-
-    Beside it lies a note on the batch that the worker is at, for the case that it dies.
-
-    Raises `TaskTakenError` if another worker had the task, or `take_back` has been called; `FileNotFoundError` if the
-    run is over.
-    """
-
-    def __init__(self, directory: Path, task: Task) -> None:
-        if not directory.exists():
-            raise FileNotFoundError(str(directory))
-        self._note = _note(directory, task)
-        self._lock = FileLock(f"{self._note}.lock", thread_local=False)
-        try:
-            self._lock.acquire(timeout=0)
-            self._file = os.open(self._note, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except (Timeout, FileExistsError) as error:
-            self._lock.release()
-            raise TaskTakenError(task.number) from error
-
-    def at(self, batch: int) -> None:
-        """Note which batch is next."""
-        os.pwrite(self._file, batch.to_bytes(8, "little"), 0)
-
-    @property
-    def valid(self) -> bool:
-        """Whether the task is still wanted from this worker, and the run goes on."""
-        return self._note.exists() and not Path(f"{self._note}.back").exists()
-
-    def close(self) -> None:
-        """Let go; the note stays."""
-        os.close(self._file)
-        self._lock.release()
-
-
-def take_back(directory: Path, task: Task, patience_s: float) -> int | None:
-    """Take a task from the worker that has it, if it lives, when it is through with its batch; nobody gets it any more.
-
-    Returns the batch that it had come to, -1 if not even to the first, None if nobody had begun.
-
-    Raises `IncompleteError` if it still works on after `patience_s`.
-    """
-    note = _note(directory, task)
-    Path(f"{note}.back").touch()
-    lock = FileLock(f"{note}.lock")
-    try:
-        with lock.acquire(timeout=patience_s):
-            if not note.exists():
-                note.touch()
-                return None
-            data = note.read_bytes()
-            return int.from_bytes(data, "little") if data else -1
-    except Timeout as error:
-        raise IncompleteError(
-            f"a worker that Dask's scheduler has lost still works on task {task.number}, after {patience_s:.0f} s; "
-            "end that process, or wait for it, and try again"
-        ) from error
-
-
-def _note(directory: Path, task: Task) -> Path:
-    return directory / f"task-{task.number:06d}"

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from featcache.errors import FeatcacheError
-from featcache.parallel.client import SetupFn, get_client, run_env, wanted_workers
+from featcache.parallel.client import SetupFn, env_of, get_client, run_env, wanted_workers
 from featcache.parallel.clusters import names_of, replace_workers
 from featcache.parallel.config import ParallelConfig
-from featcache.parallel.worker import finish_work
+from featcache.parallel.sending import sendable
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Worker
     from distributed.deploy.cluster import Cluster
 
 REPLACE_AFTER_S = 30.0  # Dask gives up a lost worker after 15 s, then it starts another if asked to
@@ -31,8 +32,7 @@ def staff_of(parallel: ParallelConfig | Client, setup_fn: SetupFn) -> Iterator[S
     """Give workers an environment: new ones, that end with the block, or those of a client, that stay."""
     with ExitStack() as exits:
         client = exits.enter_context(get_client(parallel)) if isinstance(parallel, ParallelConfig) else parallel
-        exits.enter_context(run_env(client, setup_fn))
-        yield Staff(client)
+        yield Staff(client, exits.enter_context(run_env(client, setup_fn)))
 
 
 def number_of_workers(parallel: ParallelConfig | Client) -> int:
@@ -44,11 +44,16 @@ def number_of_workers(parallel: ParallelConfig | Client) -> int:
 
 
 class Staff:
-    """Sees to the workers of a client, which have been given an environment."""
+    """Sees to the workers of a client, which have been given an environment.
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.there = number_of_workers(client)  # how many there are
+    Args:
+        client: of the workers.
+        env: names the environment.
+    """
+
+    def __init__(self, client: Client, env: str) -> None:
+        self.client, self.env = client, env
+        self.there = number_of_workers(client)  # how many there are, or are to be at first
         self._wanted = wanted_workers(client)  # None: somebody else sees to their number
         self._seen: set[str] = set()  # the names of those that were there
         self._checked_at = self._complete_at = time.monotonic()
@@ -72,21 +77,21 @@ class Staff:
             self._level = logging.DEBUG
             replace_workers(cast("Cluster", self.client.cluster), self._seen, self._wanted)
 
-    def finish(self, under_way: Iterable[str]) -> None:
-        """End the tasks of some keys, and have every worker seal its part of the cache.
+    def finish(self, *, at_work: bool) -> None:
+        """Have every worker seal its part of the cache, after its batch if it is at work.
 
         A worker that takes too long is left alone: what it has committed is recovered when it has ended.
         """
-        patience_s = SEALING_S
-        if keys := list(under_way):
-            self.client.cancel(keys, force=True)  # type: ignore[no-untyped-call]
-            patience_s = STOPPING_S
+        patience_s = STOPPING_S if at_work else SEALING_S
+        if at_work:
             _log.warning("stopping: up to %.0f s for %d workers to end the batch they are at", patience_s, self.there)
         answers: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
 
         def ask() -> None:
-            with suppress(OSError):  # the connection was lost, and nobody waits for the answers any more
-                answers.put(self.client.run(finish_work, on_error="return"))
+            found: dict[str, object] = {}
+            with suppress(Exception):  # of a lost connection: parts of workers that have lost their run are recovered
+                found = self.client.run(finish_work, self.env, on_error="return")
+            answers.put(found)
 
         threading.Thread(target=ask, name="featcache-finish", daemon=True).start()
         try:
@@ -97,3 +102,16 @@ class Staff:
         for result in results.values():
             if isinstance(result, FeatcacheError):  # another is that of a worker which dies now: its part is recovered
                 raise result
+
+
+async def finish_work(env: str, dask_worker: Worker) -> Exception | None:
+    """End what runs in a worker, and seal its part; returns what goes wrong, of which Dask would make much noise."""
+    try:
+        work: Any = env_of(dask_worker, env)["work"]
+    except Exception:  # it has just come, or its environment failed
+        return None
+    try:
+        await asyncio.get_running_loop().run_in_executor(None, work.share.finish)
+    except Exception as error:
+        return sendable(error)
+    return None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +13,11 @@ from featcache.errors import ComputeError, ConfigError, DuplicateIdError, Featur
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array
 from featcache.loading.batches import Ints
-from featcache.parallel.plan import Claim, Task
+from featcache.parallel.claim import Claim
 from featcache.parallel.shards import FEATS, SHARDS, finish_shard, read_shard
+from featcache.parallel.share import Share
 from featcache.parallel.stats_hooks import made_from_what
 from featcache.ranks import describe
-from featcache.store.closing import closed_after
 from featcache.store.part_writer import PartWriter
 from featcache.store.recover import committed
 
@@ -46,15 +44,10 @@ class Job:
 class Order(NamedTuple):
     """A shard to be made."""
 
-    attempt: int  # no two share it
     name: str
     indices: Ints
     again: bool = False  # a worker that was at it was lost
-
-    @property
-    def task(self) -> Task:
-        """What a worker claims."""
-        return Task(self.attempt, self.name, 0, len(self.indices))
+    number: int = 0  # of this attempt: no two attempts at the same shard share it
 
 
 class ShardMaker:
@@ -67,9 +60,7 @@ class ShardMaker:
             if name not in env:
                 raise ConfigError(f"the environment needs {name!r}; it has {', '.join(map(repr, env)) or 'nothing'}")
         self._env: dict[str, Any] = dict(env)
-        self._writer: PartWriter | None = None
-        self._one_at_a_time = threading.Lock()  # a worker may have several threads, its environment is made for one
-        self._stopping = False
+        self.share = Share()
 
     def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
         """Return what statistics are made from here, and how features such as those of a sample are to be stored."""
@@ -85,27 +76,9 @@ class ShardMaker:
 
         Raises `TaskTakenError` if another process has, or had, this attempt at it.
         """
-        with self._one_at_a_time:
-            try:
-                claim = Claim(job.claims, order.task)
-            except FileNotFoundError as error:
-                raise IncompleteError(f"the run in {str(job.directory)!r} is over") from error
-            # whoever takes the shard back is to see what it stored
-            with contextlib.closing(claim), closed_after(self._commit):
-                if read_shard(job.directory / SHARDS / order.name) is None:  # or its maker was lost right after
-                    self._make(job, order, claim)
-
-    def finish(self) -> None:
-        """End the shard that is being made after its next batch, and seal the part of the cache."""
-        self._stopping = True
-        with self._one_at_a_time:
-            if self._writer is not None:
-                writer, self._writer = self._writer, None
-                writer.close()
-
-    def _commit(self) -> None:
-        if self._writer is not None:
-            self._writer.commit()
+        with self.share.attempt(job.claims, order.number) as claim:
+            if read_shard(job.directory / SHARDS / order.name) is None:  # or its maker was lost right after
+                self._make(job, order, claim)
 
     def _make(self, job: Job, order: Order, claim: Claim) -> None:
         hooks, shards = job.hooks, job.directory / SHARDS
@@ -119,21 +92,20 @@ class ShardMaker:
             writers = hooks.open_writers(shard_dir, **env)
             size = job.batch_size or 1
             for start in range(0, len(order.indices), size):
-                if self._stopping or not claim.valid:
+                if self.share.stopping or not claim.valid:
                     raise IncompleteError("the run has been stopped")
                 claim.at(start)
                 batch = order.indices[start : start + size].tolist()
                 result = self._compute(hooks, batch if job.batch_size else batch[0], env)
                 hooks.write_record(writers, result, state, **env)
             hooks.close_writers(writers)
-            self._commit()  # a shard that is there has all its features
+            self.share.commit()  # a shard that is there has all its features
             finish_shard(shard_dir, shards / order.name, order.indices)
 
     def _part(self, job: Job, features: Declared, order: Order) -> _NewOnly:
         path = job.directory / FEATS
-        if self._writer is None:
-            self._writer = PartWriter(path, features, job.made_from)
-        return _NewOnly(self._writer, set(committed(path)) if order.again else set())
+        writer = self.share.writer(path, features, job.made_from)
+        return _NewOnly(writer, set(committed(path)) if order.again else set())
 
     def _compute(self, hooks: Hooks, batch: list[int] | int, env: Mapping[str, Any]) -> Any:
         """Call `forward`; an error names the utterance that it comes from, if it comes from a single one."""

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 
+from featcache.account import Progress
 from featcache.batches import DatasetBatches, visible_ids
 from featcache.compute import Computation, Failure
-from featcache.errors import ConfigError, FeatcacheError, IncompleteError
+from featcache.errors import ConfigError
 from featcache.every import Every
 from featcache.feature import FeatureStorageConfig
-from featcache.parallel.plan import Claim, Task, digest_of, load_batches
+from featcache.parallel.claim import Claim
+from featcache.parallel.plan import Task, digest_of, load_batches
 from featcache.parallel.sending import sendable
-from featcache.store.closing import closed_after
-from featcache.store.part_writer import PartWriter
-
-if TYPE_CHECKING:
-    from distributed import Worker
+from featcache.parallel.share import Share
 
 REPORT_EVERY_S = 1.0
 # of a loader's own processes: Dask's worker processes may not have any, ask for more workers instead
@@ -49,15 +45,6 @@ class Job:
     seal_every_s: float | None  # so that what is there can be published before the end
 
 
-class Progress(NamedTuple):
-    """How far a task has come."""
-
-    task: int
-    utterances: int = 0  # written or failed
-    nbytes: int = 0
-    failed: int = 0
-
-
 class Work:
     """A process's share in a run: its environment, built when the first task comes, and its part of the cache."""
 
@@ -65,50 +52,31 @@ class Work:
         self.job = job
         self._build = build
         self._env: Environment | None = None
-        self._writer: PartWriter | None = None
-        self._one_at_a_time = threading.Lock()  # a worker may have several threads, its environment is made for one
-        self._stopping = False
+        self.share = Share()
         self._sealing = Every(job.seal_every_s)
 
     def run(self, task: Task, report: Callable[[Progress], object]) -> tuple[Progress, list[Failure]]:
         """Compute the utterances of a task and commit them; tells `report` how far it is, about once a second."""
-        with self._one_at_a_time:
-            if self._stopping:
-                raise IncompleteError("the run has been stopped")
-            try:
-                claim = Claim(self.job.directory, task)
-            except FileNotFoundError as error:
-                what = "the run is over" if self.job.path.exists() else "the cache has been removed"
-                raise IncompleteError(f"{str(self.job.directory)!r} is gone: {what}") from error
-            # whoever takes the task back is to see what it stored; not inference_mode, as in `FeatureCacheMixin`
-            with contextlib.closing(claim), closed_after(self._commit), torch.no_grad():
-                return self._compute(task, claim, report)
-
-    def finish(self) -> None:
-        """End the task that runs after its next batch, and seal the part."""
-        self._stopping = True
-        with self._one_at_a_time:
-            if self._writer is not None:
-                writer, self._writer = self._writer, None
-                writer.close()
+        # not inference_mode, as in `FeatureCacheMixin`
+        with self.share.attempt(self.job.directory, task.number) as claim, torch.no_grad():
+            return self._compute(task, claim, report)
 
     def _compute(
         self, task: Task, claim: Claim, report: Callable[[Progress], object]
     ) -> tuple[Progress, list[Failure]]:
         if self._env is None:
             self._env = self._checked(checked_environment(self._build()))
-        if self._writer is None:
-            self._writer = PartWriter(self.job.path, self.job.features, self.job.fingerprint)
+        writer = self.share.writer(self.job.path, self.job.features, self.job.fingerprint)
         batches = make_batches(self._env, self.job.directory, task)
         computation = Computation(
             self._env["compute_features"],
             batches,
-            self._writer,
+            writer,
             skip_failures=self.job.skip_failures,
             only_missing=True,
             retries=self.job.retries,
         )
-        writer, before, reporting = self._writer, self._writer.bytes_written, Every(REPORT_EVERY_S)
+        before, reporting = writer.bytes_written, Every(REPORT_EVERY_S)
 
         def progress() -> Progress:
             nbytes = writer.bytes_written - before
@@ -119,7 +87,7 @@ class Work:
             claim.at(number)
             for batch in islice(loaded, 1):
                 computation.process(batch)
-            if self._stopping or not claim.valid:
+            if self.share.stopping or not claim.valid:
                 break
             if reporting.due():
                 report(progress())
@@ -128,10 +96,6 @@ class Work:
         else:
             claim.at(task.stop)
         return progress(), computation.failures
-
-    def _commit(self) -> None:
-        if self._writer is not None:
-            self._writer.commit()
 
     def _checked(self, env: Environment) -> Environment:
         if digest_of(env["ids"]) != self.job.ids:
@@ -185,7 +149,7 @@ def _as_list(items: list[Any]) -> list[Any]:
 # what Dask calls:
 
 
-def run_task(task: Task, topic: str) -> tuple[Progress, list[Failure]] | Exception:
+def run_task(task: Task, env: str) -> tuple[Progress, list[Failure]] | Exception:
     """Run a task in this worker; returns what it raised, of which Dask would make much noise."""
     from distributed import get_worker
 
@@ -193,20 +157,7 @@ def run_task(task: Task, topic: str) -> tuple[Progress, list[Failure]] | Excepti
 
     worker = get_worker()
     try:
-        work = cast(Work, env_of(worker)["work"])
-        return work.run(task, partial(worker.log_event, topic))
+        work = cast(Work, env_of(worker, env)["work"])
+        return work.run(task, partial(worker.log_event, env))
     except Exception as error:
         return sendable(error)
-
-
-async def finish_work(dask_worker: Worker) -> None:
-    """End what runs in a worker and seal its part."""
-    import asyncio
-
-    from featcache.parallel.client import env_of
-
-    try:
-        work: Any = env_of(dask_worker)["work"]
-    except (KeyError, FeatcacheError):  # it has just come, or its environment failed
-        return
-    await asyncio.get_running_loop().run_in_executor(None, work.finish)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from featcache.errors import FeatcacheError
-
 
 def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
     """Close after an error, if there was one; an error of `close` does not hide it, but is noted on it."""
     try:
         close()
-    except (FeatcacheError, OSError) as second:
+    except Exception as second:
         if error is None:
             raise
         if second is not error:

@@ -1,14 +1,23 @@
-"""What all workers together have done: one bar over utterances, and the failures."""
+"""What has been done of an extraction, by all workers together: one bar over utterances, and the failures."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tqdm import tqdm
 
 from featcache.compute import Failure
-from featcache.parallel.worker import Progress
+
+
+class Progress(NamedTuple):
+    """How far a task has come."""
+
+    task: int
+    utterances: int = 0  # written or failed
+    nbytes: int = 0
+    failed: int = 0
 
 
 class Account:
@@ -16,14 +25,24 @@ class Account:
 
     Args:
         description: what the bar says.
-        total: utterances of the dataset.
+        total: utterances of the dataset; None if it does not tell.
         known: those of them that were in the cache before.
+        failures: is added those that are reported.
         shown: whether there is a bar.
         colour: its colour; None: the terminal's.
     """
 
-    def __init__(self, description: str, total: int, known: int, *, shown: bool, colour: str | None = None) -> None:
-        self.failures: list[Failure] = []
+    def __init__(
+        self,
+        description: str,
+        total: int | None,
+        known: int,
+        failures: list[Failure],
+        *,
+        shown: bool,
+        colour: str | None = None,
+    ) -> None:
+        self._failures = failures
         self._done = [0, 0, 0]  # utterances, bytes, failed ones
         self._running: dict[int, Progress] = {}
         self._known, self._started = known, time.monotonic()
@@ -36,6 +55,11 @@ class Account:
             disable=not shown,
             colour=colour,
         )
+
+    def begin(self) -> None:
+        """Count time from now on: workers may have been waited for, in a queue perhaps."""
+        self._started = time.monotonic()
+        self.bar.unpause()
 
     def update(self, progress: Progress) -> None:
         """Take note of how far a task is."""
@@ -51,8 +75,12 @@ class Account:
         """Take note of what a task has done in all."""
         self._running.pop(progress.task, None)
         self._done = [done + more for done, more in zip(self._done, progress[1:], strict=True)]
-        self.failures += failures
+        self._failures += failures
         self._show()
+
+    def found(self, utterances: int, failures: Sequence[Failure] = ()) -> None:
+        """Take note of what tasks have done that never reported it."""
+        self.end(Progress(-1, utterances + len(failures), failed=len(failures)), failures)
 
     def _show(self) -> None:
         if self.bar.disable:

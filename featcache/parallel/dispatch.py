@@ -1,0 +1,130 @@
+"""Tasks for the workers of Dask: a few under way for each, and what is left of those whose worker is lost."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from distributed import CancelledError, KilledWorker
+from distributed.comm.core import CommClosedError
+
+from featcache.errors import IncompleteError
+from featcache.parallel.claim import PATIENCE_S, AtWorkError, TaskTakenError, take_back
+from featcache.parallel.staff import Staff
+
+if TYPE_CHECKING:
+    from distributed import Future
+
+UNDER_WAY = 2  # tasks of each worker: one that it is at, and one that it need not wait for
+
+
+class Numbered(Protocol):
+    """A task, a `NamedTuple`; no two attempts at it have the same number."""
+
+    @property
+    def number(self) -> int:
+        """That of this attempt."""
+
+    def _replace(self, *, number: int) -> Self: ...
+
+
+T = TypeVar("T", bound=Numbered)
+
+
+class Lost(NamedTuple):
+    """What is known of an attempt whose worker is gone: killed, or cut off from the scheduler and stopped."""
+
+    batch: int | None  # that it was at, -1: before the first; None: nobody had begun
+    error: Exception
+
+
+class Dispatch(Generic[T]):
+    """Has tasks done by workers.
+
+    Args:
+        staff: the workers.
+        claims: the directory where they claim attempts.
+        function: is called in a worker with a task and `args`; returns errors instead of raising them.
+    """
+
+    def __init__(self, staff: Staff, claims: Path, function: Callable[..., object], *args: object) -> None:
+        self._staff, self._claims, self._function, self._args = staff, claims, function, args
+        self._numbers = count()
+        self._waiting: deque[T] = deque()
+        self._under_way: dict[int, tuple[T, Future[Any]]] = {}
+        self._lost: deque[tuple[T, Exception, float]] = deque()  # whose workers may still be at their batch, until when
+        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def add(self, task: T) -> None:
+        """Have a task done, by another attempt if there was one."""
+        self._waiting.append(task._replace(number=next(self._numbers)))
+
+    def is_under_way(self, number: int) -> bool:
+        """Say whether an attempt has been begun, or may be begun any moment."""
+        return number in self._under_way
+
+    def outcomes(self, tend: Callable[[], None] = lambda: None) -> Iterator[tuple[T, Any]]:
+        """Yield tasks as they end, with what the function returned, or `Lost`, until none is left.
+
+        `tend` is called about once a second. Raises `IncompleteError` if the scheduler is gone, or if a worker that it
+        has lost does not end.
+        """
+        while self._waiting or self._under_way or self._lost:
+            self._submit()
+            self._staff.look_after()
+            tend()
+            yield from self._some_ended()
+            yield from self._some_taken_back()
+
+    def finish(self) -> None:
+        """Have the workers end what is under way, and seal their parts."""
+        futures = [future for _, future in self._under_way.values()]
+        if futures:
+            self._staff.client.cancel(futures, force=True)  # type: ignore[no-untyped-call]
+        self._staff.finish(at_work=bool(futures or self._lost))
+
+    def _submit(self) -> None:
+        while self._waiting and len(self._under_way) < UNDER_WAY * max(self._staff.there, 1):
+            task = self._waiting.popleft()
+            future = self._staff.client.submit(self._function, task, *self._args, pure=False)
+            self._under_way[task.number] = task, future
+            future.add_done_callback(lambda _, number=task.number: self._ended.put(number))  # type: ignore[no-untyped-call]
+
+    def _some_ended(self) -> Iterator[tuple[T, Any]]:
+        wait_s = 0.2 if self._lost else 1.0
+        try:
+            while True:
+                task, future = self._under_way.pop(self._ended.get(timeout=wait_s))
+                wait_s = 0.0
+                try:
+                    outcome = future.result()
+                except KilledWorker as error:
+                    outcome = error
+                except (CancelledError, CommClosedError) as error:
+                    raise IncompleteError(f"the connection to Dask's scheduler was lost: {error}") from error
+                if isinstance(outcome, KilledWorker | TaskTakenError):
+                    self._lost.append((task, outcome, time.monotonic() + PATIENCE_S))
+                else:
+                    yield task, outcome
+        except queue.Empty:
+            return
+
+    def _some_taken_back(self) -> Iterator[tuple[T, Lost]]:
+        for _ in range(len(self._lost)):
+            task, error, until = self._lost.popleft()
+            try:
+                batch = take_back(self._claims, task.number)
+            except AtWorkError as still:
+                if time.monotonic() > until:
+                    raise IncompleteError(
+                        f"a worker that Dask's scheduler has lost still works on task {task.number}, after "
+                        f"{PATIENCE_S:.0f} s; end that process, or wait for it, and try again"
+                    ) from still
+                self._lost.append((task, error, until))
+            else:
+                yield task, Lost(batch, error)
