@@ -85,6 +85,8 @@ def test_what_workers_cannot_be_given_is_refused(storage: FeatureStorage) -> Non
         brain.cache_features(DataLoader(make_dataset(), collate_fn=list), parallel=LOCAL)
     with pytest.raises(ConfigError, match="the ids of 'list' are not known before it is loaded"):
         brain.cache_features([1, 2, 3], parallel=LOCAL)
+    with pytest.raises(ConfigError, match="asks for utterance 'spk/utt-0' 2 times; once is enough"):
+        brain.cache_features(make_dataset(), loader_kwargs={"batch_sampler": [[0], [1, 0]]}, parallel=LOCAL)
     brain.hparams.lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"cannot be sent brain\.hparams\.lock \(lock\): cannot pickle"):
         brain.cache_features(make_dataset(), parallel=LOCAL)

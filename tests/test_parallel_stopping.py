@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,17 @@ from store_helpers import free_space
 
 from featcache.errors import ComputeError, IncompleteError, StorageFullError
 from featcache.parallel import staff
+from featcache.parallel.client import get_client
 from featcache.store.recover import committed
 
 DRIVER = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 sys.path.insert(0, sys.argv[1])
 from featcache.parallel import staff
+from featcache.parallel.client import get_client
 from parallel_helpers import Provider, extract
 staff.STOPPING_S = 2.0
 if __name__ == "__main__":
@@ -104,3 +108,18 @@ def test_a_cache_that_lost_a_part_meanwhile_is_not_taken_for_complete(tmp_path: 
     with pytest.raises(IncompleteError, match=r"10 utterances of .* are neither stored nor reported"):
         extract(provider, **settings)
     assert_holds(extract(Provider(tmp_path, 20), **settings), range(20))
+
+
+def test_runs_at_the_same_time_share_the_workers_of_a_client_and_leave_no_tasks(tmp_path: Path) -> None:
+    def run(name: str) -> None:
+        assert_holds(extract(Provider(tmp_path / name, 30, 0.02), parallel=client), range(30))
+
+    with get_client(LOCAL) as client, ThreadPoolExecutor() as threads:
+        list(threads.map(run, ["a", "b"]))
+        with pytest.raises(ComputeError):
+            extract(Provider(tmp_path / "c", 40, 0.1, fails=[39]), parallel=client, retries=0)
+        assert client.run_on_scheduler(tasks_of) == 0  # type: ignore[no-untyped-call]
+
+
+def tasks_of(dask_scheduler: Any) -> int:
+    return len(dask_scheduler.tasks)
