@@ -14,13 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
+from digits_runs import RECIPE, assert_same
+from digits_runs import committed as committed_parts
 
 import featcache
-from featcache.store.journal import read_journal
-from featcache.store.part import list_parts
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "digits"
 SPLITS = ("train", "valid", "test")
 KILLS = 20
 # the recipe, noting the id of each utterance that is handed over to be stored
@@ -55,15 +53,12 @@ def noted(folder: Path) -> list[str]:
 
 def committed(folder: Path) -> set[str]:
     """Read from the bare files what is committed."""
-    found = set()
-    for split in SPLITS:
-        cache = folder / "out" / "features" / split
-        for name, sealed in list_parts(cache):
-            if sealed is not None:
-                found |= {f"{split} {id}" for id in sealed.index(cache, list(sealed.header.dims)).ids()}
-            elif journal := read_journal(cache / "parts" / name):
-                found |= {f"{split} {utterance.id}" for utterance in journal.utterances}
-    return found
+    return {
+        f"{split} {id}"
+        for split in SPLITS
+        for ids in committed_parts(folder / "out" / "features" / split)
+        for id in ids
+    }
 
 
 def wait_for_the_cache_phase(run: subprocess.Popen[bytes], folder: Path, since: int) -> None:
@@ -81,15 +76,7 @@ def is_done(folder: Path) -> bool:
 def assert_same_caches(folder: Path, reference: Path) -> None:
     for split in SPLITS:
         cache, expected = (featcache.open(f / "out" / "features" / split, verify="arrays") for f in (folder, reference))
-        assert cache.complete
-        assert list(cache) == list(expected)
-        for id in expected:
-            for feature, array in expected[id].items():
-                np.testing.assert_array_equal(cache[id][feature], array, strict=True)
-        ours, theirs = cache.stats("fbank"), expected.stats("fbank")
-        assert ours.count == theirs.count
-        np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-12)
-        np.testing.assert_allclose(ours.std, theirs.std, rtol=1e-12)
+        assert_same(cache, expected)
 
 
 def test_a_killed_demo_goes_on_and_ends_with_the_same_cache(tmp_path: Path) -> None:

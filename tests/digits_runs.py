@@ -1,4 +1,4 @@
-"""The recipe's extraction of spoken digits, some of them, by a driver of its own."""
+"""The recipe's extraction of the spoken digits for training, by a driver of its own that may be stopped or killed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -18,12 +17,9 @@ import featcache
 from featcache.store.journal import read_journal
 from featcache.store.part import list_parts
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "digits"
-SPEAKERS = ("dora", "john")
-SIZE = 10 * len(SPEAKERS) * 22  # the recordings of the training set
-BATCH = 4
+RECIPE = Path(__file__).parents[1] / "recipes" / "digits"
 # notes each utterance that is computed, and the job that does it
-RUN = f"""
+RUN = """
 import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
@@ -36,25 +32,26 @@ class Noting(train.DigitsBrain):
     def compute_features(self, batch, stage):
         job = os.environ.get("SLURM_JOB_ID", "none")
         note = os.open(self.hparams.note, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(note, "".join(f"{{id}} {{job}}\\n" for id in batch.id).encode())
+        os.write(note, "".join(f"{id} {job}\\n" for id in batch.id).encode())
         os.close(note)
         time.sleep(float(os.environ["UTTERANCE_S"]) * len(batch.id))
         return super().compute_features(batch, stage)
 
-def main(recipe, shared, folder, parallel):
+def main(recipe, shared, folder, batch_size, parallel):
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
     with (Path(recipe) / "hparams.yaml").open() as file:
-        hparams = load_hyperpyyaml(file, {{"output_folder": folder}})
+        hparams = load_hyperpyyaml(file, {"output_folder": folder})
     hparams["note"] = folder + "/noted"
     shared = Path(shared)
     if not (shared / "train.json").exists():
-        train.prepare(str(shared / "corpus"), shared, hparams["sample_rate"])
+        corpus = shared / "corpus"
+        train.prepare(str(corpus) if corpus.exists() else None, shared, hparams["sample_rate"])
     dataset, fbank = train.open_dataset(shared / "train.json"), hparams["modules"]["fbank"]
     train.fit_units(shared / "centroids.npy", dataset, fbank, hparams["number_of_units"], hparams["seed"])
     hparams["modules"]["units"] = train.Units(np.load(shared / "centroids.npy"))
-    brain = Noting(hparams["modules"], hparams["opt_class"], hparams, {{"noprogressbar": True}})
-    settings = {{"loader_kwargs": {{"batch_size": {BATCH}}}, "parallel": json.loads(parallel)}}
+    brain = Noting(hparams["modules"], hparams["opt_class"], hparams, {"noprogressbar": True})
+    settings = {"loader_kwargs": {"batch_size": int(batch_size)}, "parallel": json.loads(parallel)}
     brain.cache_features(dataset, sb.Stage.TRAIN, **settings)
 
 if __name__ == "__main__":
@@ -66,20 +63,22 @@ class Extraction:
     """One run of the driver, which lives no longer than the `with` block.
 
     Args:
-        shared: holds what all runs have in common; see `prepare`.
+        shared: holds what all runs have in common; "corpus" in it, if there, is taken instead of the recipe's.
         folder: where the features go.
         parallel: on which workers; None: by the driver itself.
+        batch_size: utterances a batch.
         seconds: how long an utterance takes at least.
     """
 
     def __init__(
-        self, shared: Path, folder: Path, parallel: Mapping[str, object] | None, seconds: float = 0.03
+        self, shared: Path, folder: Path, parallel: Mapping[str, object] | None, *, batch_size: int, seconds: float
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.cache = folder / "features" / "train"
-        command = [sys.executable, shared / "run.py", RECIPE, shared, folder, json.dumps(parallel)]
-        # jobs inherit the environment, which says where the recipe is
+        (shared / "run.py").write_text(RUN)
+        command = [sys.executable, shared / "run.py", RECIPE, shared, folder, batch_size, json.dumps(parallel)]
+        # jobs inherit the environment, which says where the recipe is; the cache is not made from how long it takes
         path = os.pathsep.join(filter(None, [str(RECIPE), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "PYTHONPATH": path, "UTTERANCE_S": str(seconds)}
         with (folder / "log").open("ab") as log:
@@ -99,33 +98,23 @@ class Extraction:
         return [(line.split()[0], line.split()[1]) for line in lines]
 
     def committed(self) -> list[set[str]]:
-        """Read from the bare files what is committed, part by part."""
+        """What is committed, part by part."""
         found: list[set[str]] = []
         with contextlib.suppress(FileNotFoundError):  # a part was sealed or removed meanwhile: fewer are seen
-            for name, sealed in list_parts(self.cache):
-                if sealed is not None:
-                    found.append(set(sealed.index(self.cache, []).ids()))
-                elif journal := read_journal(self.cache / "parts" / name):
-                    found.append({utterance.id for utterance in journal.utterances})
+            found.extend(committed(self.cache))
         return found
-
-    def is_amid(self) -> bool:
-        """Say whether each of two workers has committed a good deal, or the driver has ended."""
-        sizes = [len(ids) for ids in self.committed()]
-        return self.driver.poll() is not None or (len(sizes) == 2 and min(sizes) > SIZE // 20)
 
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
 
-def prepare(shared: Path) -> None:
-    """Unpack what `SPEAKERS` say into a folder for the drivers: all of it for training but two recordings a digit."""
-    with zipfile.ZipFile(RECIPE / "corpus.zip") as corpus:
-        for digit in range(10):
-            for speaker in SPEAKERS:
-                for index in (0, 5, *range(8, 30)):
-                    corpus.extract(f"{digit}_{speaker}_{index}.flac", shared / "corpus")
-    (shared / "run.py").write_text(RUN)
+def committed(cache: Path) -> Iterator[set[str]]:
+    """Read from the bare files what is committed, part by part."""
+    for name, sealed in list_parts(cache):
+        if sealed is not None:
+            yield set(sealed.index(cache, []).ids())
+        elif journal := read_journal(cache / "parts" / name):
+            yield {utterance.id for utterance in journal.utterances}
 
 
 def assert_same(cache: featcache.Cache, expected: featcache.Cache) -> None:
