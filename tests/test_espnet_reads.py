@@ -1,0 +1,57 @@
+"""ESPnet's own code, where it is installed, reads the statistics and shapes that collect-stats writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from collect_stats_helpers import Provider, collect, id_of, speech_of
+
+import featcache
+
+pytest.importorskip("espnet2", reason="ESPnet is not installed: pip install --no-deps espnet typeguard")
+global_mvn = pytest.importorskip("espnet2.layers.global_mvn")
+batch_samplers = pytest.importorskip("espnet2.samplers.build_batch_sampler")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that collect-stats writes of 30 utterances."""
+    folder = tmp_path_factory.mktemp("stats") / "run"
+    collect(Provider(folder))
+    return folder / "stats" / "train"
+
+
+def test_its_global_mvn_has_the_mean_and_standard_deviation_of_all_frames(split: Path) -> None:
+    frames = np.concatenate([speech_of(number) for number in range(30)]).astype(np.float64)
+    normalise = global_mvn.GlobalMVN(split / "feats_stats.npz")
+    np.testing.assert_allclose(normalise.mean, frames.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(normalise.std, frames.std(0), rtol=1e-9)  # it takes the variance for a difference
+    (normalised,), _ = normalise(torch.tensor(frames)[None], torch.tensor([len(frames)]))  # in place: of a copy
+    ours = featcache.GlobalMVN.from_stats(featcache.FeatureStats.load(split / "feats_stats.npz"))
+    torch.testing.assert_close(ours(torch.tensor(frames)), normalised, rtol=0, atol=1e-6)  # ours holds float32
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"type": "unsorted", "batch_size": 4},
+        {"type": "sorted", "batch_size": 4},
+        {"type": "folded", "batch_size": 4, "fold_lengths": [20, 2]},
+        {"type": "length", "batch_bins": 60},
+        {"type": "numel", "batch_bins": 300},
+    ],
+    ids=lambda settings: settings["type"],
+)
+def test_its_batch_samplers_read_the_shapes_and_make_the_batches_that_ours_make(
+    split: Path, settings: dict[str, Any]
+) -> None:
+    files = [str(split / "feats_shape"), str(split / "text_shape")]
+    needed = {"batch_size": 1, "batch_bins": 1}  # both, whatever the type
+    theirs = batch_samplers.build_batch_sampler(shape_files=files, **needed | settings)
+    batches = [tuple(batch) for batch in theirs]
+    assert sorted(id for batch in batches for id in batch) == sorted(map(id_of, range(30)))
+    assert batches == [tuple(batch) for batch in featcache.samplers.build_batch_sampler(shape_files=files, **settings)]
