@@ -15,8 +15,7 @@ from featcache.batches import (
     to_device,
     worker_failed,
 )
-from featcache.errors import ComputeError, FeatureError
-from featcache.ranks import describe
+from featcache.errors import ComputeError, FeatureError, describe
 from featcache.store.part_writer import PartWriter
 
 

@@ -104,6 +104,15 @@ class IncompleteError(FeatcacheError, RuntimeError):
     """Extraction stopped before the end; what is done is kept."""
 
 
+def describe(error: BaseException) -> str:
+    r"""Return an error's class and message, in one line.
+
+    >>> describe(ValueError("no model\n  in 'exp'"))
+    "ValueError: no model in 'exp'"
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """Say which known names are close to `name`, or which there are, as the end of a message.
 

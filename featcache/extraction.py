@@ -13,9 +13,9 @@ from featcache.batches import DatasetBatches, LoaderBatches, batches_of_stream, 
 from featcache.compute import Computation, Failure, features_of
 from featcache.config import FeatureStorage
 from featcache.destination import Destination
-from featcache.errors import ConfigError, IncompleteError
+from featcache.errors import ConfigError, IncompleteError, describe
 from featcache.every import Every
-from featcache.ranks import Ranks, describe
+from featcache.ranks import Ranks
 from featcache.store.cache import Cache
 from featcache.store.closing import close_after
 from featcache.store.part_writer import PartWriter

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from featcache.errors import ConfigError, IncompleteError
+from featcache.errors import ConfigError, IncompleteError, describe
 
 T = TypeVar("T")
 
@@ -71,8 +71,3 @@ class Ranks:
             if text is not None:
                 raise IncompleteError(f"rank {rank} failed with {text}; what was computed is kept")
         return [result for result, _ in outcomes]  # type: ignore[misc]
-
-
-def describe(error: BaseException) -> str:
-    """Return an error's class and message, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())

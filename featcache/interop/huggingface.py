@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from featcache.errors import ComputeError, ConfigError, MissingDependencyError, nearest
+from featcache.errors import ComputeError, ConfigError, MissingDependencyError, describe, nearest
 from featcache.interop.clips import Clip, Rows
-from featcache.ranks import describe
 
 if TYPE_CHECKING:
     from lhotse import CutSet, MonoCut, Recording

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featcache.batches import visible_ids
-from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, IncompleteError
+from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, IncompleteError, describe
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array
 from featcache.loading.batches import Ints
@@ -17,7 +17,6 @@ from featcache.parallel.claim import Claim
 from featcache.parallel.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.parallel.share import Share
 from featcache.parallel.stats_hooks import made_from_what
-from featcache.ranks import describe
 from featcache.store.part_writer import PartWriter
 from featcache.store.recover import committed
 
