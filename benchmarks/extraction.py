@@ -180,9 +180,9 @@ def million(folder: Path, size: int) -> None:
     finish = runner.Run._finish
     before_merge = []
 
-    def noted(run: runner.Run, writer: featcache.CacheWriter, error: BaseException | None) -> None:
+    def noted(run: runner.Run, writer: featcache.CacheWriter) -> None:
         before_merge.append(memory())
-        finish(run, writer, error)
+        finish(run, writer)
 
     peak = Peak()
     with mock.patch.object(runner.Run, "_finish", noted):

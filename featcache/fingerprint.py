@@ -21,6 +21,7 @@ import inspect
 import re
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -31,6 +32,7 @@ import xxhash
 
 from featcache.store.files import digest
 
+_PARSING = threading.Lock()  # ast may fail in two threads at once: https://github.com/python/cpython/issues/106905
 MAX_SETTINGS = 256  # of one module; beyond, their digest
 _LIBRARIES = ("featcache", "speechbrain", "torch")  # whose code is followed no further: versions do not count
 _CONTAINERS = ("modules", "raw_modules", "hparams")
@@ -225,7 +227,8 @@ def _class_attributes(cls: type, names: _Names) -> Iterator[tuple[str, object]]:
 def _tree(item: Any) -> ast.AST | None:
     """Return the syntax tree of a function or class without its docstrings."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(item)))
+        with _PARSING:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(item)))
     except (OSError, TypeError, SyntaxError):
         return None
     for node in ast.walk(tree):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -60,6 +61,11 @@ class Computing:
                 raise ComputingError(f"cannot compute {number}")
             if number in self.deeds.get("hangs", ()):
                 time.sleep(3600)
+            if number in self.deeds.get("freezes", ()):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            for odd in (GeneratorExit, asyncio.CancelledError):
+                if number in self.deeds.get(odd.__name__, ()):
+                    raise odd(f"in utterance {number}")
             time.sleep(self.seconds)
         return [{"id": self.ids[number], **arrays_of(number)} for number in items]
 

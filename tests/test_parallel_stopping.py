@@ -43,8 +43,8 @@ def test_a_worker_that_hangs_does_not_keep_the_error_of_another(
     monkeypatch.setattr(staff, "STOPPING_S", 1.0)
     with pytest.raises(ComputeError, match="of 'spk2/utt-5' failed with ComputingError: cannot") as caught:
         extract(Provider(tmp_path, hangs=[39], fails=[5]), retries=0)
-    assert "stopping: up to 1 s for 2 workers to end the batch they are at" in caplog.text
-    assert "has not ended after 1 s, and is given up" in caplog.text
+    assert "stopping: up to 1 s for 2 workers to end their batch" in caplog.text
+    assert "given up after 1 s, what it committed is kept: worker tcp://127.0.0.1:" in caplog.text
     notes = "\n".join(caught.value.__notes__)
     assert 'raise ComputingError(f"cannot compute {number}")' in notes  # where it happened in the worker
     kept = len(set(committed(tmp_path / "cache")))
@@ -119,6 +119,25 @@ def test_runs_at_the_same_time_share_the_workers_of_a_client_and_leave_no_tasks(
         with pytest.raises(ComputeError):
             extract(Provider(tmp_path / "c", 40, 0.1, fails=[39]), parallel=client, retries=0)
         assert client.run_on_scheduler(tasks_of) == 0  # type: ignore[no-untyped-call]
+
+
+def test_a_frozen_worker_keeps_nobody_from_working_nor_the_next_run_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staff, "STOPPING_S", 1.0)
+    with get_client(LOCAL) as client:
+        # number 39 is the longest and comes first, 0 is the shortest and comes last
+        with pytest.raises(ComputeError, match="cannot compute 0"):
+            extract(Provider(tmp_path / "a", freezes=[39], fails=[0]), parallel=client, retries=0)
+        # but one, all that was not given to the frozen worker was done
+        assert len(set(committed(tmp_path / "a" / "cache"))) >= 36
+        assert_holds(extract(Provider(tmp_path / "b"), parallel=client), range(40))
+
+
+@pytest.mark.parametrize("raised", ["GeneratorExit", "CancelledError"])
+def test_whatever_is_raised_in_a_worker_ends_the_run_with_its_name(tmp_path: Path, raised: str) -> None:
+    with pytest.raises(ComputeError, match=f"^{raised}: in utterance 7"):
+        extract(Provider(tmp_path, 10, 0, **{raised: [7]}), parallel={"env": "local", "n_workers": 1})
 
 
 def tasks_of(dask_scheduler: Any) -> int:

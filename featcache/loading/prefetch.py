@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from os import getpid
 from typing import Generic, TypeVar
 
 from featcache.errors import ConfigError
@@ -37,7 +37,7 @@ class Prefetch(Generic[T]):
         self._most_threads = threads
         self._most_bytes = most_bytes if threads else 0
         self._error: Exception | None = None
-        self._process = os.getpid()
+        self._process = getpid()
         self._advance()
         self._results: deque[tuple[int, Future[T]]] = deque()
         self._todo: deque[tuple[Future[T], Callable[[], T]]] = deque()
@@ -49,7 +49,7 @@ class Prefetch(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        if os.getpid() != self._process:
+        if getpid() != self._process:
             raise ConfigError("this iteration belongs to the process that began it; begin another one in this process")
         self._take_jobs()
         if not self._results:
@@ -65,7 +65,7 @@ class Prefetch(Generic[T]):
 
     def close(self) -> None:
         """Drop what is not begun, and wait for what is."""
-        if os.getpid() != self._process:
+        if getpid() != self._process:
             return  # a fork has none of the threads, and one of them may have held the lock
         self._next = self._error = None
         self._results.clear()

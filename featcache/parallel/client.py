@@ -7,7 +7,9 @@ import functools
 import inspect
 import logging
 import os
+import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 SetupFn = Callable[[], Mapping[str, object]]
 _PLUGIN = "env"
+FORGETTING_S = 10.0  # for workers to let go of an environment; one that hangs does not
 _SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,  # who lost a task decides what becomes of it
     # no task waits on a worker that is busy: it would be blamed, too, when that one dies
@@ -115,9 +118,31 @@ def run_env(client: Client, setup_fn: SetupFn) -> Iterator[str]:
     try:
         yield name
     finally:
-        with suppress(Exception):  # the connection is lost, and the environment with it
+
+        def forget() -> None:
             client.unregister_worker_plugin(name)  # type: ignore[no-untyped-call]
             client.run(_forget, plugin.token, on_error="ignore")
+
+        answers_within(FORGETTING_S, {name: forget})  # fails if the connection is lost, and the environment with it
+
+
+def answers_within(seconds: float, calls: Mapping[str, Callable[[], R]]) -> dict[str, R | Exception]:
+    """Make calls side by side that may never come back, and return what those returned or raised that did in time."""
+    answers: queue.SimpleQueue[tuple[str, R | Exception]] = queue.SimpleQueue()
+
+    def call(name: str) -> None:
+        try:
+            answers.put((name, calls[name]()))
+        except Exception as error:
+            answers.put((name, error))
+
+    for name in calls:
+        threading.Thread(target=call, args=(name,), name=f"featcache-{name}", daemon=True).start()
+    until, found = time.monotonic() + seconds, dict[str, R | Exception]()
+    with suppress(queue.Empty):
+        while len(found) < len(calls):
+            found.update([answers.get(timeout=max(until - time.monotonic(), 0))])
+    return found
 
 
 def _register(client: Client, plugin: _WorkerEnv, name: str) -> None:

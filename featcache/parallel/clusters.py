@@ -119,7 +119,10 @@ def _reason(error: BaseException) -> str:
         script = getattr(sys.modules["__main__"], "__file__", None)
         if script is not None and not Path(script).exists():
             return f"{error}; workers import the script, which is no file: save {script!r} as one"
-        return f"{error}; a script needs `if __name__ == '__main__':` around what starts workers, since they import it"
+        return (
+            f"{error}; a script needs `if __name__ == '__main__':` around what starts workers, since they import it; "
+            "or one was killed as it began"
+        )
     if multiprocessing.current_process().daemon:
         return "this is a worker itself, which may not start processes"
     return str(error)

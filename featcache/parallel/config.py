@@ -89,6 +89,9 @@ def config_or_client(parallel: ParallelConfig | Mapping[str, object] | Client) -
     """Return a client of Dask as it is, and else a checked configuration."""
     distributed = sys.modules.get("distributed")  # a client can only come from there
     if distributed is not None and isinstance(parallel, distributed.Client):
+        if parallel.asynchronous or parallel.status != "running":
+            kind = "asynchronous" if parallel.asynchronous else parallel.status
+            raise ConfigError(f"parallel is a client that is {kind}; give one that runs and waits for its answers")
         return cast("Client", parallel)
     return ParallelConfig.of(cast(Mapping[str, object], parallel))
 

@@ -90,7 +90,7 @@ class Crew:
             again = suspected if len(suspected) > 1 else self._accused(suspected, lost.error)
             self._again(Batches(again, np.arange(len(again) + 1)), whole=False)
         self._in_vain = 0 if lost.batch is not None and lost.batch >= 0 else self._in_vain + 1
-        if self._in_vain > DEATHS_IN_VAIN * max(self._staff.there, 1):
+        if self._in_vain > DEATHS_IN_VAIN * max(len(self._staff.addresses), 1):
             raise IncompleteError(
                 f"workers die before they compute anything, the last one so: {lost.error}"
             ) from lost.error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -56,7 +56,7 @@ class Dispatch(Generic[T]):
         self._staff, self._claims, self._function, self._args = staff, claims, function, args
         self._numbers = count()
         self._waiting: deque[T] = deque()
-        self._under_way: dict[int, tuple[T, Future[Any]]] = {}
+        self._under_way: dict[int, tuple[T, Future[Any], str]] = {}  # and the worker that it was meant for
         self._lost: deque[tuple[T, Exception, float]] = deque()  # whose workers may still be at their batch, until when
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -83,23 +83,28 @@ class Dispatch(Generic[T]):
 
     def finish(self) -> None:
         """Have the workers end what is under way, and seal their parts."""
-        futures = [future for _, future in self._under_way.values()]
+        futures = [future for _, future, _ in self._under_way.values()]
         if futures:
             self._staff.client.cancel(futures, force=True)  # type: ignore[no-untyped-call]
         self._staff.finish(at_work=bool(futures or self._lost))
 
     def _submit(self) -> None:
-        while self._waiting and len(self._under_way) < UNDER_WAY * max(self._staff.there, 1):
+        # a share for each: all could go to a worker that hangs, and only that worker could give them back
+        at = Counter(address for _, _, address in self._under_way.values())
+        room = [address for turn in range(UNDER_WAY) for address in self._staff.addresses if at[address] <= turn]
+        for address in room[: len(self._waiting)]:
             task = self._waiting.popleft()
-            future = self._staff.client.submit(self._function, task, *self._args, pure=False)
-            self._under_way[task.number] = task, future
+            future = self._staff.client.submit(
+                self._function, task, *self._args, pure=False, workers=[address], allow_other_workers=True
+            )
+            self._under_way[task.number] = task, future, address
             future.add_done_callback(lambda _, number=task.number: self._ended.put(number))  # type: ignore[no-untyped-call]
 
     def _some_ended(self) -> Iterator[tuple[T, Any]]:
         wait_s = 0.2 if self._lost else 1.0
         try:
             while True:
-                task, future = self._under_way.pop(self._ended.get(timeout=wait_s))
+                task, future, _ = self._under_way.pop(self._ended.get(timeout=wait_s))
                 wait_s = 0.0
                 try:
                     outcome = future.result()

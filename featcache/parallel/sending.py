@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError
+
+R = TypeVar("R")
+LARGEST_ERROR = 1 << 20  # in bytes
 
 
 def pack(named: Mapping[str, object]) -> bytes:
@@ -33,19 +37,39 @@ def unpack(data: bytes) -> dict[str, Any]:
     return cast(dict[str, Any], torch.load(io.BytesIO(data), map_location="cpu", weights_only=False))
 
 
-def sendable(error: Exception) -> Exception:
-    """Return an error with its traceback as a note, ready to be sent; another one in place of what cannot be.
+def returned(call: Callable[[], R]) -> R | Exception:
+    """Return what a call returns or raises, ready to be sent; of what is raised Dask makes much noise, or none."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit):  # which end the worker
+        raise
+    except BaseException as error:
+        return sendable(error)
 
-    Errors hold whatever their makers put in: locks, open files, arguments that they do not take again.
+
+def sendable(error: BaseException) -> Exception:
+    """Return an error like this one that can be sent, with the traceback of this process as a note.
+
+    It is of the same class if that is one of Python's or ours, and a `ComputeError` otherwise: other errors hold what
+    their makers put in, and may be of classes that only this process can import.
     """
     note = f"in the worker:\n{''.join(traceback.format_exception(error))}"
-    error.__cause__ = error.__context__ = error.__traceback__ = None
+    copy = _copy(error)
+    copy.add_note(note)
+    return copy
+
+
+def _copy(error: BaseException) -> Exception:
     try:
-        unpack(_dumps({"error": error}))
-    except Exception:  # whatever the objects in it raise
-        error = ComputeError(f"{type(error).__name__}: {error}")
-    error.add_note(note)
-    return error
+        text = str(error)
+    except Exception:  # whatever its class does there
+        text = "an error that cannot be told"
+    if isinstance(error, Exception) and type(error).__module__.split(".")[0] in ("builtins", "featcache"):
+        with contextlib.suppress(Exception):
+            copy = type(error)(*error.args)
+            if str(copy) == text and len(pickle.dumps(copy)) < LARGEST_ERROR:
+                return copy
+    return ComputeError(f"{type(error).__name__}: {text[:LARGEST_ERROR]}")
 
 
 def _dumps(value: object) -> bytes:

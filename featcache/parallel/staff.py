@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from featcache.errors import FeatcacheError
-from featcache.parallel.client import SetupFn, env_of, get_client, run_env, wanted_workers
+from featcache.parallel.client import SetupFn, answers_within, env_of, get_client, run_env, wanted_workers
 from featcache.parallel.clusters import names_of, replace_workers
 from featcache.parallel.config import ParallelConfig
-from featcache.parallel.sending import sendable
+from featcache.parallel.sending import returned
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
     from distributed.deploy.cluster import Cluster
 
 REPLACE_AFTER_S = 30.0  # Dask gives up a lost worker after 15 s, then it starts another if asked to
+RESTARTING_S = 30.0  # for a worker that hangs to be replaced
 STOPPING_S = 30.0  # for a worker to come to the end of its batch
 SEALING_S = 600.0  # for one that has nothing to do but to seal what it wrote
 _log = logging.getLogger("featcache")
@@ -32,7 +32,7 @@ def staff_of(parallel: ParallelConfig | Client, setup_fn: SetupFn) -> Iterator[S
     """Give workers an environment: new ones, that end with the block, or those of a client, that stay."""
     with ExitStack() as exits:
         client = exits.enter_context(get_client(parallel)) if isinstance(parallel, ParallelConfig) else parallel
-        yield Staff(client, exits.enter_context(run_env(client, setup_fn)))
+        yield Staff(client, exits.enter_context(run_env(client, setup_fn)), stay=client is parallel)
 
 
 def number_of_workers(parallel: ParallelConfig | Client) -> int:
@@ -49,11 +49,13 @@ class Staff:
     Args:
         client: of the workers.
         env: names the environment.
+        stay: whether the workers have more to do afterwards.
     """
 
-    def __init__(self, client: Client, env: str) -> None:
+    def __init__(self, client: Client, env: str, *, stay: bool) -> None:
         self.client, self.env = client, env
-        self.there = number_of_workers(client)  # how many there are, or are to be at first
+        self.addresses = list(client.nthreads())  # type: ignore[no-untyped-call]
+        self._stay = stay
         self._wanted = wanted_workers(client)  # None: somebody else sees to their number
         self._seen: set[str] = set()  # the names of those that were there
         self._checked_at = self._complete_at = time.monotonic()
@@ -65,15 +67,16 @@ class Staff:
         if now - self._checked_at < 1:
             return
         self._checked_at = now
-        self.there = len(self.client.nthreads())  # type: ignore[no-untyped-call]
+        self.addresses = list(self.client.nthreads())  # type: ignore[no-untyped-call]
         if self._wanted is not None:
             self._seen |= names_of(cast("Cluster", self.client.cluster))
-        if self._wanted is None or self.there >= self._wanted:
+        there = len(self.addresses)
+        if self._wanted is None or there >= self._wanted:
             self._complete_at, self._level = now, logging.WARNING
         elif now - self._complete_at > REPLACE_AFTER_S:
             self._complete_at = now
             # in a full queue that may be for hours
-            _log.log(self._level, "%d of %d workers are there; asking for the others", self.there, self._wanted)
+            _log.log(self._level, "%d of %d workers are there; asking for the others", there, self._wanted)
             self._level = logging.DEBUG
             replace_workers(cast("Cluster", self.client.cluster), self._seen, self._wanted)
 
@@ -82,26 +85,24 @@ class Staff:
 
         A worker that takes too long is left alone: what it has committed is recovered when it has ended.
         """
-        patience_s = STOPPING_S if at_work else SEALING_S
+        patience_s, addresses = STOPPING_S if at_work else SEALING_S, list(self.addresses)
         if at_work:
-            _log.warning("stopping: up to %.0f s for %d workers to end the batch they are at", patience_s, self.there)
-        answers: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
-
-        def ask() -> None:
-            found: dict[str, object] = {}
-            with suppress(Exception):  # of a lost connection: parts of workers that have lost their run are recovered
-                found = self.client.run(finish_work, self.env, on_error="return")
-            answers.put(found)
-
-        threading.Thread(target=ask, name="featcache-finish", daemon=True).start()
-        try:
-            results = answers.get(timeout=patience_s)
-        except queue.Empty:
-            _log.warning("a worker has not ended after %.0f s, and is given up: what it committed is kept", patience_s)
-            return
-        for result in results.values():
-            if isinstance(result, FeatcacheError):  # another is that of a worker which dies now: its part is recovered
-                raise result
+            _log.warning("stopping: up to %.0f s for %d workers to end their batch", patience_s, len(addresses))
+        calls = {
+            address: partial(self.client.run, finish_work, self.env, workers=[address], on_error="return")
+            for address in addresses
+        }
+        answers = answers_within(patience_s, calls)
+        if silent := [address for address in addresses if address not in answers]:
+            _log.warning("given up after %.0f s, what it committed is kept: worker %s", patience_s, ", ".join(silent))
+            if self._stay and self._wanted is not None:  # or they would never get to what comes next
+                restart = partial(self.client.restart_workers, silent, timeout=RESTARTING_S, raise_for_error=False)
+                answers_within(RESTARTING_S, {"restart": restart})
+        for answer in answers.values():
+            # another error is that of a connection that is lost, or of a worker that dies now: its part is recovered
+            for result in answer.values() if isinstance(answer, dict) else ():
+                if isinstance(result, FeatcacheError):
+                    raise result
 
 
 async def finish_work(env: str, dask_worker: Worker) -> Exception | None:
@@ -110,8 +111,4 @@ async def finish_work(env: str, dask_worker: Worker) -> Exception | None:
         work: Any = env_of(dask_worker, env)["work"]
     except Exception:  # it has just come, or its environment failed
         return None
-    try:
-        await asyncio.get_running_loop().run_in_executor(None, work.share.finish)
-    except Exception as error:
-        return sendable(error)
-    return None
+    return await asyncio.get_running_loop().run_in_executor(None, returned, work.share.finish)

@@ -12,7 +12,7 @@ from featcache.errors import ComputeError, IncompleteError
 from featcache.loading.batches import Ints
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.provider import EnvironmentProvider
-from featcache.parallel.sending import sendable
+from featcache.parallel.sending import returned
 from featcache.parallel.stats_worker import Answer, Job, Order, ShardMaker
 from featcache.store.closing import closed_after
 
@@ -120,18 +120,11 @@ def _set_up(setup_fn: Callable[[], object]) -> dict[str, object]:
 
 
 def _ask(hooks: Hooks, sample: Ints | None, env: str) -> Answer | Exception:
-    try:
-        return _maker(env).ask(hooks, sample)
-    except Exception as error:
-        return sendable(error)
+    return returned(lambda: _maker(env).ask(hooks, sample))
 
 
 def _make(order: Order, job: Job, env: str) -> Exception | None:
-    try:
-        _maker(env).make(job, order)
-    except Exception as error:
-        return sendable(error)
-    return None
+    return returned(lambda: _maker(env).make(job, order))
 
 
 def _maker(env: str) -> ShardMaker:

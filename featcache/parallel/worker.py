@@ -19,7 +19,7 @@ from featcache.every import Every
 from featcache.feature import FeatureStorageConfig
 from featcache.parallel.claim import Claim
 from featcache.parallel.plan import Task, digest_of, load_batches
-from featcache.parallel.sending import sendable
+from featcache.parallel.sending import returned
 from featcache.parallel.share import Share
 
 REPORT_EVERY_S = 1.0
@@ -155,9 +155,8 @@ def run_task(task: Task, env: str) -> tuple[Progress, list[Failure]] | Exception
 
     from featcache.parallel.client import env_of
 
-    worker = get_worker()
-    try:
-        work = cast(Work, env_of(worker, env)["work"])
-        return work.run(task, partial(worker.log_event, env))
-    except Exception as error:
-        return sendable(error)
+    def run() -> tuple[Progress, list[Failure]]:
+        worker = get_worker()
+        return cast(Work, env_of(worker, env)["work"]).run(task, partial(worker.log_event, env))
+
+    return returned(run)
