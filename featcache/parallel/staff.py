@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 REPLACE_AFTER_S = 30.0  # Dask gives up a lost worker after 15 s, then it starts another if asked to
 RESTARTING_S = 30.0  # for a worker that hangs to be replaced
+ASKING_S = 10.0  # for the scheduler to say which workers there are
 STOPPING_S = 30.0  # for a worker to come to the end of its batch
 SEALING_S = 600.0  # for one that has nothing to do but to seal what it wrote
 _log = logging.getLogger("featcache")
@@ -85,7 +86,9 @@ class Staff:
 
         A worker that takes too long is left alone: what it has committed is recovered when it has ended.
         """
-        patience_s, addresses = STOPPING_S if at_work else SEALING_S, list(self.addresses)
+        now_there = answers_within(ASKING_S, {"nthreads": self.client.nthreads}).get("nthreads")
+        addresses = list(now_there) if isinstance(now_there, dict) else self.addresses
+        patience_s = STOPPING_S if at_work else SEALING_S
         if at_work:
             _log.warning("stopping: up to %.0f s for %d workers to end their batch", patience_s, len(addresses))
         calls = {
