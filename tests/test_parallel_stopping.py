@@ -18,7 +18,7 @@ from parallel_helpers import LOCAL, Provider, assert_holds, calls, extract
 from store_helpers import free_space
 
 from featcache.errors import ComputeError, IncompleteError, StorageFullError
-from featcache.parallel import staff
+from featcache.parallel import dispatch, staff
 from featcache.parallel.client import get_client
 from featcache.store.recover import committed
 
@@ -41,10 +41,12 @@ def test_a_worker_that_hangs_does_not_keep_the_error_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(staff, "STOPPING_S", 1.0)
+    monkeypatch.setattr(dispatch, "SILENCE_S", 0.0)
     with pytest.raises(ComputeError, match="of 'spk2/utt-5' failed with ComputingError: cannot") as caught:
         extract(Provider(tmp_path, hangs=[39], fails=[5]), retries=0)
     assert "stopping: up to 1 s for 2 workers to end their batch" in caplog.text
     assert "given up after 1 s, what it committed is kept: worker tcp://127.0.0.1:" in caplog.text
+    assert "nothing has come from workers for 0 s; tasks are at tcp://127.0.0.1:" in caplog.text
     notes = "\n".join(caught.value.__notes__)
     assert 'raise ComputingError(f"cannot compute {number}")' in notes  # where it happened in the worker
     kept = len(set(committed(tmp_path / "cache")))

@@ -73,6 +73,7 @@ class Crew:
             progress = Progress(*self._reports.get()[1])
             if self._dispatch.is_under_way(progress.task):
                 self._in_vain = 0
+                self._dispatch.heard()
                 self._account.update(progress)
         self._tend()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from collections import Counter, deque
@@ -14,13 +15,16 @@ from distributed import CancelledError, KilledWorker
 from distributed.comm.core import CommClosedError
 
 from featcache.errors import IncompleteError
+from featcache.every import Every
 from featcache.parallel.claim import PATIENCE_S, AtWorkError, TaskTakenError, take_back
 from featcache.parallel.staff import Staff
 
 if TYPE_CHECKING:
     from distributed import Future
 
+SILENCE_S = 300.0  # of all workers
 UNDER_WAY = 2  # tasks of each worker: one that it is at, and one that it need not wait for
+_log = logging.getLogger("featcache")
 
 
 class Numbered(Protocol):
@@ -59,6 +63,7 @@ class Dispatch(Generic[T]):
         self._under_way: dict[int, tuple[T, Future[Any], str]] = {}  # and the worker that it was meant for
         self._lost: deque[tuple[T, Exception, float]] = deque()  # whose workers may still be at their batch, until when
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._silence = Every(SILENCE_S)
 
     def add(self, task: T) -> None:
         """Have a task done, by another attempt if there was one."""
@@ -78,8 +83,16 @@ class Dispatch(Generic[T]):
             self._submit()
             self._staff.look_after()
             tend()
-            yield from self._some_ended()
-            yield from self._some_taken_back()
+            for outcome in (*self._some_ended(), *self._some_taken_back()):
+                self.heard()
+                yield outcome
+            if self._silence.due():
+                at = sorted({address for _, _, address in self._under_way.values()})
+                _log.warning("nothing has come from workers for %.0f s; tasks are at %s", SILENCE_S, ", ".join(at))
+
+    def heard(self) -> None:
+        """Take note of a sign of life: where there is none for long, a warning names the workers."""
+        self._silence = Every(SILENCE_S)
 
     def finish(self) -> None:
         """Have the workers end what is under way, and seal their parts."""
