@@ -22,6 +22,7 @@ from featcache.parallel.staff import Staff
 if TYPE_CHECKING:
     from distributed import Future
 
+GONE_S = 5.0  # for Dask to say that a worker died
 SILENCE_S = 300.0  # of all workers
 UNDER_WAY = 2  # tasks of each worker: one that it is at, and one that it need not wait for
 _log = logging.getLogger("featcache")
@@ -60,7 +61,8 @@ class Dispatch(Generic[T]):
         self._staff, self._claims, self._function, self._args = staff, claims, function, args
         self._numbers = count()
         self._waiting: deque[T] = deque()
-        self._under_way: dict[int, tuple[T, Future[Any], str]] = {}  # and the worker that it was meant for
+        self._under_way: dict[int, tuple[T, Future[Any], str]] = {}  # and the worker that is to do it
+        self._gone: dict[str, float] = {}  # workers of tasks under way that are no longer there, since when
         self._lost: deque[tuple[T, Exception, float]] = deque()  # whose workers may still be at their batch, until when
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._silence = Every(SILENCE_S)
@@ -83,6 +85,7 @@ class Dispatch(Generic[T]):
             self._submit()
             self._staff.look_after()
             tend()
+            self._give_up_for_workers_that_are_gone()
             for outcome in (*self._some_ended(), *self._some_taken_back()):
                 self.heard()
                 yield outcome
@@ -107,22 +110,41 @@ class Dispatch(Generic[T]):
         room = [address for turn in range(UNDER_WAY) for address in self._staff.addresses if at[address] <= turn]
         for address in room[: len(self._waiting)]:
             task = self._waiting.popleft()
-            future = self._staff.client.submit(
-                self._function, task, *self._args, pure=False, workers=[address], allow_other_workers=True
-            )
+            future = self._staff.client.submit(self._function, task, *self._args, pure=False, workers=[address])
             self._under_way[task.number] = task, future, address
             future.add_done_callback(lambda _, number=task.number: self._ended.put(number))  # type: ignore[no-untyped-call]
+
+    def _give_up_for_workers_that_are_gone(self) -> None:
+        # a task that comes to the scheduler when its worker is gone, never ends; of others Dask tells soon
+        now, there = time.monotonic(), set(self._staff.addresses)
+        gone = {address for _, _, address in self._under_way.values()} - there
+        self._gone = {address: self._gone.get(address, now) for address in gone}
+        for number, (task, future, address) in list(self._under_way.items()):
+            if now - self._gone.get(address, now) > GONE_S:
+                del self._under_way[number]
+                self._abandon(task, future, address)
+
+    def _abandon(self, task: T, future: Future[Any], address: str) -> None:
+        self._staff.client.cancel([future], force=True)  # type: ignore[no-untyped-call]
+        self._lost.append((task, IncompleteError(f"worker {address} is gone"), time.monotonic() + PATIENCE_S))
 
     def _some_ended(self) -> Iterator[tuple[T, Any]]:
         wait_s = 0.2 if self._lost else 1.0
         try:
             while True:
-                task, future, _ = self._under_way.pop(self._ended.get(timeout=wait_s))
+                number = self._ended.get(timeout=wait_s)
                 wait_s = 0.0
+                if number not in self._under_way:
+                    continue
+                task, future, address = self._under_way.pop(number)
                 try:
-                    outcome = future.result()
+                    # it lies with the worker, which may have died since: then Dask would have it done again, there
+                    outcome = future.result(timeout=GONE_S)
                 except KilledWorker as error:
                     outcome = error
+                except TimeoutError:
+                    self._abandon(task, future, address)
+                    continue
                 except (CancelledError, CommClosedError) as error:
                     raise IncompleteError(f"the connection to Dask's scheduler was lost: {error}") from error
                 if isinstance(outcome, KilledWorker | TaskTakenError):
