@@ -2,6 +2,7 @@
 
     python benchmarks/run.py              print
     python benchmarks/run.py --publish    and rewrite RESULTS.md, results.json and results.png from it
+    python benchmarks/run.py --publish --only extraction    that section of RESULTS.md
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ QUESTIONS = {
 }
 HEAD = """# Results of the benchmarks
 
-Written by `python benchmarks/run.py --publish` on {when}. `make bench` prints the same tables for another machine.
+Written by `python benchmarks/run.py --publish`. `make bench` prints the same tables for another machine.
 
 - Only figures of one table can be compared: a table's methods run in turns, on the same data and in one process tree.
 - GB/s are of padded batches delivered, padding included; what a training loop does with them is not part of it. Batches
@@ -43,18 +44,35 @@ Written by `python benchmarks/run.py --publish` on {when}. `make bench` prints t
 
 @click.command()
 @click.option("--publish", is_flag=True, help="Rewrite RESULTS.md and its picture.")
-def main(publish: bool) -> None:
+@click.option("--only", type=click.Choice(list(QUESTIONS)), help="One benchmark.")
+def main(publish: bool, only: str | None) -> None:
     """Run all benchmarks."""
     started = time.strftime("%Y-%m-%d %H:%M")
     with tempfile.TemporaryDirectory() as directory:
         figures = Path(directory) / "results.json"
-        tables = {name: run(name, *(["--json", str(figures)] if name == "load" else [])) for name in QUESTIONS}
-        if publish:
-            sections = [f"\n## {QUESTIONS[name]}\n\n```text\n{table.strip()}\n```\n" for name, table in tables.items()]
-            (HERE / "RESULTS.md").write_text(HEAD.format(when=started) + "".join(sections))
-            (HERE / "results.json").write_text(figures.read_text())
-            command = [sys.executable, str(HERE / "plot.py"), str(HERE / "results.json"), str(HERE / "results.png")]
-            subprocess.run(command, check=True)
+        names = [only] if only else list(QUESTIONS)
+        tables = {name: run(name, *(["--json", str(figures)] if name == "load" else [])) for name in names}
+        if not publish:
+            return
+        results = HERE / "RESULTS.md"
+        if only:
+            write_section(results, only, tables[only], started)
+            return
+        results.write_text(HEAD)
+        for name, table in tables.items():
+            write_section(results, name, table, started)
+        (HERE / "results.json").write_text(figures.read_text())
+        command = [sys.executable, str(HERE / "plot.py"), str(HERE / "results.json"), str(HERE / "results.png")]
+        subprocess.run(command, check=True)
+
+
+def write_section(results: Path, name: str, table: str, when: str) -> None:
+    """Write the table of one benchmark in place of its last one, or at the end."""
+    title = f"\n## {QUESTIONS[name]}\n"
+    before, _, old = results.read_text().partition(title)
+    after = old.partition("\n## ")[2]
+    section = f"{title}\nOn {when}.\n\n```text\n{table.strip()}\n```\n"
+    results.write_text(before + section + (f"\n## {after}" if after else ""))
 
 
 def run(name: str, *arguments: str) -> str:
