@@ -1,0 +1,37 @@
+"""Tasks that their workers take along: each is given out again, whatever Dask makes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+from featcache.parallel.client import get_client, run_env
+from featcache.parallel.dispatch import Dispatch, Lost
+from featcache.parallel.plan import Task
+from featcache.parallel.staff import Staff
+
+
+def answer_and_die(task: Task, folder: Path) -> int:
+    """Kill the worker of every other task once, right after the answer, which may not have been fetched then."""
+    note = folder / f"{task.start} was killed"
+    if task.start % 2 == 0 and not note.exists():
+        note.touch()
+        threading.Timer(0.01 * task.start, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return task.start
+
+
+def test_answers_and_tasks_that_are_lost_with_the_only_worker_come_in_the_end(tmp_path: Path) -> None:
+    done = []
+    with get_client({"env": "local", "n_workers": 1}) as client, run_env(client, dict) as env:
+        dispatch = Dispatch[Task](Staff(client, env, stay=False), tmp_path, answer_and_die, tmp_path)
+        for number in range(4):
+            dispatch.add(Task("plan", number, number + 1))
+        for task, outcome in dispatch.outcomes():
+            if isinstance(outcome, Lost):
+                assert outcome.batch is None  # nobody had claimed it
+                dispatch.add(task)
+            else:
+                done.append(outcome)
+    assert sorted(done) == list(range(4))
