@@ -62,7 +62,7 @@ def save_index(
 def _columns(
     indexes: Sequence[Index], container_counts: Sequence[int], names: Sequence[str]
 ) -> Iterator[tuple[str, NDArray[np.generic]]]:
-    id_bytes = _joined([index.id_bytes for index in indexes], np.uint8)
+    id_bytes = _joined([*(index.id_bytes for index in indexes), np.zeros(8, np.uint8)], np.uint8)
     id_ends = _ends(_joined([np.diff(index.id_ends) for index in indexes], np.int64))
     order = order_of(id_bytes, id_ends)
     id_bytes, id_ends = take(id_bytes, id_ends, order)
@@ -83,7 +83,11 @@ def _columns(
         first = _ends(counts[order])
         yield f"{name}.first", first
         # the extents of row r come, in their order, from those of row order[r]
-        source = np.repeat(_ends(counts)[order] - first[:-1], counts[order]) + np.arange(first[-1])
+        source = _ends(counts)[order]
+        source -= first[:-1]
+        source = np.repeat(source, counts[order])
+        source += np.arange(first[-1])
+        del counts, first
         containers = [part.container + shift for part, shift in zip(parts, shifts, strict=False)]
         yield f"{name}.container", _joined(containers, np.int32)[source]
         yield f"{name}.offset", _joined([part.offset for part in parts], np.int64)[source]
@@ -97,7 +101,9 @@ def _hashes_by_row(index: Index) -> Hashes:
 
 
 def _ends(counts: Sequence[int] | Ints) -> Ints:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))])
+    ends = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=ends[1:])
+    return ends
 
 
 def _joined(columns: Sequence[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:
