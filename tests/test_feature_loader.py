@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loader_helpers import BATCHES, NUMBERS, ids_of
 from store_helpers import arrays_of, id_of, make_cache
 from test_feature_dataset import check_batch
 from test_prefetch import no_reading_threads
@@ -24,17 +25,10 @@ from featcache.errors import ConfigError, CorruptCacheError, KeyNotFoundError
 from featcache.loading.device import on_device
 from featcache.loading.memory import Recycler
 
-NUMBERS = range(40)
-BATCHES = [[id_of(n) for n in range(first, min(first + 3, 40))] for first in range(0, 40, 3)]
-
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_cache(tmp_path_factory.mktemp("cache"), NUMBERS)
-
-
-def ids_of(loader: FeatureLoader[dict[str, Any]]) -> list[str]:
-    return [id for batch in loader for id in batch["id"]]
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from loader_helpers import BATCHES, NUMBERS, ids_of
 from store_helpers import id_of, make_cache
 
 import featcache
@@ -16,17 +17,10 @@ from featcache import FeatureLoader
 from featcache.errors import ConfigError
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 
-NUMBERS = range(40)
-BATCHES = [[id_of(n) for n in range(first, min(first + 3, 40))] for first in range(0, 40, 3)]
-
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_cache(tmp_path_factory.mktemp("cache"), NUMBERS)
-
-
-def ids_of(loader: FeatureLoader[dict[str, Any]]) -> list[str]:
-    return [id for batch in loader for id in batch["id"]]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 6, 14])
