@@ -154,17 +154,17 @@ class FeatureArrays:
         size = int(self._block_rows[self._container[first]]) or self._length[row]
         done = 0
         for extent in range(first + start // size, last):
-            block = self._block(extent)[max(start - (extent - first) * size, 0) :][: len(out) - done]
+            block = self._block(extent, size)[max(start - (extent - first) * size, 0) :][: len(out) - done]
             out[done : done + len(block)] = block
             done += len(block)
             if done == len(out):
                 return
         raise self._damaged(row, "its blocks are shorter than its length")
 
-    def _block(self, extent: int) -> Array:
+    def _block(self, extent: int, rows: int) -> Array:
         data = self._containers.view(self._container[extent], self._offset[extent], self._nbytes[extent])
         if self._codec is None:
             kind = get_codec(self._codec_name)
             known = {field.name for field in dataclasses.fields(cast(Any, kind))}
             self._codec = kind(**{key: value for key, value in self._options.items() if key in known})
-        return self._codec.decode(data.data, self.dtype, self.dims)
+        return self._codec.decode(data.data, self.dtype, self.dims, rows)
