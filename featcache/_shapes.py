@@ -18,7 +18,8 @@ def guess(dims: Shape, expected: Shape, rows: int | None, *, declared: bool) -> 
     'was a batch axis left in? write array[0]'
     """
     remedy = "" if declared else "; overwrite the cache if those are wrong"
-    if dims == (1, *expected) or (rows == 1 and dims[1:] in (expected, expected[1:])):
+    batched = rows == 1 and dims[1:] in (expected, expected[1:])
+    if batched or (rows is None and dims == (1, *expected)):
         return f"was a batch axis left in? write array[0]{remedy}"
     if declared and dims == () and (rows,) == expected:
         return "is it one array an utterance, without a time axis? declare time_axis: null"
@@ -31,8 +32,8 @@ def guess(dims: Shape, expected: Shape, rows: int | None, *, declared: bool) -> 
 def looks_batched(shape: Shape) -> str | None:
     """Say so if an array (frames, *dims) looks like a batch of one; nothing in it is certain.
 
-    >>> looks_batched((1, 700, 80))[:46]
-    'shape (1, 700, 80) is one frame of shape (700,'
+    >>> looks_batched((700, 80)), looks_batched((1, 700, 80)) is None
+    (None, False)
     """
     if len(shape) < 3 or shape[0] != 1:
         return None

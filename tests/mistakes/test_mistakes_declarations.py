@@ -18,6 +18,7 @@ from hyperpyyaml import load_hyperpyyaml
 
 from featcache import CacheWriter, FeatureStorage, GlobalMVN, unpad
 from featcache import FeatureStorageConfig as Feature
+from featcache._first_shapes import FirstShapes
 from featcache.errors import (
     ConfigError,
     FeatcacheError,
@@ -420,6 +421,24 @@ def test_41_one_frame_of_two_axes_looks_like_a_batch_of_one(shape: tuple[int, ..
     for word in (str(shape), "batch axis", "array[0]", f"dims: {list(shape[1:])}"):
         assert word in sentence
     Feature("f", dims=shape[1:]).check_dims("u", shape[1:], rows=1)  # the advice helps
+
+
+def test_41_a_second_batch_of_one_is_refused_until_one_looks_right() -> None:
+    first, feature = FirstShapes(), Feature("f")
+    with pytest.warns(UserWarning, match="utterance 'u1', feature 'f': .*batch axis"):
+        first.check("u1", feature, (1, 700, 80))
+    for id in ("u2", "u3"):
+        with pytest.raises(FeatureError, match=f"utterance '{id}', feature 'f': .*batch axis"):
+            first.check(id, feature, (1, 700, 80))
+    first.check("u4", feature, (7, 700, 80))
+    first.check("u5", feature, (1, 700, 80))  # an utterance of one frame
+    first.check("u5", Feature("other", dims=[700, 80]), (1, 700, 80))
+
+
+def test_41_one_frame_after_others_is_one_frame() -> None:
+    first, feature = FirstShapes(), Feature("f")
+    for shape in ((2, 12, 80), (1, 12, 80), (1, 12, 80)):
+        first.check("u", feature, shape)
 
 
 def test_43_the_docstring_tells_how_to_declare_an_embedding() -> None:
