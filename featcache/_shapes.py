@@ -35,7 +35,7 @@ def looks_batched(shape: Shape) -> str | None:
     >>> looks_batched((700, 80)), looks_batched((1, 700, 80)) is None
     (None, False)
     """
-    if len(shape) < 3 or shape[0] != 1:
+    if len(shape) < 3 or shape[0] != 1 or 0 in shape:
         return None
     return (
         f"shape {shape} is one frame of shape {shape[1:]}; was a batch axis left in? "

@@ -272,8 +272,8 @@ def _dims(dims: object) -> tuple[int, ...] | None:
             raise TypeError
         numbers = tuple(operator.index(number) for number in dims)
     except TypeError:
-        numbers = (0,)
-    if any(number < 1 for number in numbers):
+        numbers = (-1,)
+    if any(number < 0 for number in numbers):
         raise ConfigError(f"dims is the shape of a frame, such as [80], not {dims!r}")
     return numbers
 

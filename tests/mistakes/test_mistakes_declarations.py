@@ -306,10 +306,10 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
         ["feature 'f'", "dims", "such as [80], not 80"],
     ),
     (
-        "dims-with-an-axis-of-no-length",
-        lambda path: Feature("f", dims=[80, 0]),
+        "dims-with-minus-one",
+        lambda path: Feature("f", dims=[-1, 80]),
         ConfigError,
-        ["feature 'f'", "dims", "[80, 0]"],
+        ["feature 'f'", "dims", "[-1, 80]"],
     ),
     (
         "frame_s-in-text",
@@ -407,6 +407,7 @@ def test_30_numbers_as_keys_are_text_as_in_json(tmp_path: Path) -> None:
         (Feature("f"), (700, 80)),
         (Feature("f"), (1, 80)),  # an utterance of one frame
         (Feature("f"), (7, 12, 80)),
+        (Feature("f"), (1, 0, 80)),
         (Feature("f", dims=[700, 80]), (1, 700, 80)),
         (Feature("f", time_axis=None), (1, 12, 80)),
     ],
