@@ -162,7 +162,7 @@ def _check_ids(cache: Cache, features: list[str], ids: Sequence[str] | None) -> 
         cache.lengths(features[0], ids)  # all at once, a second for ten million
     except KeyNotFoundError:
         missing = [id for id in ids if id not in cache]
-        failed = len(set(missing) & set(getattr(cache, "failed", ())))
+        failed = len(set(missing) & set(cache.failed))
         shown = ", ".join(map(repr, missing[:3])) + (", ..." if len(missing) > 3 else "")
         why = f", {failed} of them because computing them failed" if failed else ""
         raise KeyNotFoundError(

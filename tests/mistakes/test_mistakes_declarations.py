@@ -463,6 +463,20 @@ def test_72_a_dataset_may_lack_utterances_that_the_cache_has(tmp_path: Path) -> 
     assert dataset[0]["f"].shape == (3, 2)
 
 
+def test_72_ids_whose_features_could_not_be_computed_are_told_apart(tmp_path: Path) -> None:
+    one = FeatureStorage(tmp_path, [Feature("f")])
+    with one.writer("train") as writer:
+        writer.expect(["u1", "u2", "u3"])
+        writer.write("u1", {"f": np.ones((3, 2))})
+        writer.fail("u2")
+        writer.fail("u3")
+    one.attach(Dataset("u1"), "train")
+    with pytest.raises(
+        KeyNotFoundError, match=r"2 of the dataset's 3 ids .*2 of them because .* failed"
+    ):
+        one.attach(Dataset("u1", "u2", "u3"), "train")
+
+
 def test_79_an_incomplete_cache_may_be_allowed_for_ids_that_are_there(tmp_path: Path) -> None:
     partial = storage(tmp_path, "u", complete=False)
     partial.attach(Dataset("u"), "train", allow_incomplete=True)
