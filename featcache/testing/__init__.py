@@ -10,7 +10,16 @@ codecs::
 
 from __future__ import annotations
 
-import pytest
+from featcache.errors import MissingDependencyError
+
+try:
+    import hypothesis  # noqa: F401
+    import pytest
+except ImportError as error:
+    raise MissingDependencyError(
+        f"featcache.testing needs {error.name!r}, which does not load: {error}; "
+        "try: pip install 'featcache[testing]'"
+    ) from error
 
 # before the import below: failures shall show the values
 pytest.register_assert_rewrite(
