@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.batches import is_map_style, visible_ids, visible_lengths
 from featcache.errors import ConfigError, FeatureError, nearest
-from featcache.interop.clips import Clip, Rows
+from featcache.interop.clips import Clip, Rows, as_float32
 
 
 class Utterance(TypedDict):
@@ -181,8 +181,7 @@ def _decoded(audio: Any) -> Sound:
         samples = np.asarray(audio["array"])
         if samples.ndim != 1:
             raise FeatureError(f"an 'array' of audio has the shape (samples,), not {samples.shape}")
-        full_scale = -np.iinfo(samples.dtype).min if samples.dtype.kind == "i" else 1  # as of the samples of a file
-        return (samples / np.float32(full_scale)).astype(np.float32, copy=False), int(audio["sampling_rate"])
+        return as_float32(samples), int(audio["sampling_rate"])
     if isinstance(audio, Mapping) and (audio.get("bytes") is not None or audio.get("path") is not None):
         path, data = audio.get("path"), audio.get("bytes")
     elif isinstance(audio, str | os.PathLike):
