@@ -12,6 +12,7 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 
 from featcache.brain import FeatureCacheMixin
 from featcache.config import FeatureStorage
+from featcache.destination import failed_ids
 from featcache.padding import unpad
 from featcache.store.cache import Cache
 
@@ -101,6 +102,10 @@ def assert_holds(cache: Cache, utterances: dict[str, dict[str, Any]]) -> None:
 
 
 def failures(storage: FeatureStorage, split: str = "train") -> list[dict[str, Any]]:
-    path = storage.path(split) / "failures.jsonl"
+    path = storage.path(split) / "work-failures.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+
+
+def failed(cache: Cache) -> list[str]:
+    return sorted(failed_ids(cache))

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.batches import is_map_style, visible_ids, visible_lengths
+from featcache.datasets import as_id, is_map_style, visible_ids, visible_lengths
 from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.interop.clips import Clip, Rows, as_float32
 
@@ -153,9 +153,10 @@ def _of_items(items: Sequence[Any], audio: str, id: str) -> Utterances:
 
 
 def _as_id(value: object) -> str:
-    if not isinstance(value, str | int | np.integer) or value == "":
+    id = as_id(value)
+    if not isinstance(id, str) or id == "":
         raise ConfigError(f"an utterance has the id {value!r}; ids are strings or whole numbers")
-    return str(value)
+    return id
 
 
 def _sizes(items: Sequence[Any], audio: str) -> Sequence[float]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from featcache.account import Account, Progress
-from featcache.compute import failure_of
 from featcache.errors import ComputeError, IncompleteError
+from featcache.failures import failure_of
 from featcache.loading.batches import Batches
 from featcache.parallel.dispatch import Dispatch, Lost
 from featcache.parallel.plan import PLAN, Task, hashes_of, load_batches, missing_from, save_batches

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import threading
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ MISMATCH = "AST constructor recursion depth mismatch (before=45, after=51)"  # C
 
 
 class Extractor:
-    modules: dict[str, Any] = {}
+    modules = MappingProxyType[str, Any]({})
 
     def compute_features(self, batch: Any, stage: Any) -> Any:
         return [batch, stage]
@@ -78,7 +79,7 @@ def test_the_source_is_the_same_whatever_other_threads_parse() -> None:
 def test_a_variable_that_is_not_bound_yet_is_passed_over() -> None:
     def make() -> Any:
         class Early:
-            modules: dict[str, Any] = {}
+            modules = MappingProxyType[str, Any]({})
 
             def compute_features(self, batch: Any, stage: Any) -> Any:
                 return gain * batch
