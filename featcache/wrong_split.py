@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.config import FeatureStorage
-from featcache.datasets import counted, named
+from featcache.datasets import named
 from featcache.errors import CacheError, ConfigError
 from featcache.store.cache import Cache
 from featcache.store.manifest import NAME
@@ -32,9 +32,9 @@ class OtherSplits:
             if there.any():
                 found = [ids[number] for number in np.flatnonzero(there).tolist()]
                 raise ConfigError(
-                    f"{len(found)} of {counted(len(ids))} to be added to split {self._split!r} are in split "
-                    f"{split!r} of {str(self._storage.root)!r}: {named(found, 3)}; give the stage= or split= that "
-                    "this data set belongs to, or shared=True if both are meant to have them"
+                    f"split {self._split!r} is to get utterances that split {split!r} of {str(self._storage.root)!r} "
+                    f"has ({len(found)} of {len(ids)}): {named(found, 3)}; give the stage= or split= that this data "
+                    "set belongs to, or shared=True if both are meant to have them"
                 )
 
     @cached_property
