@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.config import FeatureStorage
 from featcache.datasets import counted, named
 from featcache.errors import (
     CacheError,
-    CacheLockedError,
     ComputeError,
     ConfigError,
     MissingDependencyError,
@@ -28,6 +27,7 @@ from featcache.errors import (
     describe,
 )
 from featcache.failures import FAILURES, Failure, read_failures, write_failures
+from featcache.patience import patiently
 from featcache.store.cache import Cache
 from featcache.store.fingerprint import cache_fingerprint, differences
 from featcache.store.lock import is_locked
@@ -38,8 +38,7 @@ from featcache.store.verify import verify_containers
 from featcache.store.writer import CacheWriter
 from featcache.wrong_split import OtherSplits, another_split, rows_of
 
-T = TypeVar("T")
-PATIENCE_S = 60.0  # for workers of a killed run, or of this one at its end, to be through with their batch
+EMPTY = "the data set is empty: not one utterance came of it; look at what filters it, or at what it reads"
 _log = logging.getLogger("featcache")
 
 
@@ -88,14 +87,15 @@ class Destination:
         Raises `ConfigError` for a data set that seems to belong to another split, `CacheError` for a cache that lacks
         something and cannot be written to.
         """
+        if self.ids is not None and not len(self.ids):  # of a stream; others have been looked at before
+            raise ConfigError(EMPTY)
         cache = None if overwrite else self.current(fingerprint)
         self.full = cache is not None and cache.complete
         missing: Sequence[str] | None = self.ids
-        extra: list[str] = []
         if cache is not None:
             if self.skip_failures and len(cache) and (resume or self.full):
                 self.accepted = frozenset(failed_ids(cache))
-            missing, extra = self._compared(cache)
+            missing = self._missing_from(cache)
             if self.full and missing is not None and not len(missing):
                 verify_containers(cache.path, read_manifest(cache.path))
                 return None
@@ -108,7 +108,7 @@ class Destination:
                 overwrite = True
             writer = self._writer(fingerprint, overwrite)
         if self.ids is not None:
-            expect(writer, [*self.ids, *extra])
+            expect(writer, self.ids)
         return writer
 
     def check_new(self, ids: Sequence[str]) -> None:
@@ -147,7 +147,7 @@ class Destination:
         if seen is not None and not stopped:
             if not seen:
                 writer.abort()
-                raise ConfigError("the data set is empty: not one utterance came of it")
+                raise ConfigError(EMPTY)
             expect(writer, seen)
         for id in {*self.accepted, *(failure["id"] for failure in failures)} - {None}:
             fail(writer, cast(str, id))
@@ -179,30 +179,37 @@ class Destination:
             if isinstance(error, KeyboardInterrupt):
                 _log.warning("stopped: %s", text)
 
-    def _compared(self, cache: Cache) -> tuple[Sequence[str] | None, list[str]]:
-        """Return the ids that the cache lacks, and those that it has beside the data set; None: cannot be known."""
+    def _missing_from(self, cache: Cache) -> Sequence[str] | None:
+        """Return the ids that are to be computed; None if they are not known."""
         if self.ids is None:
-            return None, []
+            return None
         rows = rows_of(cache, self.ids)
         lacking = [self.ids[number] for number in np.flatnonzero(rows < 0).tolist()]
-        failed = set(failed_ids(cache)).intersection(lacking)
-        if self.full and not self.append and len(cache) and len(lacking) == len(self.ids) and not failed:
+        failed = {*failed_ids(cache)}.intersection(lacking)
+        strange = len(lacking) == len(self.ids) and not failed
+        if self.full and not self.append and len(cache) and strange:
             raise another_split(cache, self.ids, self.split)
+        if self.full:
+            self._tell_what_is_beside(cache, rows)
+        self._tell_what_is_left_out(sorted(failed & self.accepted))
+        return [id for id in lacking if id not in self.accepted]
+
+    def _tell_what_is_beside(self, cache: Cache, rows: NDArray[np.int64]) -> None:
         beside = np.ones(len(cache), bool)
         beside[rows[rows >= 0]] = False
-        extra = [cache._index.id(row) for row in np.flatnonzero(beside).tolist()]
-        if extra and self.full:
+        numbers = np.flatnonzero(beside).tolist()
+        if numbers:
             _log.log(
                 logging.INFO if self.append else logging.WARNING,
                 "cache %r holds %d utterances, %d of them not in this data set: %s",
-                *(str(self.path), len(cache), len(extra), named(extra, 3)),
+                *(str(self.path), len(cache), len(numbers), named([cache._index.id(row) for row in numbers[:3]])),
             )
-        left_out = sorted(failed & self.accepted)
-        if left_out:
-            text = f"{counted(len(left_out))} failed earlier and {'is' if len(left_out) == 1 else 'are'} left out"
-            hint = "on_error='raise' tries again"
-            _log.warning("%s: %s, see %r; %s", text, named(left_out, 3), str(self.path / FAILURES), hint)
-        return [id for id in lacking if id not in self.accepted], extra
+
+    def _tell_what_is_left_out(self, failed: Sequence[str]) -> None:
+        if failed:
+            text = f"{counted(len(failed))} failed earlier and {'is' if len(failed) == 1 else 'are'} left out"
+            where = str(self.path / FAILURES)
+            _log.warning("%s: %s, see %r; on_error='raise' tries again", text, named(failed, 3), where)
 
     def _writer(self, fingerprint: Mapping[str, object], overwrite: bool) -> CacheWriter:
         make = partial(self.storage.writer, self.split, fingerprint, overwrite=overwrite)
@@ -250,24 +257,6 @@ def check_settings(on_error: str, retries: int, publish_every_s: float | None) -
         raise ConfigError(f"retries is a whole number from 0 on, not {retries!r}")
     if publish_every_s is not None and not (isinstance(publish_every_s, int | float) and publish_every_s > 0):
         raise ConfigError(f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}")
-
-
-def patiently(do: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
-    """Do something once the writers of parts that are in its way have ended; waits for them up to a minute.
-
-    Raises the `CacheLockedError` that names one of them when that was in vain, and at once if `unless` says so.
-    """
-    until, told = time.monotonic() + PATIENCE_S, False
-    while True:
-        try:
-            return do()
-        except CacheLockedError as error:
-            if time.monotonic() >= until or unless():
-                raise
-            if not told:
-                _log.warning("waiting up to %.0f s: %s", PATIENCE_S, error)
-                told = True
-        time.sleep(0.2)
 
 
 def builds_aside(path: Path) -> bool:

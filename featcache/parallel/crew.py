@@ -103,9 +103,10 @@ class Crew:
             if self._deaths[index] <= self._job.retries:
                 continue
             id = self._ids[index]
+            times = "once" if self._deaths[index] == 1 else f"{self._deaths[index]} times"
             failure = ComputeError(
-                f"the worker that computed {id!r} died, {self._deaths[index]} times: out of memory, or a crash in a "
-                "library; its log may say more"
+                f"the worker that computed {id!r} died {times}: out of memory, or a crash in a library; its log may "
+                "say more"
             )
             if not self._job.skip_failures:
                 raise failure from error

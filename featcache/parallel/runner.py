@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from featcache.account import Account, Progress
 from featcache.batches import wanted_batches
 from featcache.datasets import counted
-from featcache.destination import Destination, patiently
+from featcache.destination import Destination
 from featcache.errors import ConfigError, IncompleteError
 from featcache.every import Every
 from featcache.failures import Failure
@@ -37,6 +37,7 @@ from featcache.parallel.plan import (
     save_batches,
 )
 from featcache.parallel.worker import Environment, Job, Work
+from featcache.patience import patiently
 from featcache.store.cache import Cache
 from featcache.store.closing import closed_after
 from featcache.store.writer import CacheWriter

@@ -102,6 +102,14 @@ def test_what_is_no_data_set_or_empty_is_refused(
     assert not (storage.path("train") / "featcache.json").exists() or not storage.cache("train").complete
 
 
+def test_101_a_stream_that_gives_nothing_any_more_is_refused(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(make_dataset(3))
+    with pytest.raises(ConfigError, match="data set is empty: not one utterance came of it"):
+        brain.cache_features(Stream([]), loader_kwargs=COLLATED)
+    assert (len(storage.cache("train")), storage.cache("train").complete) == (3, True)
+
+
 def test_101_an_empty_data_set_of_extract_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\('Numbers'\) is empty; look at what filters it"):
         extract_numbers(Provider(tmp_path, 0), parallel=None)
