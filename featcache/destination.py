@@ -32,9 +32,8 @@ from featcache.store.cache import Cache
 from featcache.store.fingerprint import cache_fingerprint, differences
 from featcache.store.lock import is_locked
 from featcache.store.manifest import NAME, read_manifest
-from featcache.store.part_writer import PartWriter
 from featcache.store.recover import committed
-from featcache.store.verify import verify_containers
+from featcache.store.verify import container_damage, raise_damage
 from featcache.store.writer import CacheWriter
 from featcache.wrong_split import OtherSplits, another_split, rows_of
 
@@ -94,10 +93,10 @@ class Destination:
         missing: Sequence[str] | None = self.ids
         if cache is not None:
             if self.skip_failures and len(cache) and (resume or self.full):
-                self.accepted = frozenset(failed_ids(cache))
+                self.accepted = frozenset(cache.failed)
             missing = self._missing_from(cache)
             if self.full and missing is not None and not len(missing):
-                verify_containers(cache.path, read_manifest(cache.path))
+                raise_damage(container_damage(cache.path, cache._index.containers))
                 return None
         if missing is not None and not self.shared:
             self._others.refuse(missing)
@@ -108,7 +107,7 @@ class Destination:
                 overwrite = True
             writer = self._writer(fingerprint, overwrite)
         if self.ids is not None:
-            expect(writer, self.ids)
+            writer.expect(self.ids)
         return writer
 
     def check_new(self, ids: Sequence[str]) -> None:
@@ -148,9 +147,9 @@ class Destination:
             if not seen:
                 writer.abort()
                 raise ConfigError(EMPTY)
-            expect(writer, seen)
+            writer.expect(seen)
         for id in {*self.accepted, *(failure["id"] for failure in failures)} - {None}:
-            fail(writer, cast(str, id))
+            writer.fail(cast(str, id))
         unnamed = any(failure["id"] is None for failure in failures)
         writer.close(complete=not (unnamed or left_out or stopped))
         if left_out:
@@ -185,7 +184,7 @@ class Destination:
             return None
         rows = rows_of(cache, self.ids)
         lacking = [self.ids[number] for number in np.flatnonzero(rows < 0).tolist()]
-        failed = {*failed_ids(cache)}.intersection(lacking)
+        failed = {*cache.failed}.intersection(lacking)
         strange = len(lacking) == len(self.ids) and not failed
         if self.full and not self.append and len(cache) and strange:
             raise another_split(cache, self.ids, self.split)
@@ -238,7 +237,7 @@ class Destination:
     def _record(self, failures: Sequence[Failure]) -> None:
         """Keep a line for each utterance that has failed, now or earlier, and tell of those of now."""
         cache = Cache(self.path)
-        still = set(failed_ids(cache)) - {failure["id"] for failure in failures}
+        still = set(cache.failed) - {failure["id"] for failure in failures}
         write_failures(self.path, [*(line for line in read_failures(self.path) if line["id"] in still), *failures])
         if not failures:
             return
@@ -268,24 +267,3 @@ def builds_aside(path: Path) -> bool:
 def _is_refused(error: OSError) -> bool:
     refused = (errno.EACCES, errno.EPERM, errno.EROFS)
     return any(getattr(cause, "errno", None) in refused for cause in (error, error.__cause__))
-
-
-# until the store knows what is expected and what has failed:
-
-
-def failed_ids(cache: Cache) -> Sequence[str]:
-    """."""
-    return [failure["id"] for failure in read_failures(cache.path) if failure["id"] and failure["id"] not in cache]
-
-
-def expect(writer: CacheWriter, ids: Collection[str]) -> None:
-    """."""
-
-
-def fail(writer: CacheWriter, id: str) -> None:
-    """."""
-
-
-def expect_more(writer: PartWriter, utterances: int) -> None:
-    """."""
-    writer.expect(utterances)

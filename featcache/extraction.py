@@ -13,7 +13,7 @@ from featcache.account import Account, Progress
 from featcache.batches import DatasetBatches, LoaderBatches, batches_of_stream, learnt_ids
 from featcache.compute import Computation, features_of
 from featcache.datasets import is_map_style
-from featcache.destination import Destination, expect_more
+from featcache.destination import Destination
 from featcache.errors import ConfigError, IncompleteError, describe
 from featcache.every import Every
 from featcache.failures import Failure
@@ -134,7 +134,7 @@ class Extraction:
             self._batches: DatasetBatches | LoaderBatches = DatasetBatches(
                 self.source, share, self.loader_kwargs, self.to.ids
             )
-            expect_more(self._writer, len(share))
+            self._writer.expect_more(len(share))
         elif self.ranks.size > 1:
             raise ConfigError(
                 "under torchrun cache_features needs a map-style dataset, to give each rank its share of it"

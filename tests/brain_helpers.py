@@ -12,7 +12,6 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 
 from featcache.brain import FeatureCacheMixin
 from featcache.config import FeatureStorage
-from featcache.destination import failed_ids
 from featcache.padding import unpad
 from featcache.store.cache import Cache
 
@@ -108,4 +107,4 @@ def failures(storage: FeatureStorage, split: str = "train") -> list[dict[str, An
 
 
 def failed(cache: Cache) -> list[str]:
-    return sorted(failed_ids(cache))
+    return sorted(cache.failed)
