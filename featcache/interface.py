@@ -146,7 +146,9 @@ class Backend(Protocol):
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> ContainerWriter:
         """Start new files for `features` in the existing, empty or foreign `directory`.
 
-        Raises `MissingDependencyError` when the format's library is not installed.
+        Raises, having made no file, `MissingDependencyError` when the format's library is not
+        installed, `ConfigError` for features that the format cannot hold, `FeatureError` where only
+        the shape of a frame is at fault.
         """
         ...
 

@@ -38,7 +38,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from featcache.container_files import FeatureFilesWriter
-from featcache.errors import ConfigError, CorruptCacheError, MissingDependencyError
+from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Array, Blocks, FeatureSpec
 from featcache_backends._zarr_group import COLUMNS, Grid, GroupWriter
 
@@ -46,6 +46,7 @@ PADDED_ROWS = 256  # most frames of an inner chunk with a codec: each utterance 
 SHARD_CHUNKS = 1 << 16  # most inner chunks of a shard: readers load its whole index
 COMPRESSORS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+BLOSC_BYTES = (1 << 31) - 17  # most that a buffer holds
 BLOSC_VERSION = 2  # of the format of its buffers
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of Blosc's numbers for them
 
@@ -73,7 +74,8 @@ class ZarrBackend:
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one group per feature.
 
-        Raises `ConfigError` for a name or a codec that cannot stand in a Zarr group.
+        Raises `ConfigError` for a name or a codec that cannot stand in a Zarr group, `FeatureError`
+        for frames that are too large for Blosc.
         """
         try:
             from google_crc32c import value as crc32c
@@ -82,6 +84,13 @@ class ZarrBackend:
                 "backend 'zarr' needs 'google_crc32c'; try: pip install 'featcache[zarr]'"
             ) from error
         codecs = [_zarr_codec(feature) for feature in features]  # all checks before the first file
+        for feature in features:
+            nbytes = self._grid(feature).chunk_bytes
+            if isinstance(feature.codec, BloscCodec) and nbytes > BLOSC_BYTES:
+                raise FeatureError(
+                    f"feature {feature.name!r}: a frame has {nbytes:,} bytes, Blosc holds less than "
+                    "2 GiB; use zstd"
+                )
         return FeatureFilesWriter(
             {
                 feature.name: GroupWriter(directory, feature, self._grid(feature), codec, crc32c)
