@@ -71,7 +71,7 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
             case 2:
                 octets[at : at + size] = draw.randbytes(len(octets[at : at + size]))
             case 3:
-                number = draw.choice((len(octets), len(octets) - 1, draw.randrange(1 << 32)))
+                number = draw.choice((len(octets), len(octets) // 2, draw.randrange(1 << 32)))
                 octets[at : at + 4] = number.to_bytes(4, "little")[: len(octets[at : at + 4])]
             case 4:
                 del octets[at : at + size]
