@@ -153,6 +153,24 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class FinishesFiles(Protocol):
+    """A backend that can finish the files of a writer that died, where they lie."""
+
+    def finish(
+        self,
+        directory: Path,
+        features: Sequence[FeatureSpec],
+        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
+    ) -> None:
+        """Leave the files as `ContainerWriter.close` would have after exactly these utterances, durably.
+
+        `written` are the utterances in the order of writing: the id, and by feature the rows and the extents.
+        What lies behind them is cut off. May be called again after it was interrupted anywhere.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """How the arrays of a feature are cut into blocks before a codec encodes them."""
