@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from featcache.interface import EncodedArray, Extent
 
@@ -93,7 +93,7 @@ class PagedFile:
         self.size = 0  # bytes
         self._file = create(path)
         self._digests = array("Q")  # of the pages that are full
-        self._last = xxhash.xxh3_64()  # of the page that is not
+        self._last = xxh3_64()  # of the page that is not
 
     @property
     def pages(self) -> Pages:
@@ -123,9 +123,9 @@ class PagedFile:
             first, last = max(offset - start, 0), min(offset + len(data) - start, len(page))
             page[first:last] = data[start + first - offset : start + last - offset]
             if number < len(self._digests):
-                self._digests[number] = xxhash.xxh3_64_intdigest(page)
+                self._digests[number] = xxh3_64_intdigest(page)
             else:
-                self._last = xxhash.xxh3_64(page)
+                self._last = xxh3_64(page)
         self._file.seek(offset)
         write_all(self._file, data)
         self._file.seek(self.size)
@@ -156,7 +156,7 @@ class PagedFile:
             data = data[len(head) :]
         whole = len(data) - len(data) % PAGE_BYTES
         for start in range(0, whole, PAGE_BYTES):
-            self._digests.append(xxhash.xxh3_64_intdigest(data[start : start + PAGE_BYTES]))
+            self._digests.append(xxh3_64_intdigest(data[start : start + PAGE_BYTES]))
         self._last.update(data[whole:])
 
     def _read_page(self, number: int) -> bytearray:
@@ -169,7 +169,7 @@ class PagedFile:
         except OSError as error:
             _name(error, self._file.name)
             raise
-        if read != len(page) or xxhash.xxh3_64_intdigest(page) != digest:
+        if read != len(page) or xxh3_64_intdigest(page) != digest:
             raise OSError(errno.EIO, f"page {number} is not what was written", str(self._file.name))
         return page
 
