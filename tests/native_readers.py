@@ -76,7 +76,9 @@ def read_lilcom(directory: Path, feature: FeatureSpec, places: Places) -> Arrays
     reader = LilcomChunkyReader(directory / f"{feature.name}.lca")
     arrays = {}
     for id, extents in places.items():
-        key = ",".join(map(str, [extents[0].offset, *(e.nbytes for e in extents)])) if extents else ""
+        key = (
+            ",".join(map(str, [extents[0].offset, *(e.nbytes for e in extents)])) if extents else ""
+        )
         rows = reader.read(key) if key else np.zeros((0, *feature.dims), np.float32)
         arrays[id] = shaped(feature, rows)
     return arrays

@@ -1,7 +1,8 @@
-"""A storage format as a stranger would add it, whole: `test_third_party_backend.py` installs copies of this file.
+"""A storage format as a stranger would add it, whole: `test_third_party_backend.py` installs it.
 
-One `<feature>.flat` a feature: the bytes of all arrays, or of their compressed blocks, one after another; then a table
-in JSON, `{id: [rows, [[offset, nbytes], ...]]}`, and its size in 8 bytes. `read_flat` is the format's own library.
+One `<feature>.flat` a feature: the bytes of all arrays, or of their compressed blocks, one after
+another; then a table in JSON, `{id: [rows, [[offset, nbytes], ...]]}`, and its size in 8 bytes.
+`read_flat` is the format's own library.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class FlatBackend:
     alignment: int = 1
 
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
-        return FeatureFilesWriter({f.name: FlatFile(directory, f.name, self.alignment) for f in features})
+        return FeatureFilesWriter(
+            {f.name: FlatFile(directory, f.name, self.alignment) for f in features}
+        )
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
         return Blocks(rows=100)
@@ -95,4 +98,6 @@ def read_flat(path: Path) -> dict[str, tuple[int, list[bytes]]]:
     data = path.read_bytes()
     size = int.from_bytes(data[-8:], "little")
     table = json.loads(data[-8 - size : -8])
-    return {id: (rows, [data[o : o + n] for o, n in places]) for id, (rows, places) in table.items()}
+    return {
+        id: (rows, [data[o : o + n] for o, n in places]) for id, (rows, places) in table.items()
+    }

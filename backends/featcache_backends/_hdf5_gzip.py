@@ -16,7 +16,7 @@ from featcache.interface import Array
 
 @dataclass(frozen=True)
 class GzipCodec:
-    """HDF5's own compression: deflate, better with the bytes of the numbers shuffled by significance."""
+    """HDF5's own compression: deflate, better with the bytes of the numbers shuffled."""
 
     name: ClassVar[str] = "gzip"
     lossless: ClassVar[bool] = True
@@ -54,7 +54,9 @@ class GzipCodec:
                 octets = _unshuffled(octets, dtype.itemsize)
             return octets.view(dtype).reshape(-1, *dims)
         except (zlib.error, ValueError, OverflowError, MemoryError) as error:
-            raise CorruptCacheError(f"gzip: a block of {len(data)} bytes cannot be decompressed: {error}") from error
+            raise CorruptCacheError(
+                f"gzip: a block of {len(data)} bytes cannot be decompressed: {error}"
+            ) from error
 
 
 def _unshuffled(octets: NDArray[np.uint8], itemsize: int) -> NDArray[np.uint8]:

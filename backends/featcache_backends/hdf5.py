@@ -16,8 +16,9 @@ h5py's enumeration of one byte. Names, as HDF5 wants them: UTF-8, without a null
 format, groups apart: HDF5 1.8 opens it, and a flush leaves it readable even if the process is then killed.
 HDF5's own records take about 400 bytes an array, with gzip about 3,000.
 
-Refused: more than 32 axes, frames included; with gzip, frames of 4 GiB; an id whose name takes more than 65,000 bytes
-(HDF5 2.0 does not open a group again of up to 8 links, one of them of 65,516 to 65,522 bytes).
+Refused: more than 32 axes, frames included; with gzip, frames of 4 GiB; an id whose name takes more
+than 65,000 bytes (HDF5 2.0 cannot open a group again that has up to 8 links, one of them of 65,516 to
+65,522 bytes).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import numpy as np
 from featcache.container_files import sync_directory, sync_file
 from featcache.errors import FeatureError, MissingDependencyError
 from featcache.interface import Blocks, EncodedArray, Extent, FeatureSpec
-from featcache_backends._hdf5_gzip import GzipCodec as GzipCodec  # this is where its entry point looks
+from featcache_backends._hdf5_gzip import GzipCodec as GzipCodec  # its entry point is here
 
 if TYPE_CHECKING:
     from h5py import File

@@ -6,9 +6,9 @@ On disk::
     10    "{'descr': '<f4', 'fortran_order': False, 'shape': (total_frames, *dims), }", spaces, "\\n"
     256   frames of all utterances in the order of writing, C order, without gaps
 
-More than some fifty axes make the header longer, by a multiple of 64. It has its final size from the
-start, so `total_frames` (0 until then) is patched into it when the file is closed. A feature without a
-time axis counts as one frame an utterance. bfloat16 is stored as the uint16 of its bits.
+More than some fifty axes make the header longer, by a multiple of 64. It has its final size from
+the start, so `total_frames` (0 until then) is patched into it when the file is closed. A feature
+without a time axis counts as one frame an utterance. bfloat16 is stored as the uint16 of its bits.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from featcache.interface import EncodedArray, Extent, FeatureSpec
 
 BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
 END = bytes(2 * BLOCK_BYTES)
-ARRAY_LIMIT = 8**11 - (1 << 16)  # a ustar header has 11 octal digits for the size; a .npy has a header
+ARRAY_LIMIT = 8**11 - (1 << 16)  # bytes: 11 octal digits in a ustar header, and the .npy's header
 ENCODED = {ord(char): f"%{ord(char):02X}" for char in "%./"} | {
     code: "".join(f"%{byte:02X}" for byte in chr(code).encode()) for code in (*range(0x20), *range(0x7F, 0xA0))
 }
@@ -120,8 +120,9 @@ class WebDatasetWriter:
         for piece in pieces:
             self._file.append(piece)
         return {
-            name: (Extent(self._container, begin + start, arrays[name].nbytes),) if arrays[name].nbytes else ()
+            name: (Extent(self._container, begin + start, nbytes),) if nbytes else ()
             for name, start in starts.items()
+            for nbytes in [arrays[name].nbytes]
         }
 
     def flush(self) -> None:

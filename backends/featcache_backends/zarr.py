@@ -193,7 +193,7 @@ def _decompressed(
     try:
         nbytes, row_bytes = size_of(data), dtype.itemsize * math.prod(dims)
         if not 0 < nbytes <= rows * row_bytes or nbytes % row_bytes:
-            raise ValueError(f"it says that it holds {nbytes} bytes, not up to {rows} rows of {row_bytes}")
+            raise ValueError(f"it says it holds {nbytes} bytes, not up to {rows} rows of {row_bytes}")
         block = np.empty((nbytes // row_bytes, *dims), dtype)
         numcodecs.decompress(data, block)
     except (ValueError, RuntimeError, SystemError, MemoryError, struct.error) as error:
@@ -207,7 +207,8 @@ def _zstd_size(data: memoryview) -> int:
         raise ValueError("it is no Zstandard frame")
     descriptor = data[4]
     flag, is_single = descriptor >> 6, descriptor >> 5 & 1
-    start = 5 + (1 - is_single) + (0, 1, 2, 4)[descriptor & 3]  # behind the window's size and a dictionary's number
+    # behind the size of the window and the number of a dictionary
+    start = 5 + (1 - is_single) + (0, 1, 2, 4)[descriptor & 3]
     width = (is_single, 2, 4, 8)[flag]
     if not width or len(data) < start + width:
         raise ValueError("it does not say how much it holds")
@@ -217,9 +218,9 @@ def _zstd_size(data: memoryview) -> int:
 def _blosc_size(data: memoryview) -> int:
     """Return how many bytes a Blosc buffer says that it holds.
 
-    Its header: u8 version, version of the compressor, flags, size of a number; u32 nbytes, blocksize, cbytes. C-Blosc
-    holds all that follows against `cbytes`, and numcodecs does not tell it how much there is: a greater `cbytes` would
-    read, and crash, behind the end of `data`.
+    Its header: u8 version, version of the compressor, flags, size of a number; u32 nbytes,
+    blocksize, cbytes. C-Blosc checks all that follows against `cbytes`, and numcodecs does not tell
+    it how much there is: a greater `cbytes` reads, and crashes, behind the end of `data`.
     """
     version, _, _, _, nbytes, blocksize, cbytes = struct.unpack_from("<4B3I", data)
     if version != BLOSC_VERSION or cbytes != len(data) or not 0 < blocksize <= nbytes:

@@ -7,7 +7,8 @@ codecs::
     class TestMyBackend(BackendContract):
         backend = "mine"
 
-Give it a method `read_natively`, too, and the format's own library is asked whether it reads the files.
+Give it a method `read_natively`, too, and the format's own library is asked whether it reads the
+files.
 """
 
 from __future__ import annotations

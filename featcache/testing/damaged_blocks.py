@@ -1,7 +1,8 @@
-"""Decodes damaged blocks in front of memory that nobody may read: `python -P damaged_blocks.py JOB`.
+"""Decodes damaged blocks before memory that nobody may read: `python -P damaged_blocks.py JOB`.
 
-JOB is JSON: the declaration of a feature with a codec, the number of blocks to damage, the seed. Ends
-without a word if each is decoded to a block within its bounds or refused with `CorruptCacheError`.
+JOB is JSON: the declaration of a feature with a codec, the number of blocks to damage, the seed.
+Ends without a word if each is decoded to a block within its bounds or refused with
+`CorruptCacheError`.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
         size = draw.choice((1, 2, 4, 16))
         match draw.randrange(6):
             case 0:
-                octets[at : at + 1] = bytes(octet ^ 1 << draw.randrange(8) for octet in octets[at : at + 1])
+                octets[at : at + 1] = bytes(
+                    octet ^ 1 << draw.randrange(8) for octet in octets[at : at + 1]
+                )
             case 1:
                 octets[at : at + 1] = bytes([draw.choice(NUMBERS)])
             case 2:

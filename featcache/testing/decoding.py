@@ -1,4 +1,4 @@
-"""Decoding: whatever bytes lie on disk, a codec gives a block within its bounds or a `CorruptCacheError`."""
+"""Decoding: whatever lies on disk, a codec gives a block within its bounds or `CorruptCacheError`."""
 
 # ruff: noqa: D102 (the name of a test says what it tests)
 
@@ -18,7 +18,7 @@ import pytest
 
 from featcache.errors import CorruptCacheError
 from featcache.feature import FeatureStorageConfig
-from featcache.interface import Codec
+from featcache.interface import Backend, Codec
 from featcache.testing.storage import Storage, random_numbers
 
 ROWS = 1 << 19  # of a block that is much larger than its bytes
@@ -65,14 +65,21 @@ class Decoding:
             with pytest.raises(CorruptCacheError):
                 codec.decode(memoryview(data), dtype, (5,), 300)
 
-    def test_a_damaged_block_is_refused_or_within_its_bounds(self, storage: Storage, codec: Codec) -> None:
+    def test_a_damaged_block_is_refused_or_within_its_bounds(
+        self, storage: Storage, codec: Codec
+    ) -> None:
         for dtype in {storage.dtypes[0], storage.dtypes[-1]}:
             decode_damaged(storage.declare(dtype=dtype), count=1000)
 
     def test_no_option_is_one_of_the_backend_too(self, storage: Storage, codec: Codec) -> None:
         backend = storage.declare().make_backend()
-        ours, theirs = ({field.name for field in dataclasses.fields(each)} for each in (backend, codec))  # type: ignore[arg-type]
-        assert not ours & theirs, "both are given in one dict of options"
+        assert not options_of(backend) & options_of(codec), "both are given in one dict of options"
+
+
+def options_of(owner: Backend | Codec) -> set[str]:
+    """Return the names of the options of a backend or a codec: its fields."""
+    assert dataclasses.is_dataclass(owner)
+    return {field.name for field in dataclasses.fields(owner)}
 
 
 def decode_damaged(feature: FeatureStorageConfig, count: int, seed: int = 0) -> None:

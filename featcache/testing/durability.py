@@ -34,7 +34,9 @@ class Durability:
         writer.close()
         after = disk.after_a_power_cut(tmp_path / "closed")
         assert_hold(after, written)
-        assert files_of(after) == files_of(disk.directory), "close leaves nothing that is not durable"
+        assert files_of(after) == files_of(disk.directory), (
+            "close leaves nothing that is not durable"
+        )
 
 
 class Disk:

@@ -1,4 +1,4 @@
-"""Damaged blocks of our codecs, with all their options: `FEATCACHE_DAMAGED_BLOCKS=100000 pytest ...` tries more."""
+"""Damaged blocks of our codecs, with all their options; FEATCACHE_DAMAGED_BLOCKS=100000 tries more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featcache.testing.decoding import decode_damaged
 from featcache_backends.lilcom import LilcomCodec
 from featcache_backends.zarr import BloscCodec, ZstdCodec
 
-COUNT = int(os.environ.get("FEATCACHE_DAMAGED_BLOCKS", "2000"))  # of each codec with each of its options
+COUNT = int(os.environ.get("FEATCACHE_DAMAGED_BLOCKS", "2000"))  # with each of the options
 
 CNAMES = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
@@ -41,7 +41,13 @@ def test_no_damaged_block_ends_the_process(
 
 def test_a_blosc_buffer_must_be_as_long_as_it_says() -> None:
     data = BloscCodec().encode(np.ones((256, 80), np.float32))
-    for damaged in (data[:-1], data + b"\0", data[:12] + b"\xff\xff\xff\x7f" + data[16:], data[:16], data[:7]):
+    for damaged in (
+        data[:-1],
+        data + b"\0",
+        data[:12] + b"\xff\xff\xff\x7f" + data[16:],
+        data[:16],
+        data[:7],
+    ):
         with pytest.raises(CorruptCacheError, match=f"blosc: a block of {len(damaged)} bytes"):
             BloscCodec().decode(memoryview(damaged), np.dtype("f4"), (80,), 256)
 
@@ -57,7 +63,9 @@ def test_the_size_of_a_zstandard_frame_is_found_in_each_form_of_its_header(size:
 def test_a_zstandard_frame_that_does_not_tell_its_size_is_refused() -> None:
     magic, no_size, window, last_empty = b"\x28\xb5\x2f\xfd", b"\x00", b"\x58", b"\x01\x00\x00"
     with pytest.raises(CorruptCacheError, match="does not say how much it holds"):
-        ZstdCodec().decode(memoryview(magic + no_size + window + last_empty), np.dtype("u1"), (), 10)
+        ZstdCodec().decode(
+            memoryview(magic + no_size + window + last_empty), np.dtype("u1"), (), 10
+        )
 
 
 def test_a_lilcom_block_of_other_frames_is_refused() -> None:

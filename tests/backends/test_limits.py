@@ -24,7 +24,10 @@ def test_webdataset_refuses_an_array_that_no_tar_holds(tmp_path: Path) -> None:
     assert isinstance(writer, ChecksArrays)
     most = 8**11 - (1 << 16) - 1  # with any header of a .npy
     writer.check("a", {"f": (most, most)})
-    with pytest.raises(FeatureError, match="feature 'f' of 'a' has 8,589,869,056 bytes, a tar holds less than 8 GiB"):
+    with pytest.raises(
+        FeatureError,
+        match="feature 'f' of 'a' has 8,589,869,056 bytes, a tar holds less than 8 GiB",
+    ):
         writer.check("a", {"f": (most + 1, most + 1)})
     writer.append("a", {"f": ONE})
     writer.close()
@@ -36,7 +39,10 @@ def test_hdf5_refuses_an_id_that_is_too_long_for_a_link(tmp_path: Path, id: str)
     assert isinstance(writer, ChecksArrays)
     writer.check(id[:-1], {"f": (1, 1)})
     for refuse in (lambda: writer.check(id, {"f": (1, 1)}), lambda: writer.append(id, {"f": ONE})):
-        with pytest.raises(FeatureError, match=r"takes 65,00[0-9] bytes as a name, HDF5 holds 65,000; give a shorter"):
+        with pytest.raises(
+            FeatureError,
+            match=r"takes 65,00[0-9] bytes as a name, HDF5 holds 65,000; give a shorter",
+        ):
             refuse()
     writer.append(id[:-1], {"f": ONE})
     writer.close()
@@ -51,7 +57,9 @@ def test_hdf5_holds_32_axes_and_no_more(tmp_path: Path, codec: GzipCodec | None)
         most = FeatureSpec(f"f{axes}", "uint8", (1,) * axes, has_frames, codec)
         backend.open_writer(tmp_path, [most]).close()
         more = FeatureSpec("f", "uint8", (1,) * (axes + 1), has_frames, codec)
-        with pytest.raises(FeatureError, match="feature 'f': arrays have 33 axes, HDF5 holds 32 at most"):
+        with pytest.raises(
+            FeatureError, match="feature 'f': arrays have 33 axes, HDF5 holds 32 at most"
+        ):
             backend.open_writer(tmp_path, [more])
     assert not (tmp_path / "f.h5").exists()
 
@@ -59,12 +67,22 @@ def test_hdf5_holds_32_axes_and_no_more(tmp_path: Path, codec: GzipCodec | None)
 @pytest.mark.parametrize(
     ("feature", "message"),
     [
-        (FeatureSpec("f", "uint8", (1 << 32,), codec=GzipCodec()), "a frame has 4,294,967,296 bytes, a chunk of HDF5"),
-        (FeatureSpec("f", "uint8", ((1 << 31) - 16,), codec=BloscCodec()), "a frame has 2,147,483,632 bytes, Blosc"),
+        (
+            FeatureSpec("f", "uint8", (1 << 32,), codec=GzipCodec()),
+            "a frame has 4,294,967,296 bytes, a chunk of HDF5",
+        ),
+        (
+            FeatureSpec("f", "uint8", ((1 << 31) - 16,), codec=BloscCodec()),
+            "a frame has 2,147,483,632 bytes, Blosc",
+        ),
     ],
 )
-def test_a_frame_that_no_chunk_holds_is_refused(tmp_path: Path, feature: FeatureSpec, message: str) -> None:
-    backend = Hdf5Backend() if isinstance(feature.codec, GzipCodec) else ZarrBackend(shard_bytes=1 << 33)
+def test_a_frame_that_no_chunk_holds_is_refused(
+    tmp_path: Path, feature: FeatureSpec, message: str
+) -> None:
+    backend = (
+        Hdf5Backend() if isinstance(feature.codec, GzipCodec) else ZarrBackend(shard_bytes=1 << 33)
+    )
     with pytest.raises(FeatureError, match=message):
         backend.open_writer(tmp_path, [feature])
     assert list(tmp_path.iterdir()) == []
