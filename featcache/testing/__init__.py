@@ -6,6 +6,9 @@ codecs::
     from featcache.testing import BackendContract
     class TestMyBackend(BackendContract):
         backend = "mine"
+
+Give it a method `read_natively`, too, and the format's own library is asked whether it reads the
+files.
 """
 
 from __future__ import annotations
@@ -23,7 +26,13 @@ except ImportError as error:
 
 # before the import below: failures shall show the values
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{name}" for name in ("contract", "reading", "round_trips", "seam", "storage", "writing"))
+    *(
+        f"{__name__}.{name}"
+        for name in (
+            *("contract", "decoding", "durability", "native", "reading", "round_trips", "seam"),
+            *("storage", "writing"),
+        )
+    )
 )
 
 from featcache.testing.contract import BackendContract  # noqa: E402
