@@ -116,8 +116,15 @@ class FeatureLoader(Generic[T]):
 
     @property
     def collate_fn(self) -> Callable[[Batch | list[Item]], T]:
-        """What a DataLoader over `dataset` needs to give these batches: HF's Trainer makes one to skip batches."""
+        """Function by which a DataLoader over `dataset` and `batch_sampler` gives the same batches.
+
+        HuggingFace's Trainer makes such a DataLoader to skip what was trained on before a resume.
+        """
         return self._collated
+
+    @property
+    def prefetch_factor(self) -> None:
+        """None, which that DataLoader needs: it has no workers."""
 
     def __len__(self) -> int:
         return len(cast(Sized, self.batch_sampler))

@@ -108,8 +108,10 @@ class BucketBatchSampler(EpochSampler):
         return real / padded if padded else 1.0
 
     @cached_property
-    def numbering(self) -> Numbering:
-        """The utterances that row numbers count."""
+    def numbering(self) -> Numbering | None:
+        """The utterances that row numbers count; None where batches hold ids."""
+        if self._ids is not None:
+            return None
         return Numbering(len(self._longest), self.table, self._lengths)
 
     def epoch_batches(self, epoch: int) -> Batches:
@@ -157,9 +159,7 @@ class BucketBatchSampler(EpochSampler):
         return min(max(usual + (usual - fewest) // 4, fewest), len(self._rows))
 
     def _batches_of(self, rows: Ints, ends: Ints) -> Batches:
-        if self._ids is not None:
-            return Batches(rows, ends, self._ids)
-        return Batches(rows, ends, numbering=self.numbering)
+        return Batches(rows, ends, self._ids, self.numbering)
 
     def _cut(self, rows: Ints, phase: float) -> Ints:
         first = next(self._ends(rows))

@@ -97,8 +97,7 @@ def refuse_sharing_again(sampler: object) -> None:
 
 def _processes(caller: object) -> int:
     found = getattr(caller, "__dict__", {})
-    state = getattr(found.get("state"), "__dict__", {})  # of accelerate's DataLoaderDispatcher
-    counts = [found.get("num_processes"), found.get("num_replicas"), state.get("num_processes")]
+    counts = [found.get("num_processes"), found.get("num_replicas")]
     return max((count for count in counts if isinstance(count, int)), default=1)
 
 
