@@ -22,9 +22,9 @@ from featcache.container_files import FeatureFilesWriter
 from featcache.errors import ConfigError, FeatureError, StorageFullError
 from featcache.interface import EncodedArray, Extent
 from featcache.store import part_writer
-from featcache.store.writing import free_space
 from featcache.store.background import Background
 from featcache.store.journal import read_journal
+from featcache.store.writing import free_space
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from featcache.config import FeatureStorage
 from featcache.datasets import check_source, visible_lengths
 from featcache.destination import Destination, check_settings
 from featcache.errors import ConfigError
+from featcache.feature import Features
 from featcache.fingerprint import describe_module, find_ingredients
 from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.parallel.provider import EnvironmentProvider
@@ -24,7 +25,6 @@ from featcache.parallel.sending import pack, unpack
 from featcache.parallel.worker import Environment, checked_environment
 from featcache.random_state import kept_random_state
 from featcache.store.cache import Cache
-from featcache.store.part_writer import Features
 
 if TYPE_CHECKING:
     from dask.distributed import Client

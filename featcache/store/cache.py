@@ -17,9 +17,9 @@ from featcache.stats import FeatureStats
 from featcache.store.arrays import from_storage
 from featcache.store.checks import Checks
 from featcache.store.extents import Containers
-from featcache.store.reading import FeatureArrays
 from featcache.store.format.disk_errors import reading
 from featcache.store.generation import load_generation
+from featcache.store.reading import FeatureArrays
 from featcache.store.verify import container_damage, generation_damage, page_damage, raise_damage
 
 if TYPE_CHECKING:

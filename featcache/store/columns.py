@@ -19,7 +19,10 @@ Columns = Iterator[tuple[str, NDArray[Any]]]
 
 
 def index_of(
-    utterances: Sequence[Utterance], containers: ContainerColumns, stats: Mapping[str, FeatureStats], names: Sequence[str]
+    utterances: Sequence[Utterance],
+    containers: ContainerColumns,
+    stats: Mapping[str, FeatureStats],
+    names: Sequence[str],
 ) -> Index:
     """Return the index of utterances as they come, for `index_columns`."""
     keys = [utterance.id.encode() for utterance in utterances]
@@ -128,11 +131,20 @@ def index_columns(
 
 def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
     """Give the columns of the containers of all parts; `prefixes` lead from the cache to the parts."""
-    paths = Strings.of([prefix + path for prefix, each in zip(prefixes, containers, strict=True) for path in each.paths])
+    paths = Strings.of(
+        [
+            prefix + path
+            for prefix, each in zip(prefixes, containers, strict=True)
+            for path in each.paths
+        ]
+    )
     yield from string_columns("container_path", paths)
     yield "container_size", _joined([each.sizes for each in containers], np.int64)
     yield "container_digest", _joined([each.digests for each in containers], np.uint8)
-    yield "container_part", np.repeat(np.arange(len(containers), dtype=np.int32), [len(each) for each in containers])
+    yield (
+        "container_part",
+        np.repeat(np.arange(len(containers), dtype=np.int32), [len(each) for each in containers]),
+    )
 
 
 def string_columns(name: str, strings: Strings) -> Columns:

@@ -97,11 +97,15 @@ class Index:
 
     def ids(self) -> Iterator[str]:
         """Iterate over all ids in row order."""
-        for start in range(0, len(self), 65536):  # in pieces, so that ten million ids are never all in memory
+        for start in range(
+            0, len(self), 65536
+        ):  # in pieces, so that ten million ids are never all in memory
             ends = self.id_ends[start : start + 65537].tolist()
             data = self.id_bytes[ends[0] : ends[-1]].tobytes()
             try:
-                yield from [data[begin - ends[0] : end - ends[0]].decode() for begin, end in pairwise(ends)]
+                yield from [
+                    data[begin - ends[0] : end - ends[0]].decode() for begin, end in pairwise(ends)
+                ]
             except UnicodeDecodeError as error:
                 raise CorruptCacheError(f"{DAMAGED}: {error}") from error
 
@@ -187,13 +191,18 @@ def read_strings(file: ColumnFile, name: str) -> Strings:
     """Take a column of strings out of a file of columns."""
     strings = Strings(file.column(f"{name}_ends", np.int64), file.column(f"{name}_bytes", np.uint8))
     if not strings.fits():
-        raise CorruptCacheError(f"{str(file.path)!r} is damaged: the columns of {name!r} do not fit each other")
+        raise CorruptCacheError(
+            f"{str(file.path)!r} is damaged: the columns of {name!r} do not fit each other"
+        )
     return strings
 
 
 def read_stats(file: ColumnFile, feature: str) -> FeatureStats:
     """Take the statistics of a feature out of a file of columns."""
-    count, shape = file.column(f"{feature}.count", np.int64), file.column(f"{feature}.dims", np.int64)
+    count, shape = (
+        file.column(f"{feature}.count", np.int64),
+        file.column(f"{feature}.dims", np.int64),
+    )
     mean, m2 = file.column(f"{feature}.mean", np.float64), file.column(f"{feature}.m2", np.float64)
     try:
         return FeatureStats(int(count[0]), mean.reshape(shape), m2.reshape(shape))
@@ -208,11 +217,17 @@ def _check_lengths(index: Index, file: ColumnFile) -> None:
     fits = len(index.hash_rows) == count and len(index.id_ends) == count + 1
     fits = fits and Strings(index.id_ends, index.id_bytes).fits()
     for columns in index.features.values():
-        fits = fits and len(columns.rows) == len(columns.checksum) == len(columns.first) - 1 == count
-        fits = fits and len(columns.container) == len(columns.offset) == len(columns.nbytes) == int(columns.first[-1])
+        fits = (
+            fits and len(columns.rows) == len(columns.checksum) == len(columns.first) - 1 == count
+        )
+        fits = fits and len(columns.container) == len(columns.offset) == len(columns.nbytes) == int(
+            columns.first[-1]
+        )
     containers = index.containers
     fits = fits and len(containers) == len(containers.paths) == len(containers.parts)
     fits = fits and len(containers.digests) == DIGEST_BYTES * len(containers)
     fits = fits and int(containers.sizes.min(initial=0)) >= 0
     if not fits:
-        raise CorruptCacheError(f"index {str(file.path)!r} is damaged: its columns have different lengths")
+        raise CorruptCacheError(
+            f"index {str(file.path)!r} is damaged: its columns have different lengths"
+        )

@@ -42,7 +42,9 @@ class WriterLock:
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
             self._holder.unlink(missing_ok=True)  # a link would lead elsewhere
-            self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
+            self._holder.write_text(
+                json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
+            )
         except BaseException:
             self.release()
             raise
@@ -68,7 +70,12 @@ def holder(directory: Path) -> Holder | None:
     try:
         content = json.loads((directory / HOLDER).read_text())
         return Holder(content["pid"], content["host"], content["since"])
-    except (OSError, ValueError, LookupError, TypeError):  # it is being written, or was left half written
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # it is being written, or was left half written
         return None
 
 
@@ -99,7 +106,10 @@ def _acquired(directory: Path, timeout_s: float) -> BaseFileLock:
     except OSError as error:
         if error.errno not in _NO_FLOCK:
             raise
-        _log.warning("%r lies on a file system without flock: see that one writer at a time works", str(directory))
+        _log.warning(
+            "%r lies on a file system without flock: see that one writer at a time works",
+            str(directory),
+        )
         lock = SoftFileLock(directory / NAME, thread_local=False)
         lock.acquire(timeout=timeout_s, poll_interval=0.005)
     return lock
