@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from crash_promises import Content, Model, Promise
-from crash_writers import ALL, go_on, model_in
+from crash_writers import ALL, go_on, model_in, utterance
 from store_helpers import Arrays, id_of
 
 import featcache
@@ -59,7 +59,18 @@ def see(
         for name, array in oracle[model][numbers[id]].items():
             if not np.array_equal(cache.read(id, name), array):
                 wrongs["wrong"] = f"{name} of {id}"
+    if not _has_stats_of(cache, content):
+        wrongs["wrong"] = "the statistics of fbank"
     return cache
+
+
+def _has_stats_of(cache: featcache.Cache, content: Content) -> bool:
+    arrays = [utterance(number, content.model)["fbank"] for number in content.numbers]
+    frames = np.concatenate([np.zeros((0, 4)), *arrays], dtype=np.float64)
+    stats = cache.stats("fbank")
+    if not len(frames):
+        return stats.count == 0
+    return stats.count == len(frames) and np.allclose(stats.mean, frames.mean(axis=0), rtol=1e-12)
 
 
 class _NothingThere(Exception):  # noqa: N818

@@ -209,11 +209,12 @@ def _rename(names: dict[str, int], change: Named) -> None:
         names[change.name] = change.number
 
 
-def scan(path: Path) -> Disk:
-    """Return a disk that holds what lies in a real directory, all of it durable."""
+def restarted(tree: Tree, marks: list[str]) -> Disk:
+    """Return a disk that holds what a power cut has left, all of it durable."""
     disk = Disk()
-    fill(disk, read_tree(path))
+    fill(disk, tree)
     disk.settle()
+    disk.marks.extend(marks)
     return disk
 
 

@@ -1,8 +1,9 @@
 """One scenario in one layout: its crashes are drawn, made and checked.
 
-A crash is of one of three kinds: the writer is killed; the power is cut; or the writer is killed,
-another one goes on where it was, and then the power is cut, with what the first one did not sync
-still at risk. The other writer may itself be killed while it recovers.
+A crash is of one of three kinds: the writer is killed; the power is cut; or there are two crashes,
+the second of them a power cut. After the first, mostly a kill, another writer goes on where the
+first one was, with what that one did not sync still at risk; it may be killed in turn while it
+recovers.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from pathlib import Path
 from random import Random
 
 from crash_checks import Oracle, check
-from crash_disk import Disk, Tree, write_tree
+from crash_disk import Disk, Tree, restarted, write_tree
 from crash_power import STYLES, PowerCut
 from crash_promises import Promise
 from crash_steps import Step, describe, is_change, moves_name
 from crash_stories import STORIES
-from crash_trace import traced
+from crash_trace import WorkFailedError, traced
 from crash_writers import PLACE, go_on, oracle
 
-KILLED, POWER, BOTH = KINDS = ("killed", "power cut", "killed, then power cut")
-CUTS = 6  # power cuts of the writer that goes on after a kill
+KILLED, POWER, TWICE = KINDS = ("killed", "power cut", "crashed twice")
+CUTS = 7  # power cuts of the writer that goes on after a first crash
+KILLED_TWICE = "killed twice"  # the second time while it recovers
+FIRST = (KILLED, KILLED, KILLED_TWICE, POWER)
 Draw = tuple[int, str]  # how many steps are done when all ends, and in which style
 
 
@@ -69,15 +72,15 @@ class Job:
                 disk.settle()
                 start = disk.copy()
                 steps = self._watch(disk, partial(work, self._root / PLACE, self.report.layout))
-        half = self._states * 2 // 5
+        third = self._states // 3
         kills = [n for n, step in enumerate(steps) if is_change(step) or step.func is Disk.mark]
         torn = [n for n, step in enumerate(steps) if step.func is Disk.write]
         draws = [(n + 1, "killed") for n in kills] + [(n, "killed in a write") for n in torn]
-        self._crash(start, steps, draws, KILLED, half)
+        self._crash(start, steps, draws, KILLED, third)
         draws = [(n, style) for n in range(len(steps) + 1) for style in STYLES]
-        self._crash(start, steps, draws, POWER, half)
-        for number, draw in enumerate(self._kills(start, steps, self._states // 5 // CUTS)):
-            self._go_on(start, steps[:draw], number % 4 == 3)
+        self._crash(start, steps, draws, POWER, third)
+        for number, draw in enumerate(self._first_crashes(start, steps, third // CUTS)):
+            self._go_on(start, steps[:draw], FIRST[number % len(FIRST)])
         return self.report
 
     def _watch(self, disk: Disk, work: Callable[[], object]) -> list[Step]:
@@ -87,8 +90,8 @@ class Job:
             step(disk)
         return steps
 
-    def _kills(self, disk: Disk, steps: Sequence[Step], count: int) -> list[int]:
-        """Draw where to kill a writer that another one is to follow.
+    def _first_crashes(self, disk: Disk, steps: Sequence[Step], count: int) -> list[int]:
+        """Draw after how many steps a writer ends that another one is to follow.
 
         Most follow a name that was made or moved: it is not durable yet. The higher it is, the more
         goes with it, so the likelier it is drawn.
@@ -98,25 +101,35 @@ class Job:
             if moves_name(step):
                 weights[number + 1] = 0.5 ** describe(disk, step).count("/")
             step(disk)
-        named = self._random.choices(range(len(weights)), weights, k=count - count // 3)
-        return sorted({*named, *self._random.choices(range(len(weights)), k=count // 3)})
+        drawn: set[int] = set()
+        while len(drawn) < min(count, len(steps)):
+            anywhere = len(drawn) % 3 == 2
+            drawn |= set(self._random.choices(range(len(weights)), None if anywhere else weights))
+        return self._random.sample(sorted(drawn), len(drawn))
 
-    def _go_on(self, disk: Disk, steps: Sequence[Step], again: bool, before: str = "") -> None:
-        """Kill a writer after some steps, let another go on, cut its power; or kill that too."""
+    def _go_on(self, disk: Disk, steps: Sequence[Step], how: str, before: str = "") -> None:
+        """End a writer after some steps, let another go on, and cut its power."""
         disk = disk.copy()
         for step in steps:
             step(disk)
-        after = f"{before}killed after {describe(disk, steps[-1]) if steps else 'nothing'}, then "
+        after = f"{before}{how} after {describe(disk, steps[-1]) if steps else 'nothing'}, then "
+        if how == POWER:
+            style = self._random.choice(STYLES)
+            disk = restarted(PowerCut(disk, style, self._random).tree(), disk.marks)
         shutil.rmtree(self._root)
         write_tree(disk.tree(), self._root)
         start = disk.copy()
-        more = self._watch(disk, partial(go_on, self._root / PLACE, self.report.layout))
-        if again:
+        try:
+            more = self._watch(disk, partial(go_on, self._root / PLACE, self.report.layout))
+        except WorkFailedError as error:
+            self._note(f"{after}going on", {"unopenable": str(error)})
+            return
+        if how == KILLED_TWICE:
             opened = next(n for n, step in enumerate(more) if "committed" in str(step.keywords))
-            self._go_on(start, more[: self._random.randint(0, opened)], False, after)
+            self._go_on(start, more[: self._random.randint(0, opened)], KILLED, after)
         else:
             draws = [(n, style) for n in range(len(more) + 1) for style in STYLES]
-            self._crash(start, more, draws, BOTH, CUTS, after)
+            self._crash(start, more, draws, TWICE, CUTS, after)
 
     def _crash(
         self,
@@ -164,10 +177,13 @@ class Job:
         wrongs = check(self._left / PLACE, self.report.layout, promise, self._oracle)
         shutil.rmtree(self._left)
         self.report.states[kind] += 1
+        self._note(where, wrongs)
+        return True
+
+    def _note(self, where: str, wrongs: dict[str, str]) -> None:
         self.report.wrongs.update(list(wrongs))
         if wrongs:
             self.report.notes.append(f"{where}: {wrongs}")
-        return True
 
 
 @cache

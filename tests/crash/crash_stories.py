@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from crash_promises import tell
+from crash_trace import LONGEST_S
 from crash_writers import (
     ALL,
     close,
@@ -152,6 +154,7 @@ def _in_child(work: Callable[[], None]) -> int:
     child = os.fork()
     if child == 0:
         code = 1
+        signal.alarm(LONGEST_S)
         try:
             work()
             code = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import traceback
 from collections.abc import Callable, Iterator
@@ -16,7 +17,12 @@ from crash_log import TRACED, calls
 from crash_steps import Step
 
 LONGEST = 1 << 26  # bytes of one write that the log holds
+LONGEST_S = 60  # of some work, which is killed then
 PR_SET_PTRACER, ANY = 0x59616D61, ctypes.c_ulong(-1)
+
+
+class WorkFailedError(AssertionError):
+    """The work in the child process has not come to its end."""
 
 
 def mark(text: str) -> None:
@@ -27,7 +33,8 @@ def mark(text: str) -> None:
 def traced(disk: Disk, root: Path, work: Callable[[], object]) -> list[Step]:
     """Do some work in a child process and return its steps; the real `root` is as `disk` is.
 
-    Raises `AssertionError` unless these steps lead the disk to where the real directory then is.
+    Raises `WorkFailedError` if the work ends with an error, and `AssertionError` unless these steps lead
+    the disk to where the real directory then is.
     """
     log = root.with_suffix(".strace")
     with _forked(work) as (child, start):
@@ -47,12 +54,6 @@ def traced(disk: Disk, root: Path, work: Callable[[], object]) -> list[Step]:
     return steps
 
 
-def in_child(work: Callable[[], object]) -> None:
-    """Do some work in a child process, which then ends as if it was killed."""
-    with _forked(work) as (_, start):
-        start()
-
-
 @contextlib.contextmanager
 def _forked(work: Callable[[], object]) -> Iterator[tuple[int, Callable[[], object]]]:
     """Fork a child that waits for `start` to be called, and see at the end that it did its work."""
@@ -64,6 +65,7 @@ def _forked(work: Callable[[], object]) -> Iterator[tuple[int, Callable[[], obje
         try:
             ctypes.CDLL(None).prctl(PR_SET_PTRACER, ANY)  # strace is no ancestor of this process
             if os.read(waiting, 1):
+                signal.alarm(LONGEST_S)
                 work()
             code = 0
         except BaseException:
@@ -76,4 +78,5 @@ def _forked(work: Callable[[], object]) -> Iterator[tuple[int, Callable[[], obje
         os.close(starting)
         os.close(waiting)
         _, status = os.waitpid(child, 0)
-    assert status == 0, "the work failed"
+    if status:
+        raise WorkFailedError(f"a writer ended with status {status}; its error stands above")

@@ -19,7 +19,7 @@ from crash_jobs import KINDS, Report, crash
 from crash_stories import STORIES
 from crash_writers import LAYOUTS
 
-STATES = int(os.environ.get("FEATCACHE_CRASH_STATES", "8000"))
+STATES = int(os.environ.get("FEATCACHE_CRASH_STATES", "10000"))
 SEED = int(os.environ.get("FEATCACHE_CRASH_SEED", "0"))
 PROCESSES = 2
 JOBS = [(story, layout) for story in STORIES for layout in LAYOUTS]
