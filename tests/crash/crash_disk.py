@@ -9,6 +9,7 @@ that lies below it.
 from __future__ import annotations
 
 import copy
+import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -233,6 +234,15 @@ def read_tree(path: Path) -> Tree:
         entry.name: read_tree(entry) if entry.is_dir() else entry.read_bytes()
         for entry in path.iterdir()
     }
+
+
+def digest(tree: Tree) -> bytes:
+    """Return what differs for trees that do."""
+    state = hashlib.sha256()
+    for name, content in sorted(tree.items()):
+        inside = content if isinstance(content, bytes) else digest(content)
+        state.update(f"{name} {type(content).__name__} {len(inside)}\n".encode() + inside)
+    return state.digest()
 
 
 def write_tree(tree: Tree, path: Path) -> None:

@@ -8,8 +8,6 @@ recovers.
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import shutil
 import tempfile
 from collections import Counter
@@ -20,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from crash_checks import Oracle, check
-from crash_disk import Disk, Tree, restarted, write_tree
+from crash_disk import Disk, Tree, digest, restarted, write_tree
 from crash_power import STYLES, PowerCut
 from crash_promises import Promise
 from crash_steps import Step, describe, is_change, moves_name
@@ -103,7 +101,7 @@ class Job:
             step(disk)
         drawn: set[int] = set()
         while len(drawn) < min(count, len(steps)):
-            anywhere = len(drawn) % 3 == 2
+            anywhere = self._random.random() < 1 / 3
             drawn |= set(self._random.choices(range(len(weights)), None if anywhere else weights))
         return self._random.sample(sorted(drawn), len(drawn))
 
@@ -150,8 +148,8 @@ class Job:
                     step(disk)
                 done = position
                 tree = self._left_by(disk, steps, position, style)
-                next = describe(disk, steps[position]) if position < len(steps) else "the end"
-                where = f"{after}{style} at step {position}, before {next}"
+                coming = describe(disk, steps[position]) if position < len(steps) else "the end"
+                where = f"{after}{style} at step {position}, before {coming}"
                 count -= self._check(tree, disk, kind, where)
 
     def _left_by(self, disk: Disk, steps: Sequence[Step], position: int, style: str) -> Tree:
@@ -169,7 +167,7 @@ class Job:
     def _check(self, tree: Tree, disk: Disk, kind: str, where: str) -> bool:
         """Check one crash, unless there was one like it."""
         promise = Promise().after(disk.marks)
-        key = hashlib.sha256(pickle.dumps((tree, repr(promise)))).digest()
+        key = digest(tree) + repr(promise).encode()
         if key in self._seen:
             return False
         self._seen.add(key)

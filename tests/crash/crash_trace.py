@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import traceback
@@ -25,6 +26,13 @@ class WorkFailedError(AssertionError):
     """The work in the child process has not come to its end."""
 
 
+def can_trace() -> bool:
+    """Say whether `strace` is installed, and may be used here."""
+    if shutil.which("strace") is None:
+        return False
+    return subprocess.run(["strace", "-o", os.devnull, "true"], check=False).returncode == 0
+
+
 def mark(text: str) -> None:
     """Leave a mark between the system calls."""
     os.access(f"{MARK}{text}", os.F_OK)  # no such file, but the log shows the question
@@ -33,8 +41,8 @@ def mark(text: str) -> None:
 def traced(disk: Disk, root: Path, work: Callable[[], object]) -> list[Step]:
     """Do some work in a child process and return its steps; the real `root` is as `disk` is.
 
-    Raises `WorkFailedError` if the work ends with an error, and `AssertionError` unless these steps lead
-    the disk to where the real directory then is.
+    Raises `WorkFailedError` if the work ends with an error, and `AssertionError` unless these steps
+    lead the disk to where the real directory then is.
     """
     log = root.with_suffix(".strace")
     with _forked(work) as (child, start):

@@ -12,9 +12,9 @@ import pytest
 from crash_calls import Steps
 from crash_disk import Disk, Tree
 from crash_log import calls
-from crash_trace import mark, traced
+from crash_trace import can_trace, mark, traced
 
-pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+pytestmark = pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not trace")
 NEW = os.O_RDWR | os.O_CREAT
 
 

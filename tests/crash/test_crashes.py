@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -17,6 +16,7 @@ import pytest
 from crash_checks import WRONGS
 from crash_jobs import KINDS, Report, crash
 from crash_stories import STORIES
+from crash_trace import can_trace
 from crash_writers import LAYOUTS
 
 STATES = int(os.environ.get("FEATCACHE_CRASH_STATES", "10000"))
@@ -24,7 +24,7 @@ SEED = int(os.environ.get("FEATCACHE_CRASH_SEED", "0"))
 PROCESSES = 2
 JOBS = [(story, layout) for story in STORIES for layout in LAYOUTS]
 
-pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")
+pytestmark = pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not trace")
 Reports = dict[tuple[str, str], "Future[Report]"]
 
 
