@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from crash_promises import Content, Model, Promise
-from crash_writers import ALL, go_on, model_in, utterance
+from crash_writers import ALL, go_on, model_in, numbers_in, utterance
 from store_helpers import Arrays, id_of
 
 import featcache
@@ -51,14 +51,13 @@ def see(
             raise _NothingThere from None
         raise
     model = model_in(cache)
-    numbers = {id_of(number): number for number in ALL}
-    content = Content(model, frozenset(numbers[id] for id in cache))
-    if content not in promise.visible:
+    content = Content(model, frozenset(numbers_in(cache)))
+    if not promise.allows(content):
         wrongs["half"] = f"{content} is visible, not {' or '.join(map(str, promise.visible))}"
-    for id in cache:
-        for name, array in oracle[model][numbers[id]].items():
-            if not np.array_equal(cache.read(id, name), array):
-                wrongs["wrong"] = f"{name} of {id}"
+    for number in content.numbers:
+        for name, array in oracle[model][number].items():
+            if not np.array_equal(cache.read(id_of(number), name), array):
+                wrongs["wrong"] = f"{name} of {id_of(number)}"
     if not _has_stats_of(cache, content):
         wrongs["wrong"] = "the statistics of fbank"
     return cache

@@ -30,10 +30,19 @@ class Promise:
     Args:
         committed: utterances of the new model that no writer needs to compute again.
         visible: one of these generations is what readers see; None: that there is no cache.
+        opening: a writer is starting, which may publish what it recovers: all that was committed,
+            and what else there is; but it does not put that in the place of the old model's cache.
     """
 
     committed: frozenset[int] = frozenset()
     visible: tuple[Content | None, ...] = (None,)
+    opening: bool = False
+
+    def allows(self, content: Content) -> bool:
+        """Say whether readers may see a generation."""
+        aside = any(other is not None and other.model == "old" for other in self.visible)
+        recovered = content.model == "new" and content.numbers >= self.committed
+        return content in self.visible or (self.opening and recovered and not aside)
 
     def after(self, marks: Iterable[str]) -> Promise:
         """Return what is promised after some more marks."""
@@ -46,6 +55,11 @@ class Promise:
     def _after(self, what: str, content: Content) -> Promise:
         new = content.numbers if content.model == "new" else frozenset()
         match what:
+            case "opening":
+                return replace(self, opening=True)
+            case "opened":
+                there = tuple(other for other in self.visible if other is not None)
+                return Promise(self.committed, (*there, content))
             case "committed":
                 return replace(self, committed=self.committed | new)
             case "publishing":
@@ -58,5 +72,10 @@ class Promise:
 
 
 def tell(what: str, numbers: Iterable[int], model: Model = "new") -> None:
-    """Leave a mark: "committed", "publishing", "published" or, with what stays, "aborting"."""
+    """Leave a mark.
+
+    Args:
+        what: "opening", "opened" with what readers see then, "committed", "publishing", "published"
+            or, with what stays, "aborting".
+    """
     mark(json.dumps([what, model, sorted(numbers)], separators=(",", ":")))

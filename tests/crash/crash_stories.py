@@ -72,6 +72,7 @@ def killed(path: Path, layout: str) -> None:
     commit(writer, range(5, 11))
     commit(writer, range(11, 16))
     write(writer, range(16, 18))
+    os._exit(0)  # a writer that is dropped would be closed
 
 
 def recover(path: Path, layout: str) -> None:
@@ -85,6 +86,7 @@ def killed_overwrite(path: Path, layout: str) -> None:
     writer = open_writer(path, layout, overwrite=True)
     commit(writer, range(6))
     write(writer, range(6, 8))
+    os._exit(0)
 
 
 def overwrite_on(path: Path, layout: str) -> None:

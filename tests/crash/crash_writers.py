@@ -52,13 +52,11 @@ def utterance(number: int, model: Model = "new") -> Arrays:
 def open_writer(
     path: Path, layout: str, model: Model = "new", overwrite: bool = False
 ) -> CacheWriter:
-    """Start a writer of a layout, telling that it may publish a cache without utterances."""
-    first = model_of(path) is None
-    if first:
-        tell("publishing", [], model)
+    """Start a writer of a layout, telling what readers see once it has started."""
+    tell("opening", [])
     writer = CacheWriter(path, features_of(layout), made_from(model), overwrite=overwrite)
-    if first:
-        tell("published", [], model)
+    cache = featcache.open(path)
+    tell("opened", numbers_in(cache), model_in(cache))
     return writer
 
 
@@ -98,6 +96,12 @@ def close(writer: CacheWriter, numbers: Iterable[int], model: Model = "new") -> 
 def model_in(cache: featcache.Cache) -> Model:
     """Return the model that a cache was made from."""
     return "new" if cache.fingerprint["model"] == "new" else "old"
+
+
+def numbers_in(cache: featcache.Cache) -> set[int]:
+    """Return the utterances of a cache."""
+    numbers = {id_of(number): number for number in ALL}
+    return {numbers[id] for id in cache}
 
 
 def model_of(path: Path) -> Model | None:
