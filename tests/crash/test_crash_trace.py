@@ -97,6 +97,8 @@ def test_a_descriptor_is_free_before_its_close_returns(tmp_path: Path) -> None:
 72 openat(AT_FDCWD<\\x2f>, {text("/disk/b")}, O_RDWR|O_CREAT, 0666) = 4<\\x2f>
 71 <... close resumed>) = 0
 72 write(4<\\x2f>, {text("here")}, 4) = 4
+72 close(4<\\x2f>) = 0
+72 write(4<\\x70>, {text("to a pipe")}, 9) = 9
 """
     disk = Disk()
     Steps(disk, "/disk").follow(calls(log.strip().splitlines()))
