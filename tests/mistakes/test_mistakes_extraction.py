@@ -149,6 +149,14 @@ def test_108_113_settings_that_cannot_work_are_named(
     says(*parts)(caught.value)
 
 
+def test_115_a_job_queue_that_is_not_here_is_named(storage: FeatureStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dask_jobqueue")
+    monkeypatch.setenv("PATH", str(storage.root))
+    slurm = {"env": "slurm", "n_workers": 1, "options": {"cores": 1, "memory": "1GB"}}
+    with pytest.raises(ConfigError, match=r"no command 'sbatch' here; run this on a machine of the cluster, or .*'loc"):
+        make_brain(storage).cache_features(make_dataset(1), parallel=slurm)
+
+
 # Another data set than the cache's
 
 
