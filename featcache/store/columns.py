@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from featcache.stats import FeatureStats
 from featcache.store.format.column_file import Number
 from featcache.store.format.strings import Ints, Strings, ends_of
-from featcache.store.index import ContainerColumns, FeatureColumns, Hashes, Index
+from featcache.store.index import ContainerColumns, FeatureColumns, Hashes, Index, hash_of
 from featcache.store.journal import Utterance
 from featcache.store.order import order_of, take
 
@@ -38,7 +37,7 @@ def index_of(
             nbytes=np.array([extent.nbytes for extent in extents], np.int64),
         )
     return Index(
-        hashes=np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys)),
+        hashes=np.fromiter(map(hash_of, keys), np.uint64, len(keys)),
         hash_rows=np.arange(len(keys)),
         id_ends=ends_of([len(key) for key in keys]),
         id_bytes=np.frombuffer(b"".join(keys), np.uint8),

@@ -39,6 +39,9 @@ def load_generation(path: Path, *, mapped: bool = True, checked: bool = False) -
             index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
         if len(index) != manifest.rows:
             raise CorruptCacheError(f"cache {str(path)!r} is damaged: {len(index)} of {manifest.rows} rows")
+        parts = index.containers.parts
+        if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < len(manifest.parts):
+            raise CorruptCacheError(f"cache {str(path)!r} is damaged: its containers are in parts that are not there")
         missing = [name for name, feature in manifest.features.items() if feature["stats"] and name not in index.stats]
         if missing:
             raise CorruptCacheError(f"cache {str(path)!r} is damaged: it has no statistics of {missing[0]!r}")

@@ -24,6 +24,7 @@ from featcache.store.format.pages import DIGEST_BYTES
 from featcache.store.format.strings import Bytes, Ints, Strings
 
 Hashes = NDArray[np.uint64]
+hash_of = xxhash.xxh3_64_intdigest  # of an id's UTF-8
 DAMAGED = "the index is damaged (open the cache with verify='columns' to see which file)"
 
 
@@ -107,7 +108,7 @@ class Index:
     def find(self, id: str) -> int:
         """Return the row of an id, -1 if there is none."""
         key = id.encode("utf-8", "surrogatepass")
-        hash_ = xxhash.xxh3_64_intdigest(key)
+        hash_ = hash_of(key)
         hashes, hash_rows, ends, data = self._views
         position = bisect_left(hashes, hash_)
         try:
@@ -136,7 +137,7 @@ class Index:
         keys = [id.encode("utf-8", "surrogatepass") for id in ids]
         if len(self) == 0 or not keys:
             return np.full(len(keys), -1, np.int64)
-        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys))
+        hashes = np.fromiter(map(hash_of, keys), np.uint64, len(keys))
         positions = np.minimum(self.hashes.searchsorted(hashes), len(self) - 1)
         rows = self.hash_rows[positions]
         if rows.min() < 0 or rows.max() >= len(self):
@@ -212,5 +213,6 @@ def _check_lengths(index: Index, file: ColumnFile) -> None:
     containers = index.containers
     fits = fits and len(containers) == len(containers.paths) == len(containers.parts)
     fits = fits and len(containers.digests) == DIGEST_BYTES * len(containers)
+    fits = fits and int(containers.sizes.min(initial=0)) >= 0
     if not fits:
         raise CorruptCacheError(f"index {str(file.path)!r} is damaged: its columns have different lengths")

@@ -6,6 +6,7 @@ itself then, but is broken by the next writer on the same host when its process 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -43,13 +44,14 @@ class WriterLock:
             self._holder.unlink(missing_ok=True)  # a link would lead elsewhere
             self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
         except BaseException:
-            self._lock.release()
+            self.release()
             raise
 
     def release(self) -> None:
         """Let others write; harmless the second time."""
         if self._lock.is_locked:
-            self._holder.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it names who held the lock, and is harmless
+                self._holder.unlink()
             self._lock.release()
 
 

@@ -18,7 +18,7 @@ from featcache.store.arrays import ArrayLike, check_features, check_id, to_stora
 from featcache.store.background import Background
 from featcache.store.closing import close_after
 from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
-from featcache.store.format.disk_errors import explained
+from featcache.store.format.disk_errors import explained, reading
 from featcache.store.generation import load_generation
 from featcache.store.manifest import PARTS
 from featcache.store.part import header_for, remove_part
@@ -54,7 +54,8 @@ class PartWriter:
         self.closed = False
         self._pid = os.getpid()
         self._one_at_a_time = threading.RLock()  # threads may share a writer
-        manifest, index, _ = load_generation(self.path)
+        with reading(self.path):
+            manifest, index, _ = load_generation(self.path)
         self._build = manifest.building
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         if self._fingerprint != manifest.building_fingerprint:
@@ -101,12 +102,12 @@ class PartWriter:
         check_id(id)
         check_features(id, arrays, self.features)
         stored = {name: to_storage(id, arrays[name], feature) for name, feature in self.features.items()}
-        self._check_open()
+        self.check_open()
         with self._one_at_a_time:
             self._take(id, stored)
 
     def _take(self, id: str, stored: dict[str, Array]) -> None:
-        self._check_open()
+        self.check_open()
         self._check_new(id)
         self._check_dims(id, stored)
         nbytes = sum(array.nbytes for array in stored.values())
@@ -127,19 +128,19 @@ class PartWriter:
 
     def expect_more(self, utterances: int) -> None:
         """Say how many utterances are still to come, so that a disk that is too small is noticed early."""
-        self._check_open()
+        self.check_open()
         self._space.expect(utterances)
 
     def commit(self) -> int:
         """Make all that was written durable; returns how many utterances this writer has made so."""
-        self._check_open()
+        self.check_open()
         self._put(self._commit, 0)
         self._drain()
         return self._committed
 
     def seal(self) -> None:
         """Finish the files of what was written so far, ready to be published; what follows goes to new ones."""
-        self._check_open()
+        self.check_open()
         with self._one_at_a_time:
             self._seal_all()
 
@@ -185,7 +186,8 @@ class PartWriter:
     ) -> None:
         close_after(error, self.close)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise `ConfigError` for a writer that is closed, or belongs to another process."""
         self._check_process()
         if self.closed:
             raise ConfigError(f"the writer of {str(self.path)!r} is closed; open another one")

@@ -131,6 +131,7 @@ class CacheWriter:
         The cache is complete, then, when each of them is stored or has failed, and otherwise not, however the
         writer is closed.
         """
+        self._parts.check_open()
         if isinstance(ids, str | int):
             raise ConfigError(f"the expected ids are a list of strings, not {ids!r}")
         self._work.expected = frozenset(ids)
@@ -164,13 +165,17 @@ class CacheWriter:
 
     def close(self, complete: bool = True) -> None:
         """Publish, and let go of the cache; `complete` holds where no ids are expected."""
-        self._work.close(complete, publish=True)
-        self._forget()
+        try:
+            self._work.close(complete, publish=True)
+        finally:
+            self._forget()
 
     def abort(self) -> None:
         """Remove what was written since the last `publish`, and let go of the cache."""
-        self._work.abort()
-        self._forget()
+        try:
+            self._work.abort()
+        finally:
+            self._forget()
 
     def __enter__(self) -> Self:
         return self
@@ -179,8 +184,10 @@ class CacheWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         publishes = error is None or not self._work.is_aside
-        close_after(error, lambda: self._work.close(complete=error is None, publish=publishes))
-        self._forget()
+        try:
+            close_after(error, lambda: self._work.close(complete=error is None, publish=publishes))
+        finally:
+            self._forget()
 
 
 class _Writing:

@@ -23,6 +23,21 @@ _REMEDIES = {
 
 
 @contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise an error of the system while a cache is read as a `CacheError` that names the path and says what to do."""
+    try:
+        yield
+    except FeatcacheError:
+        raise
+    except OSError as error:
+        where = f" at {error.filename!r}" if error.filename not in (None, str(path)) else ""
+        remedy = "get the right to read it" if error.errno in (errno.EACCES, errno.EPERM) else "see to the disk"
+        told = CacheError(f"cache {str(path)!r} cannot be read{where}: {error.strerror or error}; {remedy}, and try again")
+        told.errno = error.errno
+        raise told from error
+
+
+@contextlib.contextmanager
 def explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
     """Raise an error of the system as a `CacheError`, or `StorageFullError`, that names the path and says what to do.
 

@@ -47,8 +47,8 @@ class FreeSpace:
             needed = self._bytes * (self._expected - self._taken) // self._taken
             if needed > self._free:
                 warnings.warn(
-                    f"{str(self._path)!r} will need about {needed:,} more bytes (before any codec), only "
-                    f"{int(self._free):,} are free on its disk",
+                    f"{str(self._path)!r} will need about {needed:,} more bytes, only "
+                    f"{int(self._free):,} are free on its disk (a codec may make do with less)",
                     stacklevel=4,
                 )
                 self._expected = None

@@ -136,9 +136,10 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
         found = _INDEX.fullmatch(entry.name)
         if found and found[1] not in kept and _number(found[1]) < manifest.generation:
             entry.unlink(missing_ok=True)
-    for name in list(kept_manifests(cache)):
-        if name not in kept and _number(name) < manifest.generation:
-            (cache / manifest_file(name)).unlink(missing_ok=True)
+    for entry in list((cache / MANIFESTS).iterdir()) if (cache / MANIFESTS).exists() else []:
+        name = entry.name.partition(".")[0]
+        if entry.suffix == ".tmp" or (name not in kept and _number(name) < manifest.generation):
+            entry.unlink(missing_ok=True)
     tagged = [read_manifest(cache, manifest_file(name)) for name in set(manifest.tags.values())]
     tagged_parts = {part.name for each in tagged for part in each.parts}
     current = (manifest.build, fingerprint_digest(manifest.fingerprint))
