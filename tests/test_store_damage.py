@@ -94,7 +94,7 @@ def test_every_stored_bit_counts(original: Path, data: st.DataObject) -> None:
     bit = offset * 8 + data.draw(st.integers(0, nbytes * 8 - 1))
     with Changed(file, flipped(file.read_bytes(), bit)):
         featcache.open(original, verify="columns")
-        with pytest.raises(CorruptCacheError, match=r"utterances lie on pages .*'spk./utt-\d+'"):
+        with pytest.raises(CorruptCacheError, match=r"utterances that are not .* 1, 'spk./utt-\d+'"):
             featcache.open(original, verify="arrays")
         with pytest.raises(CorruptCacheError, match=r"(utterance 'spk./utt-\d+'.*|container .*) is damaged"):
             read_everything(original, check_reads=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages
 from featcache.errors import CacheError, CorruptCacheError
@@ -14,7 +16,7 @@ from featcache.store.files import digest, open_within, read_within
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.pages import container_digest, pages_of
 from featcache.store.format.strings import Ints
-from featcache.store.index import ContainerColumns, Index
+from featcache.store.index import ContainerColumns, FeatureColumns, Index
 from featcache.store.manifest import (
     PARTS,
     Manifest,
@@ -85,29 +87,53 @@ def generation_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def page_damage(cache: Path, manifest: Manifest, index: Index) -> Iterator[str]:
-    """Read all containers and compare their pages, naming the utterances on those that differ."""
-    numbers = index.containers.parts
+    """Read all containers and compare their pages, naming the utterances on those that differ.
+
+    Where the checksums of the pages are themselves damaged, those of the arrays must do.
+    """
+    columns = index.containers
     for part_number, entry in enumerate(manifest.parts):
-        part = read_part(cache, entry.name)
-        containers = np.flatnonzero(numbers == part_number).tolist()
-        for container, pages in zip(
-            containers, [] if part is None else part.pages(cache), strict=False
-        ):
-            path, size = index.containers.path(container), int(index.containers.sizes[container])
-            if container_digest(pages, size) != index.containers.digest(container):
+        pages = _pages_of(cache, entry)
+        for place, container in enumerate(np.flatnonzero(columns.parts == part_number).tolist()):
+            path, size = columns.path(container), int(columns.sizes[container])
+            known = pages[place] if place < len(pages) else None
+            if known is None or container_digest(known, size) != columns.digest(container):
                 yield f"container {str(cache / path)!r}: the checksums of its pages are not those that were written"
-                continue
-            try:
-                descriptor = open_within(cache, path)
-            except (CacheError, FileNotFoundError):  # told by `container_damage`
-                continue
-            try:
-                found = pages_of(descriptor)
-            finally:
-                os.close(descriptor)
-            if len(found) == len(pages) and not np.array_equal(found, pages):
-                bad = np.flatnonzero(found != pages)
-                yield f"container {str(cache / path)!r} is damaged: {_utterances_on(index, container, bad)}"
+                known = None
+            with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
+                yield from _container_damage(cache, path, index, container, known)
+
+
+def _pages_of(cache: Path, entry: PartEntry) -> list[Pages]:
+    try:
+        part = read_part(cache, entry.name)
+        return [] if part is None else part.pages(cache)
+    except (CacheError, FileNotFoundError):  # told by `generation_damage`
+        return []
+
+
+def _container_damage(
+    cache: Path, path: str, index: Index, container: int, pages: Pages | None
+) -> Iterator[str]:
+    descriptor = open_within(cache, path)
+    try:
+        if os.fstat(descriptor).st_size != index.containers.sizes[container]:
+            return
+        wrong = None if pages is None else np.flatnonzero(pages_of(descriptor) != pages)
+        if wrong is not None and not len(wrong):
+            return
+        rows = _damaged_rows(descriptor, index, container, wrong)
+    finally:
+        os.close(descriptor)
+    where = "" if wrong is None else f" on {len(wrong)} pages"
+    if rows:
+        ids = ", ".join(repr(index.id(row)) for row in rows[:5]) + ", ..." * (len(rows) > 5)
+        yield (
+            f"container {str(cache / path)!r} is damaged{where}: utterances that are not what was written: "
+            f"{len(rows)}, {ids}"
+        )
+    elif wrong is not None:
+        yield f"container {str(cache / path)!r} is damaged{where}, but in none of its arrays"
 
 
 def check_pages(descriptor: int, path: Path, pages: Pages, offset: int, nbytes: int) -> None:
@@ -150,22 +176,30 @@ def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
         )
 
 
-def _utterances_on(index: Index, container: int, pages: Ints) -> str:
-    """Name the utterances whose bytes lie on some pages of a container."""
-    rows: set[int] = set()
+def _damaged_rows(descriptor: int, index: Index, container: int, pages: Ints | None) -> list[int]:
+    """Return the rows of arrays that lie in a container, on some pages of it, and have not their checksum."""
+    damaged: set[int] = set()
     for columns in index.features.values():
         extents = np.flatnonzero(columns.container == container)
-        first = columns.offset[extents] // PAGE_BYTES
-        last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
-        hit = pages.searchsorted(first) < pages.searchsorted(last, side="right")
-        rows.update((columns.first.searchsorted(extents[hit], side="right") - 1).tolist())
-    ids: Sequence[str] = [index.id(row) for row in sorted(rows)]
-    if not ids:
-        return (
-            f"{len(pages)} of its pages are not what was written, none of which holds an utterance"
+        if pages is not None:
+            first = columns.offset[extents] // PAGE_BYTES
+            last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
+            extents = extents[pages.searchsorted(first) < pages.searchsorted(last, side="right")]
+        rows = np.unique(columns.first.searchsorted(extents, side="right") - 1)
+        damaged.update(
+            row for row in rows.tolist() if not _is_whole(descriptor, columns, row, container)
         )
-    names = ", ".join(map(repr, ids[:5])) + ", ..." * (len(ids) > 5)
-    return f"{len(ids)} utterances lie on pages that are not what was written: {names}"
+    return sorted(damaged)
+
+
+def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int) -> bool:
+    """Tell whether an array has its checksum; not, if other containers hold some of it."""
+    state = xxhash.xxh3_64()
+    for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
+        if columns.container[extent] != container:
+            return False
+        state.update(os.pread(descriptor, int(columns.nbytes[extent]), int(columns.offset[extent])))
+    return state.intdigest() == int(columns.checksum[row])
 
 
 def _remedy(cache: Path, path: str) -> str:
