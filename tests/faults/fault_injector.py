@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
+
+from file_names import sort_of
 
 SOURCE = Path(__file__).with_name("inject.c")
 LIBRARY = "FEATCACHE_FAULT_LIBRARY"  # environment variable: where the compiled library is
@@ -40,16 +41,8 @@ def sites(log: str, root: Path) -> dict[str, dict[str, list[int]]]:
         number, _, path = line.partition(" ")
         kind = KINDS[int(number)]
         counts[kind] += 1
-        found[kind].setdefault(_sort(path, root), []).append(counts[kind])
+        found[kind].setdefault(sort_of(os.path.relpath(os.path.normpath(path), root)), []).append(counts[kind])
     return found
-
-
-def _sort(path: str, root: Path) -> str:
-    """A path without what is random in it; of a file below a directory only its suffix."""
-    *directories, name = os.path.relpath(os.path.normpath(path), root).split("/")
-    if directories:
-        name = name[name.rfind(".") :] if "." in name else "*"
-    return re.sub(r"[0-9a-f]{6,}|[0-9]+", "*", "/".join([*directories, name]))
 
 
 def compiled(directory: Path) -> Path | None:

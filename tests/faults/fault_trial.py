@@ -16,11 +16,12 @@ from eight_layouts import open_writer, write_missing, wrong_ids
 from fault_injector import READING, Injector, sites
 from fault_stories import BEFORE, EVERYTHING, STORIES, Promise, promised_before
 from store_helpers import id_of
+from tracebacks import places
 
 import featcache
 from featcache.errors import FeatcacheError, NotACacheError
 
-REMEDY = re.compile(r"\bagain\b|free some space|\bremove\b|put it back")  # what to do, in an error's text
+REMEDY = re.compile(r"\bagain\b|free some space|\bremove\b|put it back|another directory")  # what to do, in an error's text
 HOLDER = "writer.json"
 
 
@@ -118,23 +119,12 @@ def _judged(error: BaseException, path: Path) -> list[Finding]:
     text = "\n".join([str(error), *getattr(error, "__notes__", ())])
     findings = []
     if not isinstance(error, FeatcacheError):
-        findings.append(Finding("untyped", f"{_where(error)}: {error!r}"))
+        findings.append(Finding("untyped", f"{places(error)}: {error!r}"))
     if str(path) not in text:
-        findings.append(Finding("without path", f"{_where(error)}: {type(error).__name__}: {text}"))
+        findings.append(Finding("without path", f"{places(error)}: {type(error).__name__}: {text}"))
     if not REMEDY.search(text):
-        findings.append(Finding("without remedy", f"{_where(error)}: {type(error).__name__}: {text}"))
+        findings.append(Finding("without remedy", f"{places(error)}: {type(error).__name__}: {text}"))
     return findings
-
-
-def _where(error: BaseException) -> str:
-    """The innermost places of featcache in a traceback."""
-    places, trace = [], error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if "featcache" in Path(file).parent.parts[-2:] or "featcache_backends" in file:
-            places.append(f"{Path(file).name}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    return " > ".join(places[-3:])
 
 
 def _published(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
@@ -144,7 +134,7 @@ def _published(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
     except NotACacheError as error:
         return [Finding("destroyed", f"{error!r}")] if promise.published else []
     except BaseException as error:
-        return [Finding("destroyed", f"{_where(error)}: {error!r}")]
+        return [Finding("destroyed", f"{places(error)}: {error!r}")]
     wrong = wrong_ids(cache, promise.published)
     if trial.story == "overwrite" and wrong:
         wrong = wrong_ids(cache, promise.committed or BEFORE, build=1)
@@ -164,7 +154,7 @@ def _gone_on(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
             write_missing(writer, EVERYTHING, build)
         cache = featcache.open(path, verify="arrays")
     except BaseException as error:
-        return [*findings, Finding("destroyed", f"{_where(error)}: {error!r}")]
+        return [*findings, Finding("destroyed", f"{places(error)}: {error!r}")]
     if len(cache) != len(EVERYTHING) or not cache.complete or (wrong := wrong_ids(cache, EVERYTHING, build)):
         findings.append(Finding("lost", f"{cache!r} in the end, wrong: {wrong}"))
     return findings
