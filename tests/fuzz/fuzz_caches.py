@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
-from collections.abc import Callable
+import signal
 from functools import cache, partial
 from pathlib import Path
 from random import Random
@@ -34,25 +34,20 @@ def make_caches(root: Path) -> None:
             with open_writer(root / "sealed" / layout, layout) as writer:
                 write(writer, numbers)
         shutil.copytree(root / "sealed" / layout, root / "dead" / layout)
-        in_child(partial(_die, root / "dead" / layout, layout))
+        _write_and_die(root / "dead" / layout, layout)
 
 
-def in_child(work: Callable[[], object]) -> None:
-    """Do something in a process that then ends without a word."""
+def _write_and_die(path: Path, layout: str) -> None:
     child = os.fork()
     if child == 0:
         try:
-            work()
+            writer = open_writer(path, layout)
+            for number in DEAD:
+                write(writer, [number])
+                writer.commit()
         finally:
-            os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
-
-
-def _die(path: Path, layout: str) -> None:
-    writer = open_writer(path, layout)
-    for number in DEAD:
-        write(writer, [number])
-        writer.commit()
 
 
 def sealed_files(path: Path) -> list[Path]:

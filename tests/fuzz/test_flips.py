@@ -20,7 +20,7 @@ import pytest
 from eight_layouts import LAYOUTS, open_writer, write
 from file_names import sort_of
 from featcache.errors import CacheError
-from fuzz_caches import sealed_files
+from fuzz_caches import picture, sealed_files
 from fuzz_children import Outcome, run_inputs
 from fuzz_targets import SEED
 from test_fuzz import TIMES, report
@@ -150,9 +150,13 @@ def _foreign(base: Path, foreign: Path, layout: str) -> Iterator[Damage]:
     there = {_place(foreign, path): path for path in _walk(foreign)}
     for mine in _walk(base):
         other = there.get(_place(base, mine))
-        if other and (mine.is_dir() or mine.read_bytes() != other.read_bytes()):
+        if other and _content(mine) != _content(other):
             found = str(mine.relative_to(base)), str(other.relative_to(foreign))
             yield Damage(layout, "of another cache", found[0], other=found[1])
+
+
+def _content(path: Path) -> object:
+    return picture(path) if path.is_dir() else path.read_bytes()
 
 
 def _place(base: Path, path: Path) -> tuple[bool, str]:

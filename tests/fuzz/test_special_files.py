@@ -80,7 +80,8 @@ class Planted:
             (self._outside / name).write_bytes(b"not ours")
         self.special(self.file, self._outside)
         if chance.random() < 0.3:
-            (self.path / PART).symlink_to(self._outside)
+            with suppress(OSError):  # the directory of all parts may be something else now
+                (self.path / PART).symlink_to(self._outside)
         self._before = picture(self._outside)
 
     def said(self) -> str:
