@@ -30,12 +30,12 @@ from featcache.store.fingerprint import cache_fingerprint, differences
 from featcache.store.lock import is_locked
 from featcache.store.manifest import read_manifest
 from featcache.store.recover import committed
-from featcache.store.verify import verify_containers
+from featcache.store.verify import container_damage, raise_damage
 from featcache.store.writer import CacheWriter
 
 T = TypeVar("T")
 PATIENCE_S = 60.0  # for workers of a killed run, or of this one at its end, to be through with their batch
-FAILURES = "failures.jsonl"
+FAILURES = "work-failures.jsonl"
 _log = logging.getLogger("featcache")
 
 
@@ -108,7 +108,7 @@ class Destination:
         declared = cache_fingerprint(self.storage.features, fingerprint)
         if not cache.complete or differences(cache.fingerprint, declared):
             return False
-        verify_containers(cache.path, read_manifest(cache.path))
+        raise_damage(container_damage(cache.path, cache._index.containers))
         if self.ids is not None:
             return _holds_all(cache, self.ids)
         return len(cache) >= (self.size or 0)

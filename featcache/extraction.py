@@ -94,7 +94,7 @@ class Extraction:
             self._batches: DatasetBatches | LoaderBatches = DatasetBatches(
                 self.source, share, self.loader_kwargs, self._ids
             )
-            self._writer.expect(len(share))
+            self._writer.expect_more(len(share))
         elif self.ranks.size > 1:
             raise ConfigError(
                 "under torchrun cache_features needs a map-style dataset, to give each rank its share of it"

@@ -4,7 +4,9 @@ A backend writes its ecosystem's own standard file and tells, for every array, w
 durability, index, statistics, resume and all reading belong to the store, which goes straight to those bytes.
 
 A new format is one frozen dataclass (its fields are the format's options) and one `ContainerWriter`, entered under the
-entry point group `featcache.backends`; `featcache.testing.BackendContract` tells whether it keeps its word.
+entry point group `featcache.backends`; `featcache.container_files` has what writing files takes, and
+`featcache.testing.BackendContract` tells whether it keeps its word. No option of a backend may have the name of an
+option of one of its codecs: both are given in one dict.
 """
 
 from __future__ import annotations
@@ -86,8 +88,9 @@ class ContainerWriter(Protocol):
         Without a codec, the extents of a feature joined together are the array's bytes; with one, there is one extent
         per block. An array of zero bytes has no extents. `id` is any non-empty Unicode string without NUL.
 
-        Raises `FeatureError`, having written nothing, for an array that the format cannot hold. After any other error
-        the writer is broken and only `abort` is called.
+        Raises `FeatureError`, having written nothing, for an array that the format cannot hold; what can be told
+        without its bytes `ChecksArrays.check` tells earlier. After any other error the writer is broken and only
+        `abort` is called.
         """
         ...
 
@@ -105,6 +108,33 @@ class ContainerWriter(Protocol):
 
 
 @runtime_checkable
+class ChecksArrays(Protocol):
+    """A `ContainerWriter` that can say, before it writes, that its format cannot hold an array."""
+
+    def check(self, id: str, arrays: Mapping[str, tuple[int, int]]) -> None:
+        """Raise `FeatureError` if `append` would refuse this id, or arrays of these (rows, bytes without a codec).
+
+        Called in the thread of the one who writes, while another one may be in the other methods: it must depend on
+        nothing that these change.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsPages(Protocol):
+    """A `ContainerWriter` that knows the digests of the files it wrote; the others' are read again."""
+
+    def pages(self) -> Mapping[str, NDArray[np.uint64]]:
+        """Return the digests of the pages of each file, valid once the writer is closed.
+
+        By the path of the file, as in extents, also of files without an extent: the xxh3-64 of each run of
+        `featcache.container_files.PAGE_BYTES` bytes of the finished file, the last one shorter. What another library
+        wrote is left out: only it knows when its bytes are final.
+        """
+        ...
+
+
+@runtime_checkable
 class Backend(Protocol):
     """A storage format; a frozen dataclass whose fields are its options, checked when made.
 
@@ -117,6 +147,24 @@ class Backend(Protocol):
         """Start new files for `features` in the existing, empty or foreign `directory`.
 
         Raises `MissingDependencyError` when the format's library is not installed.
+        """
+        ...
+
+
+@runtime_checkable
+class FinishesFiles(Protocol):
+    """A backend that can finish the files of a writer that died, where they lie."""
+
+    def finish(
+        self,
+        directory: Path,
+        features: Sequence[FeatureSpec],
+        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
+    ) -> None:
+        """Leave the files as `ContainerWriter.close` would have after exactly these utterances, durably.
+
+        `written` are the utterances in the order of writing: the id, and by feature the rows and the extents.
+        What lies behind them is cut off. May be called again after it was interrupted anywhere.
         """
         ...
 
@@ -150,8 +198,14 @@ class Codec(Protocol):
         """Encode a C-ordered, little-endian block of shape (rows, *dims), rows > 0; must not change `block`."""
         ...
 
-    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
-        """Return the block of shape (rows, *dims) that `data` holds; raises `CorruptCacheError` if it holds none."""
+    def decode(
+        self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+    ) -> Array:
+        """Return the block of shape (up to `rows`, *dims) that `data` holds.
+
+        `data` is whatever lies on disk. Raises `CorruptCacheError`, and nothing else, if it holds no such block or
+        more rows, before it takes memory for these. It must neither end the process nor run on and on.
+        """
         ...
 
 

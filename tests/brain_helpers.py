@@ -101,6 +101,6 @@ def assert_holds(cache: Cache, utterances: dict[str, dict[str, Any]]) -> None:
 
 
 def failures(storage: FeatureStorage, split: str = "train") -> list[dict[str, Any]]:
-    path = storage.path(split) / "failures.jsonl"
+    path = storage.path(split) / "work-failures.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

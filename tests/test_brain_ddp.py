@@ -171,7 +171,7 @@ def test_three_ranks_with_less_to_do_than_ranks(tmp_path: Path) -> None:
     assert all((report["complete"], report["utterances"]) == (False, 2) for report in failed)
     assert everything(overwritten) == ids(4)
     assert all(report["complete"] for report in overwritten)
-    assert not (tmp_path / "features" / "train" / "failures.jsonl").exists()
+    assert not (tmp_path / "features" / "train" / "work-failures.jsonl").exists()
 
 
 def test_processes_that_are_not_connected_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_failing_utterances_are_skipped_recorded_and_tried_again(storage: Featur
     audio.missing = set()
     cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs, on_error="skip")
     assert cache.complete
-    assert not (cache.path / "failures.jsonl").exists()
+    assert not (cache.path / "work-failures.jsonl").exists()
     assert_holds(cache, expected(brain, dataset))
 
 

@@ -68,7 +68,7 @@ def assert_close(codec: LilcomCodec, read: Floats, block: Floats) -> None:
 
 
 def decoded(codec: LilcomCodec, data: bytes, dims: tuple[int, ...]) -> Floats:
-    return codec.decode(memoryview(data), FLOAT32, dims).view(np.float32)
+    return codec.decode(memoryview(data), FLOAT32, dims, 1 << 20).view(np.float32)
 
 
 @pytest.mark.parametrize("dims", [(), (80,), (3, 5), (2, 3, 4)])

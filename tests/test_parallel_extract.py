@@ -35,7 +35,7 @@ def ids(*numbers: int) -> list[str]:
 
 
 def failures(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "cache" / "failures.jsonl"
+    path = folder / "cache" / "work-failures.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

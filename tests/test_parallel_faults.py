@@ -61,7 +61,7 @@ def test_an_utterance_that_kills_its_worker_is_set_aside(tmp_path: Path) -> None
     cache = extract(Provider(tmp_path, kills=[21]), on_error="skip", retries=1, batch_size=2)
     assert_holds(cache, set(range(40)) - {21}, complete=False)
     assert Counter(calls(tmp_path))[IDS[21]] == 3  # with another, alone, and again
-    (line,) = map(json.loads, (cache.path / "failures.jsonl").read_text().splitlines())
+    (line,) = map(json.loads, (cache.path / "work-failures.jsonl").read_text().splitlines())
     assert line["id"] == IDS[21]
     assert "the worker that computed 'spk0/utt-21' died, 2 times: out of memory, or a crash" in line["error"]
 

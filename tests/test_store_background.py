@@ -18,12 +18,12 @@ from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.container_files import FeatureFilesWriter
 from featcache.errors import ConfigError, FeatureError, StorageFullError
 from featcache.interface import EncodedArray, Extent
 from featcache.store import part_writer
 from featcache.store.background import Background
 from featcache.store.journal import read_journal
-from featcache_backends._files import FeatureFilesWriter
 
 
 @pytest.fixture(autouse=True)

@@ -79,7 +79,7 @@ def test_a_part_writer_knows_what_is_published_and_what_is_sealed(tmp_path: Path
         write_part(tmp_path, range(3, 5))
         with PartWriter(tmp_path, two_features(), FINGERPRINT) as second:
             assert [number for number in range(9) if id_of(number) in second] == [0, 1, 2, 3, 4]
-            with pytest.raises(DuplicateIdError, match="from an earlier one"):
+            with pytest.raises(DuplicateIdError, match="already; skip it"):
                 second.write(id_of(4), arrays_of(4))
         write(writer, [5])
     check_cache(tmp_path, range(6))

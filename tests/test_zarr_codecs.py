@@ -41,7 +41,7 @@ def test_codecs_give_back_blocks_and_leave_them_alone(
     block.flags.writeable = False
     data = codec.encode(block)
     assert block.tobytes() == before
-    decoded = codec.decode(memoryview(data), block.dtype, dims)
+    decoded = codec.decode(memoryview(data), block.dtype, dims, rows)
     assert (decoded.dtype, decoded.shape) == (block.dtype, block.shape)
     np.testing.assert_array_equal(decoded, block)
 
@@ -127,7 +127,9 @@ class Foreign:
     def encode(self, block: Array) -> bytes:
         return block.tobytes()
 
-    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
+    def decode(
+        self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+    ) -> Array:
         return np.frombuffer(data, dtype).reshape(-1, *dims)
 
 

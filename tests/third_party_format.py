@@ -5,15 +5,17 @@ One `<feature>.flat` a feature: the bytes of all arrays, or of their compressed 
 
 from __future__ import annotations
 
-import os
+import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from featcache.container_files import FeatureFilesWriter, PagedFile, Pages
+from featcache.errors import CorruptCacheError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
 
 
@@ -23,8 +25,8 @@ class FlatBackend:
 
     alignment: int = 1
 
-    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FlatWriter:
-        return FlatWriter(directory, features, self.alignment)
+    def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
+        return FeatureFilesWriter({f.name: FlatFile(directory, f.name, self.alignment) for f in features})
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
         return Blocks(rows=100)
@@ -41,36 +43,40 @@ class SqueezeCodec:
     def encode(self, block: Array) -> bytes:
         return zlib.compress(block.tobytes(), self.level)
 
-    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
-        return np.frombuffer(zlib.decompress(data), dtype).reshape(-1, *dims)
+    def decode(
+        self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+    ) -> Array:
+        most = rows * math.prod(dims) * dtype.itemsize
+        try:
+            octets = zlib.decompressobj().decompress(data, most + 1)
+            if len(octets) > most:
+                raise ValueError("it holds more")
+            return np.frombuffer(octets, dtype).reshape(-1, *dims)
+        except (zlib.error, ValueError) as error:
+            raise CorruptCacheError(f"squeeze: {error}") from error
 
 
-class FlatWriter:
-    def __init__(self, directory: Path, features: Sequence[FeatureSpec], alignment: int) -> None:
+class FlatFile:
+    def __init__(self, directory: Path, name: str, alignment: int) -> None:
+        self._name = f"{name}.flat"
         self._alignment = alignment
-        self._files = {feature.name: (directory / f"{feature.name}.flat").open("xb") for feature in features}
+        self._file = PagedFile(directory / self._name)
 
-    def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
-        return {
-            name: tuple(self._append(self._files[name], f"{name}.flat", block) for block in array.blocks)
-            for name, array in arrays.items()
-        }
+    def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
+        return tuple(self._append(block) for block in array.blocks)
 
     def flush(self) -> None:
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
+        self._file.flush()
 
     def close(self) -> None:
-        self.flush()
-        self.abort()
+        self._file.close()
 
     def abort(self) -> None:
-        for file in self._files.values():
-            file.close()
+        self._file.abort()
 
-    def _append(self, file: BinaryIO, container: str, block: bytes | memoryview) -> Extent:
-        file.write(bytes(-file.tell() % self._alignment))
-        offset = file.tell()
-        file.write(block)
-        return Extent(container, offset, len(block))
+    def pages(self) -> dict[str, Pages]:
+        return {self._name: self._file.pages}
+
+    def _append(self, block: bytes | memoryview) -> Extent:
+        self._file.append(bytes(-self._file.size % self._alignment))
+        return Extent(self._name, self._file.append(block), len(block))

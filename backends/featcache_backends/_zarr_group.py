@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from featcache.container_files import PagedFile, Pages, sync_directory
 from featcache.interface import EncodedArray, Extent, FeatureSpec
-from featcache_backends._files import create, sync_directory, write_all
 
 COLUMNS = ("ids", "offsets", "lengths")  # arrays beside the one of frames
 MISSING = 2**64 - 1  # offset and size of an inner chunk that a shard does not have
@@ -56,6 +54,7 @@ class GroupWriter:
         self._rows = 0
         self._shards = 0
         self._shard: _Shard | None = None
+        self._pages: dict[str, Pages] = {}  # of the finished files
         (self._path / self.name).mkdir(parents=True)
         sync_directory(self._path)
         sync_directory(directory)
@@ -88,13 +87,17 @@ class GroupWriter:
             counts = {"sample_dimension": "frame"} if self._codec is None else {}
             self._write_column("offsets", "int64", 0, LITTLE_ENDIAN, _int64(self._offsets))
             self._write_column("lengths", "int64", 0, LITTLE_ENDIAN, _int64(self._lengths), counts)
-        _write_json(self._path / self.name, self._frames_document())
-        _write_json(self._path, {"zarr_format": 3, "node_type": "group", "attributes": {"layout": layout}})
+        self._write_json(f"{self.name}/", self._frames_document())
+        self._write_json("", {"zarr_format": 3, "node_type": "group", "attributes": {"layout": layout}})
 
     def abort(self) -> None:
         """Close the shard without an index."""
         if self._shard is not None:
             self._shard.abort()
+
+    def pages(self) -> dict[str, Pages]:
+        """Return the digests of the pages of all files."""
+        return self._pages
 
     def _write(self, blocks: Sequence[bytes | memoryview]) -> tuple[Extent, ...]:
         extents = []
@@ -110,15 +113,15 @@ class GroupWriter:
 
     def _open_shard(self) -> _Shard:
         key = ".".join(["c", str(self._shards), *("0" for _ in self._feature.dims)])
-        path = self._path / self.name / key
         chunk_bytes = self._grid.chunk_bytes if self._codec is None else None
-        shard = _Shard(path, f"{self._path.name}/{self.name}/{key}", self._grid.shard_chunks, chunk_bytes)
+        file = PagedFile(self._path / self.name / key)
+        shard = _Shard(file, f"{self._path.name}/{self.name}/{key}", self._grid.shard_chunks, chunk_bytes)
         self._shard = shard
         self._shards += 1
         return shard
 
     def _finish_shard(self, shard: _Shard) -> None:
-        shard.finish(self._crc32c)
+        self._pages[shard.container] = shard.finish(self._crc32c)
         self._shard = None
 
     def _write_column(
@@ -130,13 +133,24 @@ class GroupWriter:
         data: bytes,
         attributes: Mapping[str, object] | None = None,
     ) -> None:
-        path = self._path / name
-        path.mkdir()
+        (self._path / name).mkdir()  # its name is durable with that of the group's zarr.json
         count = len(self._lengths)
         if count:
-            _write_file(path / "c.0", data)
+            self._write_file(f"{name}/c.0", data)
         document = _array_document([count], [max(1, count)], data_type, fill_value, [codec], ["utterance"], attributes)
-        _write_json(path, document)
+        self._write_json(f"{name}/", document)
+
+    def _write_json(self, directory: str, document: Mapping[str, object]) -> None:
+        self._write_file(f"{directory}zarr.json", json.dumps(document, indent=2).encode())
+
+    def _write_file(self, path: str, data: bytes) -> None:
+        file = PagedFile(self._path / path)
+        try:
+            file.append(data)
+            file.close()
+        finally:
+            file.abort()
+        self._pages[f"{self._path.name}/{path}"] = file.pages
 
     def _frames_document(self) -> dict[str, object]:
         feature, grid = self._feature, self._grid
@@ -165,52 +179,48 @@ class GroupWriter:
 class _Shard:
     """One shard file: inner chunks back to back, then their index."""
 
-    def __init__(self, path: Path, container: str, slots: int, chunk_bytes: int | None) -> None:
-        self._file = create(path)
-        self._container = container
+    def __init__(self, file: PagedFile, container: str, slots: int, chunk_bytes: int | None) -> None:
+        self.container = container
+        self._file = file
         self._slots = slots
         self._chunk_bytes = chunk_bytes  # None: with a codec, every chunk has its own size
-        self._end = 0
         self._ends = array("q")  # of the chunks that a codec made
 
     def write(self, data: memoryview) -> Extent:
         """Write what there is room for: all of an encoded chunk, else as many frames as fit."""
         if self._chunk_bytes is not None:
-            data = data[: self._slots * self._chunk_bytes - self._end]
-        write_all(self._file, data)
-        extent = Extent(self._container, self._end, len(data))
-        self._end += len(data)
+            data = data[: self._slots * self._chunk_bytes - self._file.size]
+        extent = Extent(self.container, self._file.append(data), len(data))
         if self._chunk_bytes is None:
-            self._ends.append(self._end)
+            self._ends.append(self._file.size)
         return extent
 
     def is_full(self) -> bool:
         if self._chunk_bytes is None:
             return len(self._ends) == self._slots
-        return self._end == self._slots * self._chunk_bytes
+        return self._file.size == self._slots * self._chunk_bytes
 
     def flush(self) -> None:
-        os.fsync(self._file.fileno())
+        self._file.flush()
 
-    def finish(self, crc32c: Callable[[bytes], int]) -> None:
-        """Fill up the last chunk, write the index, close the file."""
+    def finish(self, crc32c: Callable[[bytes], int]) -> Pages:
+        """Fill up the last chunk, write the index, close the file; returns the digests of its pages."""
         ends = np.array(self._ends, np.int64)
         if self._chunk_bytes is not None:
-            chunks = -(-self._end // self._chunk_bytes)
-            write_all(self._file, bytes(chunks * self._chunk_bytes - self._end))
+            chunks = -(-self._file.size // self._chunk_bytes)
+            self._file.append(bytes(chunks * self._chunk_bytes - self._file.size))
             ends = np.arange(1, chunks + 1) * self._chunk_bytes
         sizes = np.diff(ends, prepend=0)
         index = np.full((self._slots, 2), MISSING, "<u8")
         index[: len(ends), 0] = ends - sizes
         index[: len(ends), 1] = sizes
         data = index.tobytes()
-        write_all(self._file, data + crc32c(data).to_bytes(4, "little"))
-        self.flush()
+        self._file.append(data + crc32c(data).to_bytes(4, "little"))
         self._file.close()
+        return self._file.pages
 
     def abort(self) -> None:
-        with suppress(OSError):
-            self._file.close()
+        self._file.abort()
 
 
 def _array_document(
@@ -239,13 +249,3 @@ def _array_document(
 
 def _int64(values: array[int]) -> bytes:
     return np.array(values, "<i8").tobytes()
-
-
-def _write_json(directory: Path, document: Mapping[str, object]) -> None:
-    _write_file(directory / "zarr.json", json.dumps(document, indent=2).encode())
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    with create(path) as file:
-        write_all(file, data)
-        os.fsync(file.fileno())

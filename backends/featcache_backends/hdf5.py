@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import zlib
@@ -33,9 +34,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.container_files import sync_directory, sync_file
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
-from featcache_backends._files import sync_directory
 
 if TYPE_CHECKING:
     from h5py import File
@@ -88,15 +89,23 @@ class GzipCodec:
             return zlib.compress(octets.reshape(-1, block.itemsize).T.tobytes(), self.level)
         return zlib.compress(octets.data, self.level)
 
-    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
-        """Return the block of shape (rows, *dims) that `data` holds; raises `CorruptCacheError` if it holds none."""
+    def decode(
+        self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+    ) -> Array:
+        """Return the block that `data` holds, as `Codec` says."""
+        most = rows * math.prod(dims) * dtype.itemsize
+        inflate = zlib.decompressobj()
         try:
-            octets = np.frombuffer(zlib.decompress(data, bufsize=BLOCK_BYTES), np.uint8)
-        except zlib.error as error:
+            octets = np.frombuffer(inflate.decompress(data, most + 1), np.uint8)
+            if len(octets) > most:
+                raise ValueError(f"it holds more than {rows} rows")
+            if not inflate.eof or inflate.unused_data:
+                raise ValueError("it ends too early, or goes on behind its end")
+            if self.shuffle:
+                octets = _unshuffled(octets, dtype.itemsize)
+            return octets.view(dtype).reshape(-1, *dims)
+        except (zlib.error, ValueError, OverflowError, MemoryError) as error:
             raise CorruptCacheError(f"gzip: a block of {len(data)} bytes cannot be decompressed: {error}") from error
-        if self.shuffle:
-            octets = _unshuffled(octets, dtype.itemsize)
-        return octets.view(dtype).reshape(-1, *dims)
 
 
 class Hdf5Writer:
@@ -121,13 +130,13 @@ class Hdf5Writer:
         """Make all datasets durable, and the file readable as it is now."""
         with _system_errors():
             self._file.flush()
-        os.fsync(self._bytes.fileno())
+        sync_file(self._bytes)
 
     def close(self) -> None:
         """Close the HDF5 file durably."""
         with _system_errors():
             self._file.close()
-        os.fsync(self._bytes.fileno())
+        sync_file(self._bytes)
         self._bytes.close()
 
     def abort(self) -> None:

@@ -13,7 +13,6 @@ lilcom rounds each number to a multiple of a tick after predicting it from its n
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from featcache.container_files import FeatureFilesWriter, PagedFile, Pages
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
-from featcache_backends._files import FeatureFilesWriter, create, write_all
 
 BLOCK_ROWS = 500  # fixed in lhotse's reader
 TICK_POWERS = range(-20, 21)  # what lilcom accepts
@@ -95,39 +94,42 @@ class LilcomCodec:
             )
         return data
 
-    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
-        """Return the block of shape (rows, *dims) that `data` holds; raises `CorruptCacheError` if it holds none."""
+    def decode(
+        self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+    ) -> Array:
+        """Return the block that `data` holds, as `Codec` says."""
         lilcom = _import_lilcom()
         try:
-            block: Array = lilcom.decompress(bytes(data))
-        except ValueError as error:
+            octets = bytes(data)
+            shape = lilcom.get_shape(octets)  # a block knows its own
+            if shape[1:] != dims or shape[0] > rows:
+                raise ValueError(f"its shape is {shape!r}, not up to {(rows, *dims)!r}")
+            with np.errstate(all="ignore"):
+                block: Array = lilcom.decompress(octets)
+        except (ValueError, MemoryError, RuntimeError) as error:
             raise CorruptCacheError(f"lilcom: a block of {len(data)} bytes cannot be decompressed: {error}") from error
-        return block.astype(dtype, copy=False)  # a block knows its own shape
+        return block.astype(dtype, copy=False)
 
 
 class _Archive:
     def __init__(self, directory: Path, feature: FeatureSpec) -> None:
         self._name = f"{feature.name}.lca"
-        self._end = 0
-        self._file = create(directory / self._name)
+        self._file = PagedFile(directory / self._name)
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
-        extents = []
-        for block in array.blocks:
-            extents.append(Extent(self._name, self._end, len(block)))
-            write_all(self._file, block)
-            self._end += len(block)
-        return tuple(extents)
+        return tuple(Extent(self._name, self._file.append(block), len(block)) for block in array.blocks)
 
     def flush(self) -> None:
-        os.fsync(self._file.fileno())
+        self._file.flush()
 
     def close(self) -> None:
-        self.flush()
         self._file.close()
 
     def abort(self) -> None:
-        self._file.close()
+        self._file.abort()
+
+    def pages(self) -> dict[str, Pages]:
+        return {self._name: self._file.pages}
 
 
 def _described(block: Array) -> str:

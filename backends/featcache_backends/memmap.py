@@ -12,7 +12,6 @@ closed. A feature without a time axis counts as one frame an utterance. bfloat16
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,8 @@ from typing import ClassVar
 
 from numpy.lib.format import dtype_to_descr
 
+from featcache.container_files import FeatureFilesWriter, PagedFile, Pages
 from featcache.interface import EncodedArray, Extent, FeatureSpec
-from featcache_backends._files import FeatureFilesWriter, create, write_all
 
 HEADER_BYTES = 256  # a multiple of 64, so that frames start aligned
 
@@ -42,29 +41,28 @@ class _NpyFile:
         self._name = f"{feature.name}.npy"
         self._feature = feature
         self._rows = 0
-        self._end = HEADER_BYTES
-        self._file = create(directory / self._name)
-        write_all(self._file, _header(feature, 0))
+        self._file = PagedFile(directory / self._name)
+        self._file.append(_header(feature, 0))
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
-        start = self._end
+        start = self._file.size
         for block in array.blocks:
-            write_all(self._file, block)
-            self._end += len(block)
+            self._file.append(block)
         self._rows += array.rows
-        return (Extent(self._name, start, self._end - start),) if self._end > start else ()
+        return (Extent(self._name, start, array.nbytes),) if array.nbytes else ()
 
     def flush(self) -> None:
-        os.fsync(self._file.fileno())
+        self._file.flush()
 
     def close(self) -> None:
-        self._file.seek(0)
-        write_all(self._file, _header(self._feature, self._rows))
-        self.flush()
+        self._file.patch(0, _header(self._feature, self._rows))
         self._file.close()
 
     def abort(self) -> None:
-        self._file.close()
+        self._file.abort()
+
+    def pages(self) -> dict[str, Pages]:
+        return {self._name: self._file.pages}
 
 
 def _header(feature: FeatureSpec, rows: int) -> bytes:

@@ -32,18 +32,16 @@ utterance, of shape `dims`.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from numpy.lib.format import dtype_to_descr
 
+from featcache.container_files import PagedFile, Pages
 from featcache.errors import ConfigError, FeatureError
 from featcache.interface import EncodedArray, Extent, FeatureSpec
-from featcache_backends._files import create, write_all
 
 BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
 END = bytes(2 * BLOCK_BYTES)
@@ -95,31 +93,41 @@ class WebDatasetWriter:
         self._directory = directory
         self._features = tuple(features)
         self._shard_bytes = shard_bytes
-        self._shards = 0
+        self._pages: dict[str, Pages] = {}  # of the finished shards
         self._open_shard()
+
+    def check(self, id: str, arrays: Mapping[str, tuple[int, int]]) -> None:
+        """Raise `FeatureError` if an array is too large for a tar."""
+        for feature in self._features:
+            rows, nbytes = arrays[feature.name]
+            if len(_npy_header(feature, feature.shape(rows))) + nbytes >= MEMBER_LIMIT:
+                raise FeatureError(
+                    f"feature {feature.name!r} of {id!r} has {nbytes!r} bytes, a tar holds less than 8 GiB an array; "
+                    "cut the utterance or choose another backend"
+                )
 
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
         """Write one utterance as one sample, in a new shard if it would pass the size of this one.
 
         Raises `FeatureError`, and writes nothing, if an array is too large for a tar.
         """
+        self.check(id, {name: (array.rows, array.nbytes) for name, array in arrays.items()})
         pieces, starts = self._sample(id, arrays)
         nbytes = sum(map(len, pieces))
-        if self._end and self._end + nbytes + len(END) > self._shard_bytes:
+        if self._file.size and self._file.size + nbytes + len(END) > self._shard_bytes:
             self._finish_shard()
             self._open_shard()
+        begin = self._file.size
         for piece in pieces:
-            write_all(self._file, piece)
-        extents: dict[str, tuple[Extent, ...]] = {
-            name: (Extent(self._container, self._end + start, arrays[name].nbytes),) if arrays[name].nbytes else ()
+            self._file.append(piece)
+        return {
+            name: (Extent(self._container, begin + start, arrays[name].nbytes),) if arrays[name].nbytes else ()
             for name, start in starts.items()
         }
-        self._end += nbytes
-        return extents
 
     def flush(self) -> None:
         """Make all samples durable; earlier shards are."""
-        os.fsync(self._file.fileno())
+        self._file.flush()
 
     def close(self) -> None:
         """End and close the last shard."""
@@ -127,8 +135,11 @@ class WebDatasetWriter:
 
     def abort(self) -> None:
         """Close the shard without an end."""
-        with suppress(OSError):
-            self._file.close()
+        self._file.abort()
+
+    def pages(self) -> dict[str, Pages]:
+        """Return the digests of the pages of all shards."""
+        return self._pages
 
     def _sample(self, id: str, arrays: Mapping[str, EncodedArray]) -> tuple[list[bytes | memoryview], dict[str, int]]:
         """Return the bytes of a sample in pieces, and where in them the data of each feature starts."""
@@ -142,11 +153,6 @@ class WebDatasetWriter:
             shape = feature.shape(array.rows)
             npy = _npy_header(feature, shape)
             size = len(npy) + array.nbytes
-            if size >= MEMBER_LIMIT:
-                raise FeatureError(
-                    f"feature {feature.name!r} of {id!r} has {array.nbytes!r} bytes, a tar holds less than 8 GiB an "
-                    "array; cut the utterance or choose another backend"
-                )
             head = _tar_header(f"{key}.{feature.name}.npy", size) + npy
             tail = bytes(-size % BLOCK_BYTES)
             pieces += (head, *array.blocks, tail)
@@ -158,15 +164,13 @@ class WebDatasetWriter:
         return pieces, starts
 
     def _open_shard(self) -> None:
-        self._container = f"shard-{self._shards:06d}.tar"
-        self._file = create(self._directory / self._container)
-        self._shards += 1
-        self._end = 0
+        self._container = f"shard-{len(self._pages):06d}.tar"
+        self._file = PagedFile(self._directory / self._container)
 
     def _finish_shard(self) -> None:
-        write_all(self._file, END)
-        self.flush()
+        self._file.append(END)
         self._file.close()
+        self._pages[self._container] = self._file.pages
 
 
 def _npy_header(feature: FeatureSpec, shape: tuple[int, ...]) -> bytes:

@@ -27,7 +27,9 @@ says so. The `zarr.json` files come last, when the number of frames is known. Th
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -35,14 +37,16 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
+from featcache.container_files import FeatureFilesWriter
 from featcache.errors import ConfigError, CorruptCacheError, MissingDependencyError
 from featcache.interface import Array, Blocks, FeatureSpec
-from featcache_backends._files import FeatureFilesWriter
 from featcache_backends._zarr_group import COLUMNS, Grid, GroupWriter
 
 PADDED_ROWS = 256  # most frames of an inner chunk with a codec: each utterance is filled up to a multiple
 SHARD_CHUNKS = 1 << 16  # most inner chunks of a shard: readers load its whole index
 COMPRESSORS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+BLOSC_VERSION = 2  # of the format of its buffers
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of Blosc's numbers for them
 
 
@@ -120,9 +124,11 @@ class ZstdCodec:
         """Compress a block into one Zstandard frame."""
         return bytes(_numcodecs(self.name).compress(block, self.level))
 
-    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
-        """Return the block, read-only."""
-        return _decompressed(self.name, data, dtype, dims)
+    def decode(
+        self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+    ) -> Array:
+        """Return the block that `data` holds, as `Codec` says."""
+        return _decompressed(self.name, _zstd_size, data, dtype, dims, rows)
 
     def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
         """Return the codec's entry in `zarr.json`."""
@@ -154,9 +160,11 @@ class BloscCodec:
         shuffle = SHUFFLES.index(self.shuffle)
         return bytes(blosc.compress(block, self.cname.encode(), self.clevel, shuffle, typesize=block.dtype.itemsize))
 
-    def decode(self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
-        """Return the block, read-only."""
-        return _decompressed(self.name, data, dtype, dims)
+    def decode(
+        self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+    ) -> Array:
+        """Return the block that `data` holds, as `Codec` says."""
+        return _decompressed(self.name, _blosc_size, data, dtype, dims, rows)
 
     def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
         """Return the codec's entry in `zarr.json`."""
@@ -164,11 +172,50 @@ class BloscCodec:
         return {"name": self.name, "configuration": {**options, "typesize": dtype.itemsize, "blocksize": 0}}
 
 
-def _decompressed(codec: str, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...]) -> Array:
+def _decompressed(
+    codec: str,
+    size_of: Callable[[memoryview], int],
+    data: memoryview,
+    dtype: np.dtype[np.generic],
+    dims: tuple[int, ...],
+    rows: int,
+) -> Array:
+    numcodecs = _numcodecs(codec)
     try:
-        return np.frombuffer(_numcodecs(codec).decompress(data), dtype).reshape(-1, *dims)
-    except (RuntimeError, ValueError) as error:
+        nbytes, row_bytes = size_of(data), dtype.itemsize * math.prod(dims)
+        if not 0 < nbytes <= rows * row_bytes or nbytes % row_bytes:
+            raise ValueError(f"it says that it holds {nbytes} bytes, not up to {rows} rows of {row_bytes}")
+        block = np.empty((nbytes // row_bytes, *dims), dtype)
+        numcodecs.decompress(data, block)
+    except (ValueError, RuntimeError, SystemError, MemoryError, struct.error) as error:
         raise CorruptCacheError(f"{codec}: a block of {len(data)} bytes cannot be decompressed: {error}") from error
+    return block
+
+
+def _zstd_size(data: memoryview) -> int:
+    """Return how many bytes a Zstandard frame says that it holds: RFC 8878, section 3.1.1.1."""
+    if bytes(data[:4]) != ZSTD_MAGIC or len(data) < 6:
+        raise ValueError("it is no Zstandard frame")
+    descriptor = data[4]
+    flag, is_single = descriptor >> 6, descriptor >> 5 & 1
+    start = 5 + (1 - is_single) + (0, 1, 2, 4)[descriptor & 3]  # behind the window's size and a dictionary's number
+    width = (is_single, 2, 4, 8)[flag]
+    if not width or len(data) < start + width:
+        raise ValueError("it does not say how much it holds")
+    return int.from_bytes(data[start : start + width], "little") + (256 if flag == 1 else 0)
+
+
+def _blosc_size(data: memoryview) -> int:
+    """Return how many bytes a Blosc buffer says that it holds.
+
+    Its header: u8 version, version of the compressor, flags, size of a number; u32 nbytes, blocksize, cbytes. C-Blosc
+    holds all that follows against `cbytes`, and numcodecs does not tell it how much there is: a greater `cbytes` would
+    read, and crash, behind the end of `data`.
+    """
+    version, _, _, _, nbytes, blocksize, cbytes = struct.unpack_from("<4B3I", data)
+    if version != BLOSC_VERSION or cbytes != len(data) or not 0 < blocksize <= nbytes:
+        raise ValueError("its header is damaged")
+    return int(nbytes)
 
 
 def _zarr_codec(feature: FeatureSpec) -> Mapping[str, object] | None:

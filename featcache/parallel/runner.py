@@ -37,12 +37,13 @@ from featcache.parallel.plan import (
 from featcache.parallel.worker import Environment, Job, Work
 from featcache.store.cache import Cache
 from featcache.store.closing import closed_after
-from featcache.store.writer import RUN, CacheWriter
+from featcache.store.writer import CacheWriter
 
 if TYPE_CHECKING:
     from distributed import Client
 
 Ranges = Sequence[tuple[int, int]]
+RUN = "work-extraction-"  # then 8 hexadecimal digits: what the workers of an extraction share while it runs
 
 
 @dataclass

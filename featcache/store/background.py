@@ -23,6 +23,7 @@ class Background:
     def __init__(self, idle: Task, idle_s: float, limit_bytes: int) -> None:
         self._idle, self._idle_s, self._limit = idle, idle_s, limit_bytes
         self._tasks: deque[tuple[Task, int]] = deque()
+        self._put = self._done = 0  # tasks so far
         self._stopping = False
         self._changed = threading.Condition()
         self.queued_bytes = 0
@@ -34,17 +35,24 @@ class Background:
         """Queue a task that holds `nbytes`; waits while the queue is full."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self.error or not self._tasks or self.queued_bytes + nbytes <= self._limit
+                lambda: self.error
+                or self._stopping
+                or not self._tasks
+                or self.queued_bytes + nbytes <= self._limit
             )
             self._raise_error()
+            if self._stopping:
+                raise RuntimeError("the thread that stores has been stopped")
             self._tasks.append((task, nbytes))
+            self._put += 1
             self.queued_bytes += nbytes
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Return once all tasks are done."""
+        """Return once all tasks that were put before are done, whatever others put meanwhile."""
         with self._changed:
-            self._changed.wait_for(lambda: self.error or not self._tasks)
+            number = self._put
+            self._changed.wait_for(lambda: self.error or self._done >= number or self._is_over())
             self._raise_error()
 
     def stop(self, finish: bool) -> None:
@@ -59,6 +67,9 @@ class Background:
         self._idle = _nothing
         self._tasks.clear()
 
+    def _is_over(self) -> bool:
+        return self._stopping and not self._tasks
+
     def _raise_error(self) -> None:
         if self.error is not None:
             raise self.error
@@ -72,6 +83,7 @@ class Background:
                     task()
                     with self._changed:  # only now, so that an empty queue means all done
                         self._tasks.popleft()
+                        self._done += 1
                         self.queued_bytes -= nbytes
                         self._changed.notify_all()
                 if time.monotonic() >= idle_at:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import CacheError, CorruptCacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
+from featcache.errors import ConfigError, CorruptCacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.arrays import from_storage
+from featcache.store.checks import Checks
 from featcache.store.extents import Containers
-from featcache.store.index import Index, load_index
-from featcache.store.manifest import Manifest, read_manifest
 from featcache.store.reading import FeatureArrays
-from featcache.store.verify import verify_arrays, verify_columns, verify_containers
+from featcache.store.generation import load_generation
+from featcache.store.verify import container_damage, generation_damage, page_damage, raise_damage
 
 if TYPE_CHECKING:
     from featcache.store.reader import FeatureReader
@@ -39,18 +39,28 @@ class PaddedFeatures(NamedTuple):
     lengths: NDArray[np.int64]
 
 
-def open(path: CachePath, verify: Literal["columns", "arrays"] | None = None, *, mapped: bool = True) -> Cache:
+def open(
+    path: CachePath,
+    verify: Literal["columns", "arrays"] | None = None,
+    *,
+    check_reads: bool = False,
+    mapped: bool = True,
+) -> Cache:
     """Open a cache for reading.
 
     Args:
         path: the cache directory.
         verify: None checks the size of each file when it is first read; "columns" those of all files now, and the
-            checksums of index and statistics; "arrays" those of all stored arrays as well, which reads the whole cache.
-        mapped: read through memory maps; False uses pread, for network file systems.
+            checksums of index and statistics; "arrays" those of every byte of every file, which reads the whole
+            cache. All damage is told at once.
+        check_reads: compare whatever is read with its checksum: whole arrays by their own, windows by those of the
+            pages that they lie on. The index is compared when the cache is opened.
+        mapped: read through memory maps; False uses pread, for network file systems, where a mapped file that
+            shrinks kills the process with SIGBUS.
 
     Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
     """
-    return Cache(path, verify, mapped=mapped)
+    return Cache(path, verify, check_reads=check_reads, mapped=mapped)
 
 
 class Cache(Mapping[str, dict[str, NDArray[Any]]]):
@@ -61,29 +71,40 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     """
 
     def __init__(
-        self, path: CachePath, verify: Literal["columns", "arrays"] | None = None, *, mapped: bool = True
+        self,
+        path: CachePath,
+        verify: Literal["columns", "arrays"] | None = None,
+        *,
+        check_reads: bool = False,
+        mapped: bool = True,
     ) -> None:
-        self.path = Path(path).absolute()
+        if verify not in (None, *VERIFY):
+            raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
+        self.path = _path(path)
         self._mapped = mapped
-        self._manifest, self._index = load_generation(self.path)
-        entries = [entry for part in self._manifest.parts for entry in part.containers]
-        self._containers = Containers(
-            self.path, [file for file, _ in entries], [size for _, size in entries], mapped
-        )
+        self._check_reads = check_reads
+        self._manifest, self._index, self._failed = load_generation(self.path, mapped=mapped, checked=check_reads)
+        columns = self._index.containers
+        self._containers = Containers.of(self.path, columns, mapped)
+        checks = Checks(self.path, self._manifest, columns, self._containers) if check_reads else None
         self._arrays = {
-            name: FeatureArrays(self._manifest, name, self._index.features[name], self._containers)
+            name: FeatureArrays(self._manifest, name, self._index, self._containers, checks)
             for name in self._manifest.features
         }
         if verify is not None:
-            if verify not in VERIFY:
-                raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
-            verify_containers(self.path, self._manifest)
-            verify_columns(self.path, self._manifest)
-        if verify == "arrays":
-            verify_arrays(self._manifest, self._index, self._containers)
+            self._verify(verify)
+
+    def _verify(self, level: str) -> None:
+        found = [
+            *generation_damage(self.path, self._manifest),
+            *container_damage(self.path, self._index.containers),
+        ]
+        if level == "arrays":
+            found += page_damage(self.path, self._manifest, self._index)
+        raise_damage(found)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.path, self._mapped)
+        return _reopen, (self.path, self._check_reads, self._mapped)
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -123,8 +144,18 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     @property
     def complete(self) -> bool:
-        """Whether the extraction had come to its end when this generation was published."""
+        """Whether each expected utterance is stored or has failed; what the writer said where none are expected."""
         return self._manifest.complete
+
+    @property
+    def expected(self) -> int | None:
+        """How many utterances the cache is to hold in the end; None if its writer did not know."""
+        return None if self._manifest.expected is None else self._manifest.expected.count
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Ids of the expected utterances that could not be computed, in the order of their UTF-8 bytes."""
+        return tuple(self._failed)
 
     @property
     def generation(self) -> int:
@@ -167,8 +198,11 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     def lengths(self, feature: str, ids: Iterable[str] | None = None) -> NDArray[np.int64]:
         """Return the frames of all utterances in row order, or of some; ones for a feature without a time axis."""
-        lengths = self._feature(feature).lengths
-        return lengths.copy() if ids is None else lengths[self._rows(ids)]
+        arrays = self._feature(feature)
+        lengths = arrays.lengths.copy() if ids is None else arrays.lengths[self._rows(ids)]
+        if len(lengths) and lengths.min() < 0:
+            raise CorruptCacheError(f"cache {str(self.path)!r} is damaged: feature {feature!r} has negative lengths")
+        return lengths
 
     def stats(self, feature: str) -> FeatureStats:
         """Return count, mean and variance over all frames of a feature.
@@ -180,13 +214,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
             raise KeyNotFoundError(
                 f"cache {str(self.path)!r} has no statistics of feature {feature!r}; declare it with stats: true"
             )
-        try:
-            return FeatureStats.load(self.path / self._manifest.stats_directory / f"{feature}.npz")
-        except FileNotFoundError as error:
-            raise CacheError(
-                f"the statistics of feature {feature!r} of cache {str(self.path)!r} are not there; was it written or "
-                "overwritten while it was open? open it again"
-            ) from error
+        return self._index.stats[feature]
 
     def reader(self, feature: str) -> FeatureReader:
         """Return a picklable callable that gives the torch tensor of an id."""
@@ -229,7 +257,9 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     def _not_found(self, id: str) -> KeyNotFoundError:
         if not isinstance(id, str):
-            return KeyNotFoundError(f"utterance ids are strings, not {id!r}")
+            return KeyNotFoundError(
+                f"utterance ids are strings, not {id!r}; rows by number are what featcache.FeatureDataset gives"
+            )
         return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}; {self._index.nearest(id)}")
 
     def _window(
@@ -246,22 +276,11 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         return begin, end
 
 
-def _reopen(path: Path, mapped: bool) -> Cache:
-    return Cache(path, mapped=mapped)
+def _reopen(path: Path, check_reads: bool, mapped: bool) -> Cache:
+    return Cache(path, check_reads=check_reads, mapped=mapped)
 
 
-def load_generation(path: Path) -> tuple[Manifest, Index]:
-    """Read the manifest and map the index of the current generation, whatever a writer publishes meanwhile."""
-    manifest = read_manifest(path)
-    while True:
-        try:
-            index = load_index(path / manifest.index_directory, list(manifest.features))
-        except FileNotFoundError as error:
-            newer = read_manifest(path)  # published anew in between: the columns of the generation before go then
-            if newer.generation == manifest.generation:
-                raise CacheError(f"cache {str(path)!r} lacks {error.filename!r}") from error
-            manifest = newer
-        else:
-            if len(index) != manifest.rows:
-                raise CorruptCacheError(f"cache {str(path)!r} is damaged: {len(index)} of {manifest.rows} rows")
-            return manifest, index
+def _path(path: CachePath) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"a cache is opened by the path of its directory, not by {path!r}")
+    return Path(path).absolute()

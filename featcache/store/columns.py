@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from featcache.store.files import Number, digest_file, save_column, sync_directory
-from featcache.store.index import FeatureColumns, Hashes, Index
+from featcache.stats import FeatureStats
+from featcache.store.format.column_file import Number
+from featcache.store.format.strings import Ints, Strings, ends_of
+from featcache.store.index import ContainerColumns, FeatureColumns, Hashes, Index
 from featcache.store.journal import Utterance
-from featcache.store.order import Ints, order_of, take
+from featcache.store.order import order_of, take
+
+Columns = Iterator[tuple[str, NDArray[Any]]]
 
 
-def index_of(utterances: Sequence[Utterance], containers: Mapping[str, int], names: Sequence[str]) -> Index:
-    """Return the columns of utterances as they are, for `save_index`; `containers` numbers the files."""
+def index_of(
+    utterances: Sequence[Utterance], containers: ContainerColumns, stats: Mapping[str, FeatureStats], names: Sequence[str]
+) -> Index:
+    """Return the index of utterances as they come, for `index_columns`."""
     keys = [utterance.id.encode() for utterance in utterances]
+    numbers = {path: number for number, path in enumerate(containers.paths)}
     features = {}
     for name in names:
         placed = [utterance.arrays[name] for utterance in utterances]
@@ -25,65 +32,89 @@ def index_of(utterances: Sequence[Utterance], containers: Mapping[str, int], nam
         features[name] = FeatureColumns(
             rows=np.array([array.rows for array in placed], np.int64),
             checksum=np.array([array.checksum for array in placed], np.uint64),
-            first=_ends([len(array.extents) for array in placed]),
-            container=np.array([containers[extent.container] for extent in extents], np.int32),
+            first=ends_of([len(array.extents) for array in placed]),
+            container=np.array([numbers[extent.container] for extent in extents], np.int32),
             offset=np.array([extent.offset for extent in extents], np.int64),
             nbytes=np.array([extent.nbytes for extent in extents], np.int64),
         )
     return Index(
         hashes=np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys)),
         hash_rows=np.arange(len(keys)),
-        id_ends=_ends([len(key) for key in keys]),
+        id_ends=ends_of([len(key) for key in keys]),
         id_bytes=np.frombuffer(b"".join(keys), np.uint8),
         features=features,
+        containers=containers,
+        stats=stats,
     )
 
 
-def save_index(
-    indexes: Sequence[Index], container_counts: Sequence[int], names: Sequence[str], directory: Path
-) -> dict[str, str]:
-    """Join indexes, and write the columns into a new directory, durably; returns the digest of each file.
+class Rows(NamedTuple):
+    """Rows of several indexes, numbered through, in the canonical order, and their ids."""
+
+    order: Ints
+    ids: Strings
+
+
+def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> Rows:
+    """Put the rows of indexes, but for those that are left out of each, into the canonical order.
+
+    Of equal ids, that of the first index comes first.
+    """
+    id_bytes = _joined([*(index.id_bytes for index in indexes), np.zeros(8, np.uint8)], np.uint8)
+    id_ends = ends_of(_joined([np.diff(index.id_ends) for index in indexes], np.int64))
+    order = order_of(id_bytes, id_ends)
+    starts = ends_of([len(index) for index in indexes])
+    out = _joined([rows + start for rows, start in zip(left_out, starts, strict=False)], np.int64)
+    if len(out):
+        stays = np.ones(len(order), bool)
+        stays[out] = False
+        order = order[stays[order]]
+    data, ends = take(id_bytes, id_ends, order)
+    return Rows(order, Strings(ends, data))
+
+
+def doubled_rows(indexes: Sequence[Index], rows: Rows) -> list[Ints]:
+    """Return, for each of the indexes, the rows whose id an earlier one has, too, ascending."""
+    hashes = _joined([_hashes_by_row(index) for index in indexes], np.uint64)[rows.order]
+    candidates = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+    doubled = [row for row in candidates.tolist() if rows.ids[row] == rows.ids[row - 1]]
+    numbers = np.sort(rows.order[doubled])
+    starts = ends_of([len(index) for index in indexes])
+    cuts = numbers.searchsorted(starts)
+    return [numbers[cuts[i] : cuts[i + 1]] - starts[i] for i in range(len(indexes))]
+
+
+def index_columns(
+    indexes: Sequence[Index], rows: Rows, names: Sequence[str], stats: Mapping[str, FeatureStats]
+) -> Columns:
+    """Join indexes into one, and give its columns one by one: together they may be gigabytes.
 
     Args:
         indexes: of parts, whose containers are numbered on from those of the one before.
-        container_counts: how many containers each of them has.
+        rows: those of the joined index, as `rows_of` gives them.
         names: of the features.
-        directory: is made.
+        stats: of all frames, by feature.
     """
-    directory.mkdir()
-    files = []
-    for name, column in _columns(indexes, container_counts, names):  # one in memory: together they may be gigabytes
-        files.append(f"{name}.npy")
-        save_column(directory / files[-1], column)
-    sync_directory(directory)
-    return {file: digest_file(directory / file) for file in files}
-
-
-def _columns(
-    indexes: Sequence[Index], container_counts: Sequence[int], names: Sequence[str]
-) -> Iterator[tuple[str, NDArray[np.generic]]]:
-    id_bytes = _joined([*(index.id_bytes for index in indexes), np.zeros(8, np.uint8)], np.uint8)
-    id_ends = _ends(_joined([np.diff(index.id_ends) for index in indexes], np.int64))
-    order = order_of(id_bytes, id_ends)
-    id_bytes, id_ends = take(id_bytes, id_ends, order)
-    yield "id_bytes", id_bytes
-    yield "id_ends", id_ends
-    del id_bytes, id_ends
+    order, ids = rows
+    del rows
+    yield "id_bytes", ids.data
+    yield "id_ends", ids.ends
+    del ids
     hashes = _joined([_hashes_by_row(index) for index in indexes], np.uint64)[order]
     hash_rows = np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
     yield "hashes", hashes[hash_rows]
     yield "hash_rows", hash_rows
     del hashes, hash_rows
-    shifts = np.cumsum([0, *container_counts])
+    shifts = ends_of([len(index.containers) for index in indexes])
     for name in names:
         parts = [index.features[name] for index in indexes]
         yield f"{name}.rows", _joined([part.rows for part in parts], np.int64)[order]
         yield f"{name}.checksum", _joined([part.checksum for part in parts], np.uint64)[order]
         counts = _joined([np.diff(part.first) for part in parts], np.int64)
-        first = _ends(counts[order])
+        first = ends_of(counts[order])
         yield f"{name}.first", first
         # the extents of row r come, in their order, from those of row order[r]
-        source = _ends(counts)[order]
+        source = ends_of(counts)[order]
         source -= first[:-1]
         source = np.repeat(source, counts[order])
         source += np.arange(first[-1])
@@ -92,6 +123,31 @@ def _columns(
         yield f"{name}.container", _joined(containers, np.int32)[source]
         yield f"{name}.offset", _joined([part.offset for part in parts], np.int64)[source]
         yield f"{name}.nbytes", _joined([part.nbytes for part in parts], np.int64)[source]
+    for name, value in stats.items():
+        yield from stats_columns(name, value)
+
+
+def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
+    """Give the columns of the containers of all parts; `prefixes` lead from the cache to the parts."""
+    paths = Strings.of([prefix + path for prefix, each in zip(prefixes, containers, strict=True) for path in each.paths])
+    yield from string_columns("container_path", paths)
+    yield "container_size", _joined([each.sizes for each in containers], np.int64)
+    yield "container_digest", _joined([each.digests for each in containers], np.uint8)
+    yield "container_part", np.repeat(np.arange(len(containers), dtype=np.int32), [len(each) for each in containers])
+
+
+def string_columns(name: str, strings: Strings) -> Columns:
+    """Give a column of strings as the two that are stored."""
+    yield f"{name}_ends", strings.ends
+    yield f"{name}_bytes", strings.data
+
+
+def stats_columns(feature: str, stats: FeatureStats) -> Columns:
+    """Give the statistics of a feature as columns."""
+    yield f"{feature}.count", np.array([stats.count], np.int64)
+    yield f"{feature}.dims", np.array(stats.mean.shape, np.int64)
+    yield f"{feature}.mean", stats.mean.reshape(-1)
+    yield f"{feature}.m2", stats.m2.reshape(-1)
 
 
 def _hashes_by_row(index: Index) -> Hashes:
@@ -100,11 +156,5 @@ def _hashes_by_row(index: Index) -> Hashes:
     return hashes
 
 
-def _ends(counts: Sequence[int] | Ints) -> Ints:
-    ends = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=ends[1:])
-    return ends
-
-
-def _joined(columns: Sequence[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:
+def _joined(columns: Iterable[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:
     return np.concatenate([np.empty(0, dtype), *columns]).astype(dtype, copy=False)

@@ -13,12 +13,14 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError
+from featcache.store.files import open_within
+from featcache.store.index import ContainerColumns
 
 Bytes = NDArray[np.uint8]
 Piece = tuple[int, int, int]  # container, offset, nbytes
 MAX_OPEN = 4096  # a process may have 65,530 mappings
-SHARE_OPEN = 16  # each file is open twice (Python's mapping opens it again); often no more than 1,024 may be
+SHARE_OPEN = 4  # each file is open twice (Python's mapping opens it again); often no more than 1,024 may be
 LOOK_AT = 4
 NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux
 
@@ -27,27 +29,35 @@ class Containers:
     """Gives the bytes of a cache's container files; safe to share between threads and over fork.
 
     Args:
-        root: the directory that `paths` are relative to.
-        paths: one POSIX path a container.
+        root: the directory that paths are relative to.
+        path_of: gives the POSIX path of a container, by its number.
         sizes: the bytes that each file must have; a mapped file that is shorter would kill the process.
         mapped: True maps files into memory, False reads with pread (better on network file systems, where a mapped
             file that goes away kills the process).
     """
 
-    def __init__(self, root: Path, paths: Sequence[str], sizes: Sequence[int], mapped: bool = True) -> None:
+    def __init__(
+        self, root: Path, path_of: Callable[[int], str], sizes: Sequence[int], mapped: bool = True
+    ) -> None:
         self._root = root
-        self._paths = paths
+        self._path_of = path_of
         self._sizes = sizes
         self._mapped = mapped
         self._open: dict[int, _File] = {}
         self._missed = False
         self._most_open = min(MAX_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE_OPEN)
 
+    @classmethod
+    def of(cls, root: Path, columns: ContainerColumns, mapped: bool = True) -> Containers:
+        """Give the bytes of the containers that an index names."""
+        return cls(root, columns.path, cast(Sequence[int], columns.sizes.data), mapped)
+
     def mapped(self, container: int) -> Bytes | None:
         """Return the read-only bytes of a whole container; None unless it is mapped."""
         file = self._open.get(container)
         if file is None:
             file = self._start(container)
+        file.used = True
         return file.mapped
 
     def view(self, container: int, offset: int, nbytes: int) -> Bytes:
@@ -93,10 +103,10 @@ class Containers:
 
     def check(self, container: int, offset: int, nbytes: int) -> None:
         """Raise `CorruptCacheError` for bytes that a container does not have."""
-        if not 0 <= container < len(self._paths):
+        if not 0 <= container < len(self._sizes):
             raise CorruptCacheError(f"the index of {str(self._root)!r} is damaged: it names a container {container}")
         if not 0 <= offset <= offset + nbytes <= self._sizes[container]:
-            path = str(self._root / self._paths[container])
+            path = str(self._root / self._path_of(container))
             raise CorruptCacheError(f"container {path!r} has no bytes {offset} to {offset + nbytes}")
 
     def close(self) -> None:
@@ -104,12 +114,14 @@ class Containers:
         self._open.clear()
 
     def _file(self, container: int) -> _File:
-        return self._open.get(container) or self._start(container)
+        file = self._open.get(container) or self._start(container)
+        file.used = True
+        return file
 
     def _start(self, container: int) -> _File:
         # no lock: two threads may open a file twice at worst, but a process forked meanwhile would wait for ever
         self.check(container, 0, 0)
-        path, size = self._root / self._paths[container], self._sizes[container]
+        path, size = self._path_of(container), self._sizes[container]
         try:
             file = self._open_file(path, size)
         except OSError as error:
@@ -117,13 +129,24 @@ class Containers:
                 raise
             self._open.clear()  # others have opened too many files: make do with one
             file = self._open_file(path, size)
-        for oldest in list(self._open)[: max(len(self._open) + 1 - self._most_open, 0)]:
-            self._open.pop(oldest, None)
+        self._make_room()
         return self._open.setdefault(container, file)
 
-    def _open_file(self, path: Path, size: int) -> _File:
+    def _make_room(self) -> None:
+        """Let go of files that were not used since the last time; of the oldest ones, if all were."""
+        if len(self._open) < self._most_open:
+            return
+        for container, file in list(self._open.items()):
+            if not file.used:
+                self._open.pop(container, None)
+            file.used = False
+        for oldest in list(self._open)[: max(len(self._open) + 1 - self._most_open, 0)]:
+            self._open.pop(oldest, None)
+
+    def _open_file(self, name: str, size: int) -> _File:
+        path = self._root / name
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = open_within(self._root, name)
         except FileNotFoundError as error:
             raise CorruptCacheError(
                 f"container {str(path)!r} is not there; was the cache overwritten or moved while it was open? "
@@ -143,6 +166,7 @@ class _File:
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.mapped: Bytes | None = None
+        self.used = True
         self._descriptor = descriptor
         self._path = path
         self._can_tell = NO_WAIT is not None
@@ -150,7 +174,10 @@ class _File:
     def read_into(self, offset: int, out: Bytes) -> None:
         rest = out.data
         while rest:
-            count = os.preadv(self._descriptor, [rest], offset)
+            try:
+                count = os.preadv(self._descriptor, [rest], offset)
+            except OSError as error:
+                raise CacheError(f"container {str(self._path)!r} cannot be read: {error}; try again") from error
             if count == 0:
                 raise CorruptCacheError(f"container {str(self._path)!r} ends before byte {offset + len(rest)}")
             rest = rest[count:]

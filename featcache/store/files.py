@@ -1,30 +1,25 @@
-"""Durable files: what is written here is either whole on disk or not there, also after a power cut."""
+"""Durable files: what is written here is either whole on disk or not there, also after a power cut.
+
+Files of a cache are opened through `open_within`, which follows no link and waits for nobody.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
-import mmap
 import os
-import re
+import stat
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
+from featcache.container_files import sync_directory, sync_file, write_all
 from featcache.errors import CorruptCacheError
-from featcache.interface import Array
 
-Number = TypeVar("Number", bound=np.generic)
-SMALL_BYTES = 1 << 16  # columns up to this are read, since a mapping takes one of the files that a process may open
-# As NumPy writes it. NumPy's own reader takes 50 us, and on Python 3.11 it fails in several threads at once, with
-# "AST constructor recursion depth mismatch": https://github.com/python/cpython/issues/106905
-COLUMN_HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00v\x00"
-    rb"\{'descr': '(?P<dtype>[<|][iu][1248])', 'fortran_order': False, 'shape': \((?P<length>[0-9]{1,18}),\), \} *\n"
-)
+MAX_JSON_BYTES = 32 << 20  # a larger one is no manifest, seal or journal line of ours
+_UNSYNCABLE = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP)
 
 
 def digest(data: bytes | memoryview) -> str:
@@ -41,33 +36,77 @@ def digest_file(path: Path) -> str:
     return state.hexdigest()
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable: a rename without this can be lost (ALICE, OSDI'14)."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def make_directory(path: Path) -> None:
-    """Make a directory and what is missing above it, durably."""
-    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    """Make a directory and what is missing above it, durably.
+
+    All names above are synced, also those that were there: a writer that was killed may have made
+    them a moment ago. Directories above that may not be opened, or cannot be synced, are others'.
+    """
     path.mkdir(parents=True, exist_ok=True)
-    for directory in missing:
-        sync_directory(directory.parent)
+    for directory in path.parents:
+        try:
+            sync_directory(directory)
+        except OSError as error:
+            if error.errno not in _UNSYNCABLE:
+                raise
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a whole file under its final name, by way of a temporary one; all its neighbours are durable before it."""
+    """Write a whole file under its final name, by way of a temporary one; its neighbours are durable before it."""
     aside = path.with_name(path.name + ".tmp")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    with contextlib.suppress(FileNotFoundError):
+        aside.unlink()  # left by a killed writer, or a link that leads elsewhere
+    with aside.open("xb", buffering=0) as file:
+        write_all(file, data)
+        sync_file(file)
     sync_directory(path.parent)  # what the file names must not come after it
     aside.replace(path)
     sync_directory(path.parent)
+
+
+def open_within(root: Path, path: str) -> int:
+    """Open a regular file of a cache for reading, and return its descriptor.
+
+    Raises `CorruptCacheError` for a link on the way, or for what is no regular file: a cache holds
+    all that it names, and a pipe would be waited for.
+    """
+    *directories, name = path.split("/")
+    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for directory in directories:
+            below = _open_at(here, directory, os.O_DIRECTORY, root / path)
+            os.close(here)
+            here = below
+        descriptor = _open_at(here, name, os.O_NONBLOCK, root / path)
+    finally:
+        os.close(here)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CorruptCacheError(f"{str(root / path)!r} is damaged: it is no regular file")
+    return descriptor
+
+
+def _open_at(directory: int, name: str, kind: int, path: Path) -> int:
+    try:
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            raise CorruptCacheError(
+                f"{str(path)!r} is damaged: {name!r} is a link or no file of that kind; a cache keeps "
+                "all its files in its own directory"
+            ) from error
+        error.filename = str(path)
+        raise
+
+
+def read_within(root: Path, path: str, most: int = MAX_JSON_BYTES) -> bytes:
+    """Read a whole file of a cache; raises `CorruptCacheError` for one that is too large to be right."""
+    descriptor = open_within(root, path)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise CorruptCacheError(f"{str(root / path)!r} is damaged: it has more than {most:,} bytes")
+    return data
 
 
 def pack_json(content: object) -> bytes:
@@ -82,7 +121,6 @@ def pack_json(content: object) -> bytes:
 
 def unpack_json(data: bytes, where: str) -> object:
     """Return the content that `pack_json` wrote; raises `CorruptCacheError` if any byte differs."""
-    data = data.strip()
     body = data[20:-1]
     if data[:2] != b'["' or data[18:20] != b'",' or data[-1:] != b"]" or digest(body).encode() != data[2:18]:
         raise CorruptCacheError(f"{where} is damaged: its checksum does not match")
@@ -92,33 +130,23 @@ def unpack_json(data: bytes, where: str) -> object:
         raise CorruptCacheError(f"{where} is damaged: {error}") from error
 
 
-def within(path: str, depth: int = 100) -> str:
+def within(path: object, depth: int = 100) -> str:
     """Return a path that a file gave; raises `ValueError` if it leads out of the directory that it is relative to."""
-    steps = path.split("/")
-    if len(steps) > depth or "\0" in path or any(step in ("", ".", "..") for step in steps):
+    steps = path.split("/") if isinstance(path, str) else [""]
+    if len(steps) > depth or "\0" in str(path) or any(step in ("", ".", "..") for step in steps):
         raise ValueError(f"{path!r} does not lead to a file of the cache")
-    return path
+    return cast(str, path)
 
 
-def save_column(path: Path, column: Array) -> None:
-    """Write one `.npy` column durably (its directory must still be synced)."""
-    with path.open("wb") as file:
-        np.lib.format.write_array(file, np.ascontiguousarray(column), version=(1, 0), allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
+def natural(number: object, most: int = (1 << 63) - 1) -> int:
+    """Return a number that a file gave; raises `ValueError` unless it is a natural number."""
+    if type(number) is not int or not 0 <= number <= most:
+        raise ValueError(f"{number!r} is not a natural number")
+    return number
 
 
-def load_column(path: Path, dtype: type[Number], mapped: bool = True) -> NDArray[Number]:
-    """Map one `.npy` column into memory, read-only, or read it; a mapping keeps a file open in this process."""
-    with path.open("rb") as file:
-        header = COLUMN_HEADER.match(file.read(256))
-        if header is None or np.dtype(dtype) != header["dtype"].decode():
-            raise CorruptCacheError(f"{str(path)!r} is damaged: it is no column of {np.dtype(dtype)}")
-        offset, length, size = header.end(), int(header["length"]), os.fstat(file.fileno()).st_size
-        if size != offset + np.dtype(dtype).itemsize * length:
-            raise CorruptCacheError(f"{str(path)!r} is damaged: it has {size} bytes, which are not {length} numbers")
-        file.seek(offset)
-        if mapped and size > SMALL_BYTES:
-            with contextlib.suppress(OSError):  # too many open files: read it then
-                return np.frombuffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), dtype, length, offset)
-        return np.fromfile(file, dtype)
+def text(value: object) -> str:
+    """Return a string that a file gave; raises `ValueError` for anything else."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a string")
+    return value

@@ -11,15 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
-from featcache.store.files import Number, load_column
-from featcache.store.order import Bytes, Ints
+from featcache.stats import FeatureStats
+from featcache.store.files import within
+from featcache.store.format.column_file import ColumnFile
+from featcache.store.format.pages import DIGEST_BYTES
+from featcache.store.format.strings import Bytes, Ints, Strings
 
 Hashes = NDArray[np.uint64]
 DAMAGED = "the index is damaged (open the cache with verify='columns' to see which file)"
@@ -40,6 +42,30 @@ class FeatureColumns:
     nbytes: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class ContainerColumns:
+    """The container files; in a part's index their paths are relative to the part, else to the cache."""
+
+    paths: Strings
+    sizes: Ints
+    digests: Bytes  # `container_digest` of each, 16 bytes
+    parts: NDArray[np.int32]  # the number of the part that each belongs to, in the manifest's list
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def path(self, number: int) -> str:
+        """Return a container's path; raises `CorruptCacheError` for one that leads out of the cache."""
+        try:
+            return within(self.paths[number])
+        except ValueError as error:
+            raise CorruptCacheError(f"{DAMAGED}: {error}") from error
+
+    def digest(self, number: int) -> bytes:
+        """Return a container's digest."""
+        return self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES].tobytes()
+
+
 @dataclass(frozen=True)
 class Index:
     """The columns of a part or of a generation."""
@@ -49,6 +75,8 @@ class Index:
     id_ends: Ints  # where each id ends in id_bytes; one longer than the index, begins with 0
     id_bytes: Bytes
     features: Mapping[str, FeatureColumns]
+    containers: ContainerColumns
+    stats: Mapping[str, FeatureStats]
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -121,40 +149,68 @@ class Index:
         return rows
 
 
-def load_index(directory: Path, names: Sequence[str], mapped: bool = True) -> Index:
-    """Map or read the columns of an index; raises `CorruptCacheError` if they do not fit each other."""
+def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
+    """Take an index out of a file of columns: that of the ids, and of some features.
 
-    def column(name: str, dtype: type[Number]) -> NDArray[Number]:
-        return load_column(directory / f"{name}.npy", dtype, mapped)
-
-    features = {
-        name: FeatureColumns(
-            rows=column(f"{name}.rows", np.int64),
-            checksum=column(f"{name}.checksum", np.uint64),
-            first=column(f"{name}.first", np.int64),
-            container=column(f"{name}.container", np.int32),
-            offset=column(f"{name}.offset", np.int64),
-            nbytes=column(f"{name}.nbytes", np.int64),
-        )
-        for name in names
-    }
+    Raises `CorruptCacheError` if the columns do not fit each other.
+    """
     index = Index(
-        hashes=column("hashes", np.uint64),
-        hash_rows=column("hash_rows", np.int64),
-        id_ends=column("id_ends", np.int64),
-        id_bytes=column("id_bytes", np.uint8),
-        features=features,
+        hashes=file.column("hashes", np.uint64),
+        hash_rows=file.column("hash_rows", np.int64),
+        id_ends=file.column("id_ends", np.int64),
+        id_bytes=file.column("id_bytes", np.uint8),
+        features={
+            name: FeatureColumns(
+                rows=file.column(f"{name}.rows", np.int64),
+                checksum=file.column(f"{name}.checksum", np.uint64),
+                first=file.column(f"{name}.first", np.int64),
+                container=file.column(f"{name}.container", np.int32),
+                offset=file.column(f"{name}.offset", np.int64),
+                nbytes=file.column(f"{name}.nbytes", np.int64),
+            )
+            for name in features
+        },
+        containers=ContainerColumns(
+            paths=read_strings(file, "container_path"),
+            sizes=file.column("container_size", np.int64),
+            digests=file.column("container_digest", np.uint8),
+            parts=file.column("container_part", np.int32),
+        ),
+        stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
     )
-    _check_lengths(index, directory)
+    _check_lengths(index, file)
     return index
 
 
-def _check_lengths(index: Index, directory: Path) -> None:
+def read_strings(file: ColumnFile, name: str) -> Strings:
+    """Take a column of strings out of a file of columns."""
+    strings = Strings(file.column(f"{name}_ends", np.int64), file.column(f"{name}_bytes", np.uint8))
+    if not strings.fits():
+        raise CorruptCacheError(f"{str(file.path)!r} is damaged: the columns of {name!r} do not fit each other")
+    return strings
+
+
+def read_stats(file: ColumnFile, feature: str) -> FeatureStats:
+    """Take the statistics of a feature out of a file of columns."""
+    count, shape = file.column(f"{feature}.count", np.int64), file.column(f"{feature}.dims", np.int64)
+    mean, m2 = file.column(f"{feature}.mean", np.float64), file.column(f"{feature}.m2", np.float64)
+    try:
+        return FeatureStats(int(count[0]), mean.reshape(shape), m2.reshape(shape))
+    except (LookupError, ValueError, OverflowError, MemoryError) as error:
+        raise CorruptCacheError(
+            f"{str(file.path)!r} is damaged: the statistics of {feature!r} do not fit each other: {error}"
+        ) from error
+
+
+def _check_lengths(index: Index, file: ColumnFile) -> None:
     count = len(index.hashes)
     fits = len(index.hash_rows) == count and len(index.id_ends) == count + 1
-    fits = fits and int(index.id_ends[-1]) == len(index.id_bytes)
+    fits = fits and Strings(index.id_ends, index.id_bytes).fits()
     for columns in index.features.values():
         fits = fits and len(columns.rows) == len(columns.checksum) == len(columns.first) - 1 == count
         fits = fits and len(columns.container) == len(columns.offset) == len(columns.nbytes) == int(columns.first[-1])
+    containers = index.containers
+    fits = fits and len(containers) == len(containers.paths) == len(containers.parts)
+    fits = fits and len(containers.digests) == DIGEST_BYTES * len(containers)
     if not fits:
-        raise CorruptCacheError(f"index {str(directory)!r} is damaged: its columns have different lengths")
+        raise CorruptCacheError(f"index {str(file.path)!r} is damaged: its columns have different lengths")

@@ -1,8 +1,11 @@
 """The journal of an open part: what of it is durable.
 
-One JSON line a record, sealed as in `pack_json`. The first line is the header, then come the lines of utterances, and
-after those that one commit made durable, one commit line with the part's statistics so far. Lines that no commit line
-follows do not count, nor does anything from the first torn line on.
+One JSON line a record, sealed as in `pack_json`: first the header, then utterances, some to a line,
+and after those that one commit made durable a commit line with the part's statistics so far, and the
+header once more. Lines that no commit line follows do not count.
+
+A writer that is killed leaves a torn end, which never counted. Anything else that does not check is
+damage: the lines around it still hold, and `Journal.damaged` tells.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -20,9 +23,21 @@ import numpy as np
 from featcache.errors import CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
-from featcache.store.files import pack_json, sync_directory, unpack_json, within
+from featcache.store.files import (
+    MAX_JSON_BYTES,
+    natural,
+    open_within,
+    pack_json,
+    sync_directory,
+    text,
+    unpack_json,
+    within,
+)
 
 NAME = "journal.jsonl"
+LINE_UTTERANCES = 64  # most utterances of a line: ten million short ones must not cost a line each
+LINE_EXTENTS = 1024
+_HOLE = bytes(8)  # zeros where a sector never reached the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +77,12 @@ class Header:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Header:
-        """Make a header from what `to_json` returned."""
+        """Make a header from what `to_json` returned; raises an error of Python's own for anything else."""
         return cls(
-            build=content["build"],
-            fingerprint=content["fingerprint"],
-            dims={name: tuple(dims) for name, dims in content["dims"].items()},
-            block_rows=dict(content["block_rows"]),
+            build=natural(content["build"]),
+            fingerprint=text(content["fingerprint"]),
+            dims={within(name, 1): tuple(map(natural, dims)) for name, dims in content["dims"].items()},
+            block_rows={within(name, 1): natural(rows) for name, rows in content["block_rows"].items()},
         )
 
 
@@ -75,9 +90,12 @@ class JournalWriter:
     """Appends to a journal; nothing counts before `commit`."""
 
     def __init__(self, directory: Path, header: Header) -> None:
+        self._header = header.to_json()
+        self._waiting: list[Utterance] = []
+        self._waiting_extents = 0
         self._file: BinaryIO = (directory / NAME).open("xb")
         try:
-            self._write({"header": header.to_json()})
+            self._write({"header": self._header})
             self._sync()
             sync_directory(directory)
         except BaseException:
@@ -86,21 +104,27 @@ class JournalWriter:
 
     def add(self, utterance: Utterance) -> None:
         """Note an utterance; its bytes must be durable before the next `commit`."""
-        arrays = {
-            name: [placed.rows, f"{placed.checksum:016x}", [[e.container, e.offset, e.nbytes] for e in placed.extents]]
-            for name, placed in utterance.arrays.items()
-        }
-        self._write({"id": utterance.id, "arrays": arrays})
+        self._waiting.append(utterance)
+        self._waiting_extents += sum(len(placed.extents) for placed in utterance.arrays.values())
+        if len(self._waiting) >= LINE_UTTERANCES or self._waiting_extents >= LINE_EXTENTS:
+            self._write_waiting()
 
     def commit(self, stats: Mapping[str, FeatureStats]) -> None:
         """Make all notes count, durably, with the part's statistics up to here."""
-        self._write({"commit": {name: _stats_to_json(value) for name, value in stats.items()}})
+        self._write_waiting()
+        self._write({"commit": {name: _stats_to_json(value) for name, value in stats.items()}, "header": self._header})
         self._sync()
 
     def close(self) -> None:
         """Let go of the file; what was not committed does not count; never raises."""
         with contextlib.suppress(OSError):  # closing writes what waits in memory, on a full disk too
             self._file.close()
+
+    def _write_waiting(self) -> None:
+        if self._waiting:
+            self._write({"utterances": [_utterance_to_json(each) for each in self._waiting]})
+            self._waiting = []
+            self._waiting_extents = 0
 
     def _write(self, record: object) -> None:
         self._file.write(pack_json(record) + b"\n")
@@ -116,52 +140,102 @@ class Journal:
 
     header: Header
     utterances: list[Utterance]
-    stats: dict[str, FeatureStats]
+    stats: Mapping[str, FeatureStats]  # of exactly these utterances; none if the journal is damaged
+    damaged: bool = False  # lines are lost, and `utterances` are those of all lines that check, committed or not
 
 
-def read_header(directory: Path) -> Header | None:
-    """Read what an open part was started with; None if its writer died before it had written that."""
-    record = next(_records(directory / NAME), None)
-    return None if record is None else Header.from_json(record["header"])
+def read_journal(cache: Path, directory: str) -> Journal | None:
+    """Read what the journal of a part proves; None if nothing of it names a header.
 
-
-def read_journal(directory: Path) -> Journal | None:
-    """Read what was committed; None if the writer died before it had written the header."""
+    Args:
+        cache: the cache directory.
+        directory: that of the part, relative to it.
+    """
     header: Header | None = None
     committed: list[Utterance] = []
     pending: list[Utterance] = []
     stats: dict[str, FeatureStats] = {}
-    for record in _records(directory / NAME):
-        if header is None:
-            header = Header.from_json(record["header"])
-        elif "commit" in record:
-            committed += pending
-            pending = []
-            stats = {name: _stats_from_json(value) for name, value in record["commit"].items()}
-        else:
-            pending.append(_utterance(record))
-    return None if header is None else Journal(header, committed, stats)
+    lines = _lines(cache, f"{directory}/{NAME}")
+    records = [_record(line) for line in lines]
+    while records and records[-1] is None and _is_torn(lines[len(records) - 1]):
+        records.pop()
+    for record in records:
+        if record is None:
+            continue
+        header = record.header or header
+        pending += record.utterances
+        if record.stats is not None:
+            committed, pending, stats = committed + pending, [], dict(record.stats)
+    if header is None:
+        return None
+    if None in records:
+        return Journal(header, committed + pending, {}, damaged=True)
+    return Journal(header, committed, stats)
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield cast(dict[str, Any], unpack_json(line, f"line {number} of {str(path)!r}"))
-            except CorruptCacheError:
-                return  # the torn end that a killed writer leaves
+def has_lines(cache: Path, directory: str) -> bool:
+    """Tell whether a part has a journal in which more stands than a torn first line."""
+    lines = _lines(cache, f"{directory}/{NAME}")
+    return any(_record(line) is not None or not _is_torn(line) for line in lines)
 
 
-def _utterance(record: Mapping[str, Any]) -> Utterance:
-    return Utterance(
-        record["id"],
-        {
-            name: Placed(rows, int(checksum, 16), tuple(Extent(within(file), *place) for file, *place in extents))
-            for name, (rows, checksum, extents) in record["arrays"].items()
-        },
-    )
+@dataclass(frozen=True, slots=True)
+class _Record:
+    header: Header | None
+    utterances: list[Utterance]
+    stats: Mapping[str, FeatureStats] | None
+
+
+def _lines(cache: Path, path: str) -> list[bytes]:
+    try:
+        descriptor = open_within(cache, path)
+    except FileNotFoundError:
+        return []
+    with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
+        lines = []
+        while line := file.readline(MAX_JSON_BYTES):
+            lines.append(line)
+    return lines
+
+
+def _is_torn(line: bytes) -> bool:
+    """Tell the end that a killed writer leaves from a line that was whole once."""
+    return not line.endswith(b"\n") or _HOLE in line
+
+
+def _record(line: bytes) -> _Record | None:
+    """Return what a line says; None for a line that does not check."""
+    for candidate in (line.removesuffix(b"\n"), line[:-1]):  # the line break itself may be damaged
+        with contextlib.suppress(CorruptCacheError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
+            content = cast(dict[str, Any], unpack_json(candidate, "a line"))
+            header = Header.from_json(content["header"]) if "header" in content else None
+            utterances = [_utterance_from_json(*each) for each in content.get("utterances", ())]
+            stats = content.get("commit")
+            if stats is not None:
+                stats = {within(name, 1): _stats_from_json(value) for name, value in stats.items()}
+            return _Record(header, utterances, stats)
+    return None
+
+
+def _utterance_to_json(utterance: Utterance) -> list[object]:
+    arrays = {
+        name: [placed.rows, f"{placed.checksum:016x}", [[e.container, e.offset, e.nbytes] for e in placed.extents]]
+        for name, placed in utterance.arrays.items()
+    }
+    return [utterance.id, arrays]
+
+
+def _utterance_from_json(id: object, arrays: Mapping[str, Any]) -> Utterance:
+    text(id).encode()
+    placed = {
+        within(name, 1): Placed(
+            natural(rows),
+            int(checksum, 16),
+            tuple(Extent(within(file), natural(offset), natural(nbytes)) for file, offset, nbytes in extents),
+        )
+        for name, (rows, checksum, extents) in arrays.items()
+    }
+    return Utterance(text(id), placed)
 
 
 def _stats_to_json(stats: FeatureStats) -> dict[str, object]:
@@ -177,4 +251,4 @@ def _stats_from_json(content: Mapping[str, Any]) -> FeatureStats:
     mean, m2 = (
         np.frombuffer(base64.b64decode(content[key]), "<f8").reshape(content["dims"]) for key in ("mean", "m2")
     )
-    return FeatureStats(content["count"], mean, m2)
+    return FeatureStats(natural(content["count"]), mean, m2)

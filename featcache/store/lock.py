@@ -1,20 +1,29 @@
-"""Who may write: advisory locks that vanish with the process that holds them."""
+"""Who may write: advisory locks that vanish with the process that holds them.
+
+Where the file system knows no `flock`, a lock is a file that names its holder. It does not vanish by
+itself then, but is broken by the next writer on the same host when its process is gone.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 import socket
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from featcache.errors import CacheLockedError
 
 NAME = "writer.lock"
 HOLDER = "writer.json"
+PATIENCE_S = 0.1  # `is_locked` holds a lock for the moment in which it looks
+_NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
+_log = logging.getLogger("featcache")
 
 
 class WriterLock:
@@ -22,16 +31,16 @@ class WriterLock:
 
     def __init__(self, directory: Path) -> None:
         self._holder = directory / HOLDER
-        self._lock = FileLock(directory / NAME, thread_local=False)  # a part is sealed by another thread
         try:
-            self._lock.acquire(timeout=0)
+            self._lock = _acquired(directory, PATIENCE_S)
         except Timeout as error:
             raise CacheLockedError(
-                f"{str(directory)!r} is being written by {self._holder_text()}; wait for it, or end it and "
+                f"{str(directory)!r} is being written by {holder_text(directory)}; wait for it, or end it and "
                 "try again: what it has committed is kept"
             ) from error
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
+            self._holder.unlink(missing_ok=True)  # a link would lead elsewhere
             self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
         except BaseException:
             self._lock.release()
@@ -42,14 +51,6 @@ class WriterLock:
         if self._lock.is_locked:
             self._holder.unlink(missing_ok=True)
             self._lock.release()
-
-    def _holder_text(self) -> str:
-        found = holder(self._holder.parent)
-        if found is None:
-            return "another process"
-        which = f"process {found.pid} on {found.host} since {found.since}"
-        here = found[:2] == (os.getpid(), socket.gethostname())
-        return f"{which}, which is this one: close the other writer" if here else which
 
 
 class Holder(NamedTuple):
@@ -69,10 +70,34 @@ def holder(directory: Path) -> Holder | None:
         return None
 
 
+def holder_text(directory: Path) -> str:
+    """Name the process that holds the lock of a directory, as part of a message."""
+    found = holder(directory)
+    if found is None:
+        return "another process"
+    which = f"process {found.pid} on {found.host} since {found.since}"
+    here = found[:2] == (os.getpid(), socket.gethostname())
+    return f"{which}, which is this one: close the other writer" if here else which
+
+
 def is_locked(directory: Path) -> bool:
-    """Say whether a live process holds the lock of a directory."""
+    """Take the lock of a directory for a moment, and say whether that failed: a live process holds it."""
     try:
-        with FileLock(directory / NAME).acquire(timeout=0):
-            return False
+        _acquired(directory, 0).release()
     except Timeout:
         return True
+    return False
+
+
+def _acquired(directory: Path, timeout_s: float) -> BaseFileLock:
+    # thread_local: a part is sealed by another thread
+    lock: BaseFileLock = FileLock(directory / NAME, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=timeout_s, poll_interval=0.005)
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
+        _log.warning("%r lies on a file system without flock: see that one writer at a time works", str(directory))
+        lock = SoftFileLock(directory / NAME, thread_local=False)
+        lock.acquire(timeout=timeout_s, poll_interval=0.005)
+    return lock

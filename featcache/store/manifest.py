@@ -3,29 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
 from featcache.feature import DTYPES
-from featcache.store.files import pack_json, unpack_json, within, write_durably
+from featcache.store.files import natural, pack_json, read_within, text, unpack_json, within, write_durably
 
 FORMAT_VERSION = 1
 NAME = "featcache.json"
 PARTS = "parts"
+MANIFESTS = "manifests"  # one of each generation that is still there
+KNOWN: frozenset[str] = frozenset()  # names in `requires` and `requires_to_write` that this featcache knows
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstones:
+    """The rows of a part that count no more, and the statistics of the others, in a file of columns."""
+
+    file: str  # in the part's directory
+    rows: int
+    digest: str
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Tombstones:
+        """Make tombstones from their JSON form; raises an error of Python's own for anything else."""
+        return cls(within(content["file"], 1), natural(content["rows"]), text(content["digest"]))
 
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """A sealed part: its files and how its arrays are cut."""
+    """A sealed part: how many utterances it holds, and how its arrays are cut."""
 
     name: str
     rows: int
-    containers: tuple[tuple[str, int], ...]  # POSIX path relative to the cache, size in bytes
     block_rows: Mapping[str, int]  # rows a block of the codec; 0: one block an array, or raw
     digest: str  # xxh3-64 of its part.json
+    tombstones: Tombstones | None = None
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> PartEntry:
+        """Make an entry from its JSON form; raises an error of Python's own for anything else."""
+        tombstones = content.get("tombstones")
+        return cls(
+            name=within(content["name"], 1),
+            rows=natural(content["rows"]),
+            block_rows={within(name, 1): natural(rows) for name, rows in content["block_rows"].items()},
+            digest=text(content["digest"]),
+            tombstones=None if tombstones is None else Tombstones.from_json(tombstones),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Which ids a cache is to hold: their number, and a digest of them."""
+
+    count: int
+    digest: str  # xxh3-128 of the ids' UTF-8 in ascending order, a zero byte behind each
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +71,23 @@ class Manifest:
 
     fingerprint: Mapping[str, Any]  # what it was made from; "features" are the declarations, by name
     generation: int = 0
+    write_id: str = ""  # random at each write of the file, so that a writer recognises its own
+    previous: str | None = None  # name of the generation before
+    index: str = ""  # the file of this generation's columns
+    index_digest: str = ""
     build: int = 1  # counts up with each overwrite
     building: int = 1  # the build that writers add parts to; an overwrite under way is ahead of `build`
     building_fingerprint: str = ""  # xxh3-64 of the fingerprint that `building` is made with
     complete: bool = False
+    expected: Expected | None = None
     rows: int = 0
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shape of a frame; known after the first array
     parts: tuple[PartEntry, ...] = ()
-    digests: Mapping[str, str] = field(default_factory=dict)  # xxh3-64 of every column and statistics file
+    tags: Mapping[str, str] = field(default_factory=dict)  # name -> name of a generation that is never removed
+    files: Mapping[str, str] = field(default_factory=dict)  # path -> xxh3-64, of what else belongs to the generation
+    requires: tuple[str, ...] = ()  # names that a reader must know
+    requires_to_write: tuple[str, ...] = ()  # names that a writer must know
+    others: Mapping[str, Any] = field(default_factory=dict)  # keys that this featcache does not know
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
@@ -49,51 +95,113 @@ class Manifest:
         return cast(dict[str, dict[str, Any]], self.fingerprint["features"])
 
     @property
-    def index_directory(self) -> str:
-        """Name of the directory of this generation's columns."""
-        return f"index-{self.generation:06d}"
-
-    @property
-    def stats_directory(self) -> str:
-        """Name of the directory of this generation's statistics."""
-        return f"stats-{self.generation:06d}"
+    def name(self) -> str:
+        """The name of this generation: its number, and what tells it from another of the same number."""
+        return self.index.removeprefix("index-").removesuffix(".columns")
 
 
-def write_manifest(cache: Path, manifest: Manifest) -> None:
-    """Publish a generation: all that it names must be durable already."""
-    content = {"format": "featcache", "version": FORMAT_VERSION} | dataclasses.asdict(manifest)
-    write_durably(cache / NAME, pack_json(content))
+_FIELDS = [field.name for field in dataclasses.fields(Manifest) if field.name != "others"]
 
 
-def read_manifest(cache: Path) -> Manifest:
-    """Read the current generation.
+def new_generation_name(generation: int) -> str:
+    """Return the name of a generation, which no other publisher gives."""
+    return f"{generation:06d}-{secrets.token_hex(4)}"
+
+
+def index_file(name: str) -> str:
+    """Return the file of the columns of a generation, relative to the cache."""
+    return f"index-{name}.columns"
+
+
+def manifest_file(name: str) -> str:
+    """Return where the manifest of a generation is kept, relative to the cache."""
+    return f"{MANIFESTS}/{name}.json"
+
+
+def write_manifest(cache: Path, manifest: Manifest, *, keep: bool = False) -> Manifest:
+    """Write `featcache.json`, and return it as it stands there: all that it names must be durable already.
+
+    With `keep`, it is also kept under its generation's name.
+    """
+    manifest = dataclasses.replace(manifest, write_id=secrets.token_hex(8))
+    content: dict[str, Any] = {"format": "featcache", "version": FORMAT_VERSION}
+    content |= {key: value for key, value in dataclasses.asdict(manifest).items() if key != "others"}
+    data = pack_json(content | {key: value for key, value in manifest.others.items() if key not in content})
+    if keep:
+        write_durably(cache / manifest_file(manifest.name), data)
+    write_durably(cache / NAME, data)
+    return manifest
+
+
+def read_manifest(cache: Path, file: str = NAME) -> Manifest:
+    """Read the current generation, or that of another file.
 
     Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`, saying what was found.
     """
     try:
-        data = (cache / NAME).read_bytes()
+        data = read_within(cache, file)
     except FileNotFoundError as error:
-        what = "does not exist" if not cache.exists() else f"is not a cache: it holds no {NAME}"
-        raise NotACacheError(f"{str(cache)!r} {what}") from error
+        raise NotACacheError(_nothing_there(cache, file)) from error
     except NotADirectoryError as error:
         raise NotACacheError(f"{str(cache)!r} is a file, not a cache directory") from error
     try:
-        content = unpack_json(data, repr(str(cache / NAME)))
+        content = unpack_json(data, repr(str(cache / file)))
     except CorruptCacheError as error:
         raise CorruptCacheError(
-            f"{error}; put a good copy of it back, or remove it and write the cache again: what is sealed is kept"
+            f"{error}; put a good copy of it back (those of the last generations are in {MANIFESTS!r}), or remove "
+            "it and write the cache again: what is sealed is kept"
         ) from error
     if not isinstance(content, dict) or content.get("format") != "featcache":
-        raise NotACacheError(f"{str(cache / NAME)!r} is not featcache's")
+        raise NotACacheError(f"{str(cache / file)!r} is not featcache's")
     try:
-        if _natural(content["version"]) > FORMAT_VERSION:
-            raise FormatVersionError(
-                f"cache {str(cache)!r} has format version {content['version']}, newer than {FORMAT_VERSION}, the "
-                "newest that this featcache reads; upgrade featcache"
-            )
+        _check_version(cache, content)
         return _from_json(cast(dict[str, Any], content))
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise CorruptCacheError(f"{str(cache / NAME)!r} is damaged: {error!r}") from error
+        raise CorruptCacheError(f"{str(cache / file)!r} is damaged: {error!r}") from error
+
+
+def check_writable(cache: Path, manifest: Manifest) -> None:
+    """Raise `FormatVersionError` if a writer must know more than this featcache does."""
+    unknown = sorted({*manifest.requires_to_write} - KNOWN)
+    if unknown:
+        raise FormatVersionError(
+            f"cache {str(cache)!r} can be read, but to write it a featcache is needed that knows "
+            f"{', '.join(map(repr, unknown))}; upgrade featcache"
+        )
+
+
+def kept_manifests(cache: Path) -> Iterator[str]:
+    """Iterate over the names of the generations whose manifests are kept."""
+    directory = cache / MANIFESTS
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        if path.suffix == ".json":
+            yield path.stem
+
+
+def _nothing_there(cache: Path, file: str) -> str:
+    if not cache.exists():
+        return f"{str(cache)!r} does not exist"
+    inside = sorted(path.parent.name for path in cache.glob(f"*/{NAME}"))[:5]
+    below = f"; caches in it: {', '.join(map(repr, inside))}" if inside else ""
+    return f"{str(cache)!r} is not a cache: it holds no {file}{below}"
+
+
+def _check_version(cache: Path, content: Mapping[str, Any]) -> None:
+    if natural(content["version"]) > FORMAT_VERSION:
+        raise FormatVersionError(
+            f"cache {str(cache)!r} has format version {content['version']}, newer than {FORMAT_VERSION}, the "
+            "newest that this featcache reads; upgrade featcache"
+        )
+    unknown = sorted({text(name) for name in content.get("requires", ())} - KNOWN)
+    if content.get("kind") not in (None, "cache") or unknown:
+        what = ", ".join(map(repr, unknown or [content["kind"]]))
+        raise FormatVersionError(
+            f"cache {str(cache)!r} was written by a newer featcache: to read it one must know {what}; upgrade featcache"
+        )
+    if "write_id" not in content:
+        raise FormatVersionError(
+            f"cache {str(cache)!r} was written by featcache 0.1, before its format was fixed; write it again"
+        )
 
 
 def _from_json(content: dict[str, Any]) -> Manifest:
@@ -103,36 +211,36 @@ def _from_json(content: dict[str, Any]) -> Manifest:
             raise ValueError(f"feature {name!r} is declared as {feature!r}")
         if not isinstance(feature["options"], dict) or not {"codec", "stats"} <= set(feature):
             raise ValueError(f"feature {name!r} is declared as {feature!r}")
+        text(feature["codec"])
         for part in content["parts"]:
-            _natural(part["block_rows"][name])
+            natural(part["block_rows"][name])
         if content["parts"] and name not in content["dims"]:
             raise ValueError(f"feature {name!r} has no dims")
+    expected, previous = content["expected"], content["previous"]
     return Manifest(
         fingerprint=content["fingerprint"],
-        generation=_natural(content["generation"]),
-        build=_natural(content["build"]),
-        building=_natural(content["building"]),
-        building_fingerprint=content["building_fingerprint"],
-        complete=content["complete"],
-        rows=_natural(content["rows"]),
-        dims={name: tuple(map(_natural, dims)) for name, dims in content["dims"].items()},
-        parts=tuple(part_from_json(part) for part in content["parts"]),
-        digests={within(path): value for path, value in content["digests"].items()},
+        generation=natural(content["generation"], 10**12),
+        write_id=text(content["write_id"]),
+        previous=None if previous is None else within(previous, 1),
+        index=within(content["index"], 1),
+        index_digest=text(content["index_digest"]),
+        build=natural(content["build"], 10**12),
+        building=natural(content["building"], 10**12),
+        building_fingerprint=text(content["building_fingerprint"]),
+        complete=_flag(content["complete"]),
+        expected=None if expected is None else Expected(natural(expected["count"]), text(expected["digest"])),
+        rows=natural(content["rows"]),
+        dims={within(name, 1): tuple(map(natural, dims)) for name, dims in content["dims"].items()},
+        parts=tuple(PartEntry.from_json(part) for part in content["parts"]),
+        tags={text(tag): within(name, 1) for tag, name in content["tags"].items()},
+        files={within(path): text(value) for path, value in content["files"].items()},
+        requires=tuple(map(text, content["requires"])),
+        requires_to_write=tuple(map(text, content["requires_to_write"])),
+        others={key: value for key, value in content.items() if key not in (*_FIELDS, "format", "version")},
     )
 
 
-def part_from_json(content: dict[str, Any]) -> PartEntry:
-    """Make a part's entry from its JSON form; raises an error of Python's own for anything else."""
-    return PartEntry(
-        name=within(content["name"], 1),
-        rows=_natural(content["rows"]),
-        containers=tuple((within(path), _natural(size)) for path, size in content["containers"]),
-        block_rows=content["block_rows"],
-        digest=content["digest"],
-    )
-
-
-def _natural(number: object) -> int:
-    if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no number of anything")
-    return number
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import shutil
+import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from featcache.errors import (
-    ConfigError,
-    CorruptCacheError,
-    DuplicateIdError,
-    FeatureError,
-    StaleCacheError,
-    StorageFullError,
-)
+from featcache.errors import ConfigError, CorruptCacheError, DuplicateIdError, FeatureError, StaleCacheError
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array
 from featcache.store.arrays import ArrayLike, check_features, check_id, to_storage
 from featcache.store.background import Background
-from featcache.store.cache import load_generation
 from featcache.store.closing import close_after
 from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.store.format.disk_errors import explained
+from featcache.store.generation import load_generation
 from featcache.store.manifest import PARTS
-from featcache.store.merge import sealed_parts
-from featcache.store.part import OpenPart, header_for, new_part_name, remove_part
+from featcache.store.part import header_for, remove_part
+from featcache.store.writing.free_space import FreeSpace
+from featcache.store.writing.open_part import OpenPart
+from featcache.store.writing.publish import sealed_parts
+from featcache.store.writing.unclosed import close_at_exit
 
-COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time
+COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has been written to the disk
 QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
-PART_BYTES = 8 << 30  # a killed writer's part is copied once when it is recovered
+PART_BYTES = 8 << 30  # a killed writer's part is read once when it is recovered, and copied if it is an HDF5 file
 PART_ROWS = 100_000  # the notes on these stay in memory until the part is sealed, about 1 KB each
-GO_ON = "free some space and run the same again, it goes on from there"
 
 Features = Mapping[str, FeatureStorageConfig] | Iterable[FeatureStorageConfig]
 
@@ -44,7 +38,8 @@ Features = Mapping[str, FeatureStorageConfig] | Iterable[FeatureStorageConfig]
 class PartWriter:
     """Adds utterances to a cache whose `CacheWriter` is open in another process.
 
-    What is written is in the cache once the `CacheWriter` publishes, after this one was closed.
+    What is written is in the cache once the `CacheWriter` publishes, after this one was closed. A writer that is still
+    open when the process ends is closed then.
 
     Args:
         path: the cache directory.
@@ -56,8 +51,10 @@ class PartWriter:
         self.path = Path(path).absolute()
         self.features = by_name(features)
         self.bytes_written = 0
+        self.closed = False
+        self._pid = os.getpid()
         self._one_at_a_time = threading.RLock()  # threads may share a writer
-        manifest, index = load_generation(self.path)
+        manifest, index, _ = load_generation(self.path)
         self._build = manifest.building
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         if self._fingerprint != manifest.building_fingerprint:
@@ -73,9 +70,9 @@ class PartWriter:
         if published:
             self._stored.append(index)
         self._dims = stored[0].header.dims if stored else {}
-        self._numbers: dict[str, int] = {}  # id -> how many utterances this writer took before it
-        self._expected: int | None = None
-        self.closed = False
+        self._numbers: dict[str, int] = {}  # id -> its number, of what is in no sealed part
+        self._count = 0  # utterances that this writer took
+        self._space = FreeSpace(self.path, len(self.features), sum(map(len, self._stored)))
         self._part: OpenPart | None = None  # takes what is written now; the thread may still be at the one before
         self._part_bytes = self._part_rows = 0
         self._unsealed: list[OpenPart] = []  # oldest first, as the thread works them off
@@ -83,16 +80,28 @@ class PartWriter:
         self._sealed_rows = 0
         self._committed = 0
         self._background = Background(self._commit, COMMIT_INTERVAL_S, QUEUE_BYTES)
+        self._forget = close_at_exit(self, f"the part writer of {str(self.path)!r}", PartWriter.close)
 
     def __contains__(self, id: str) -> bool:
         """Say whether an utterance is stored already, or was written now."""
         return id in self._numbers or any(index.find(id) >= 0 for index in self._stored)
+
+    def __len__(self) -> int:
+        """Return how many utterances this writer has taken."""
+        return self._count
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a writer cannot be pickled: it belongs to its process; open another one there")
 
     def write(self, id: str, arrays: Mapping[str, ArrayLike]) -> None:
         """Store the features of one utterance, as `CacheWriter.write` does."""
         check_id(id)
         check_features(id, arrays, self.features)
         stored = {name: to_storage(id, arrays[name], feature) for name, feature in self.features.items()}
+        self._check_open()
         with self._one_at_a_time:
             self._take(id, stored)
 
@@ -101,22 +110,25 @@ class PartWriter:
         self._check_new(id)
         self._check_dims(id, stored)
         nbytes = sum(array.nbytes for array in stored.values())
-        self._check_space(nbytes)
+        self._space.check(self._background.queued_bytes + nbytes, self._kept)
         part = self._start_part(stored) if self._part is None else self._part
         # in this thread, so that a refused utterance is an error of its own `write`
         encoded = part.encode_lossy(id, stored)
+        part.check(id, stored)
         self._put(partial(part.append, id, stored, encoded), nbytes)
-        self._numbers[id] = len(self._numbers)
+        self._numbers[id] = self._count
+        self._count += 1
         self.bytes_written += nbytes
         self._part_bytes += nbytes
         self._part_rows += 1
+        self._space.take(nbytes)
         if self._part_bytes >= PART_BYTES or self._part_rows >= PART_ROWS:
             self._end_part()
 
-    def expect(self, utterances: int) -> None:
+    def expect_more(self, utterances: int) -> None:
         """Say how many utterances are still to come, so that a disk that is too small is noticed early."""
         self._check_open()
-        self._expected = len(self._numbers) + utterances
+        self._space.expect(utterances)
 
     def commit(self) -> int:
         """Make all that was written durable; returns how many utterances this writer has made so."""
@@ -127,20 +139,22 @@ class PartWriter:
 
     def seal(self) -> None:
         """Finish the files of what was written so far, ready to be published; what follows goes to new ones."""
+        self._check_open()
         with self._one_at_a_time:
             self._seal_all()
 
     def _seal_all(self) -> None:
-        self._check_open()
         self._end_part()
         self._drain()
-        if self._committed < len(self._numbers):  # never: a promise worth a comparison
+        if self._committed < self._count:  # never: a promise worth a comparison
             raise CorruptCacheError(
-                f"{len(self._numbers)} utterances were written to {str(self.path)!r} but {self._committed} are stored"
+                f"{self._count} utterances were written to {str(self.path)!r} but {self._committed} are stored; "
+                "run the same again, it goes on from what is stored"
             )
 
     def close(self) -> None:
         """Seal what was written and stop."""
+        self._check_process()
         with self._one_at_a_time:  # or what another thread writes meanwhile would be lost
             if not self.closed:
                 try:
@@ -154,10 +168,14 @@ class PartWriter:
 
     def abort(self) -> None:
         """Remove what this writer has written and what is not published."""
+        self._check_process()
         if not self.closed:
             self._stop(finish=False)
-            for name in [part.name for part in self._unsealed] + self._sealed:
-                remove_part(self.path / PARTS / name)
+            with explained(self.path, self._kept):
+                for part in self._unsealed:
+                    part.discard()
+                for name in self._sealed:
+                    remove_part(self.path / PARTS / name)
 
     def __enter__(self) -> Self:
         return self
@@ -168,19 +186,27 @@ class PartWriter:
         close_after(error, self.close)
 
     def _check_open(self) -> None:
+        self._check_process()
         if self.closed:
-            raise ConfigError(f"the writer of {str(self.path)!r} is closed")
+            raise ConfigError(f"the writer of {str(self.path)!r} is closed; open another one")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:  # its thread is not there, and what it would be given were lost
+            raise ConfigError(
+                f"the writer of {str(self.path)!r} belongs to process {self._pid}, and this is {os.getpid()}, forked "
+                "from it; let one process write, give each a cache of its own, or use featcache.extract(parallel=...)"
+            )
 
     def _check_new(self, id: str) -> None:
         if id in self._numbers:
             raise DuplicateIdError(
-                f"utterance {id!r} was given twice: as number {self._numbers[id]} and as number {len(self._numbers)} "
+                f"utterance {id!r} was given twice: as number {self._numbers[id]} and as number {self._count} "
                 f"of this run (counted from 0)"
             )
         if id in self:
             raise DuplicateIdError(
-                f"utterance {id!r} was given as number {len(self._numbers)} of this run (counted from 0), but is in "
-                f"{str(self.path)!r} from an earlier one; skip it (`id in writer` tells), or overwrite the cache"
+                f"utterance {id!r} was given as number {self._count} of this run (counted from 0), but is stored in "
+                f"{str(self.path)!r} already; skip it (`id in writer` tells), or overwrite the cache"
             )
 
     def _check_dims(self, id: str, arrays: Mapping[str, Array]) -> None:
@@ -193,40 +219,23 @@ class PartWriter:
                     f"those before have {dims}; overwrite the cache if they are wrong"
                 )
 
-    def _check_space(self, nbytes: int) -> None:
-        free = shutil.disk_usage(self.path).free
-        coming = self._background.queued_bytes + nbytes
-        if coming > free:
-            raise StorageFullError(
-                f"{free:,} bytes are free on the disk of {str(self.path)!r}, too few for the {coming:,} "
-                f"that are coming; {self._kept()}"
-            )
-        if self._expected is not None and len(self._numbers) >= 100:
-            needed = self.bytes_written * (self._expected - len(self._numbers)) // len(self._numbers)
-            if needed > free:
-                warnings.warn(
-                    f"{str(self.path)!r} will need about {needed:,} more bytes, only {free:,} are free on its disk",
-                    stacklevel=3,
-                )
-                self._expected = None
-
     def _kept(self) -> str:
-        return f"{self._committed} utterances of this run are committed and kept: {GO_ON}"
+        return f"{self._committed} utterances of this run are committed and kept"
 
     def _put(self, task: Callable[[], object], nbytes: int) -> None:
-        with full_disk_explained(self.path, self._kept):
+        with explained(self.path, self._kept):
             self._background.put(task, nbytes)
 
     def _drain(self) -> None:
-        with full_disk_explained(self.path, self._kept):
+        with explained(self.path, self._kept):
             self._background.drain()
 
     def _start_part(self, arrays: Mapping[str, Array]) -> OpenPart:
         # here rather than in the thread, so that a missing library is an error of the first `write`
         dims = {name: array.shape[1:] for name, array in arrays.items()}
         header = header_for(self.features, dims, self._build, self._fingerprint)
-        with full_disk_explained(self.path, self._kept):
-            self._part = OpenPart(self.path, new_part_name(), self.features, header)
+        with explained(self.path, self._kept):
+            self._part = OpenPart(self.path, self.features, header)
         self._unsealed.append(self._part)
         self._dims = dims
         return self._part
@@ -239,9 +248,11 @@ class PartWriter:
 
     def _stop(self, finish: bool) -> None:
         self.closed = True
+        self._forget()
         self._background.stop(finish)
-        for part in self._unsealed:
-            part.release()
+        if finish:
+            for part in self._unsealed:
+                part.release()
 
     # in the background thread:
 
@@ -250,23 +261,16 @@ class PartWriter:
             self._committed = self._sealed_rows + self._unsealed[0].commit()
 
     def _seal(self, part: OpenPart) -> None:
+        ids = part.ids()
         sealed = part.seal()
         self._unsealed.remove(part)
         if sealed is not None:
             self._sealed.append(sealed.entry.name)
             self._sealed_rows += sealed.entry.rows
             self._committed = self._sealed_rows
-
-
-@contextlib.contextmanager
-def full_disk_explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
-    """Raise `StorageFullError`, saying what is kept, for the system's error about a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFullError(f"the disk of {str(path)!r} is full; {kept()}") from error
-        raise
+            self._stored.append(sealed.index(self.path, []))
+            for id in ids:  # the index knows them now: ten million ids are not kept
+                del self._numbers[id]
 
 
 def by_name(features: Features) -> dict[str, FeatureStorageConfig]:

@@ -13,24 +13,32 @@ from numpy.typing import NDArray
 from featcache.errors import CorruptCacheError, FeatcacheError
 from featcache.interface import Array, Codec, storage_dtype
 from featcache.registry import RAW, get_codec
+from featcache.store.checks import Checks
 from featcache.store.extents import Containers, Piece
-from featcache.store.index import FeatureColumns
+from featcache.store.format.strings import Ints
+from featcache.store.index import Index
 from featcache.store.manifest import Manifest
-from featcache.store.order import Ints
 
 
 class FeatureArrays:
-    """Reads the arrays of one feature as they are stored."""
+    """Reads the arrays of one feature as they are stored.
 
-    def __init__(self, manifest: Manifest, name: str, columns: FeatureColumns, containers: Containers) -> None:
-        declared = manifest.features[name]
+    With `checks`, all bytes are compared with their checksums before they are given.
+    """
+
+    def __init__(
+        self, manifest: Manifest, name: str, index: Index, containers: Containers, checks: Checks | None = None
+    ) -> None:
+        declared, columns = manifest.features[name], index.features[name]
         self.name = name
         self.declared_dtype: str = declared["dtype"]
         self.dtype = storage_dtype(self.declared_dtype)
         self.dims = manifest.dims.get(name, ())
         self.has_frames = declared["time_axis"] is not None
         self.lengths = columns.rows
+        self._index = index
         self._columns = columns
+        self._checks = checks
         # one item of a memoryview costs a third of one of an array
         self._length, self._first = columns.rows.data, columns.first.data
         self._container, self._offset, self._nbytes = columns.container.data, columns.offset.data, columns.nbytes.data
@@ -39,29 +47,37 @@ class FeatureArrays:
         self._codec_name = declared["codec"]
         self._options: Mapping[str, object] = declared["options"]
         self._codec: Codec | None = None
-        self._block_rows = np.array(
-            [part.block_rows[name] for part in manifest.parts for _ in part.containers], np.int64
-        )
+        self._part = index.containers.parts.data
+        self._block_rows = [part.block_rows[name] for part in manifest.parts]
 
     def read(self, row: int, start: int = 0, stop: int | None = None) -> Array:
         """Return a writable copy of frames `start` to before `stop`, in the shape that the user sees."""
         try:
+            if self._checks is not None:
+                self._check(row, start, self._length[row] if stop is None else stop)
             view = self.view(row)
             if view is not None:
                 return view[start:stop].copy() if self.has_frames else view[0, ...].copy()
             length: int = self._length[row] if stop is None else stop
             self.check_length(row)
             out = np.empty((length - start, *self.dims), self.dtype)
-            self.read_into(row, out, start)
+            self._read_into(row, out, start)
             return out if self.has_frames else out[0, ...]
         except (IndexError, ValueError, OverflowError) as error:
             raise self._damaged(row, error) from None
 
     def read_into(self, row: int, out: Array, start: int = 0) -> None:
         """Copy the frames from `start` on into the contiguous `out` of shape (frames, *dims)."""
+        if self._checks is not None:
+            self._check(row, start, start + len(out))
+        self._read_into(row, out, start)
+
+    def _read_into(self, row: int, out: Array, start: int) -> None:
         try:
             view = self.view(row)
             if view is not None:
+                if len(out) > len(view) - start:  # NumPy would repeat a single frame
+                    raise self._damaged(row, "it is shorter than its length")
                 out[...] = view[start : start + len(out)]
             elif out.nbytes == 0:
                 return
@@ -89,6 +105,9 @@ class FeatureArrays:
     def read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[NDArray[np.uint8]]) -> None:
         """Copy `lengths` frames from `starts` on of many rows, each to the front of the bytes of one of `outs`."""
         pieces = self._pieces(rows, starts, lengths)
+        if pieces is not None and self._checks is not None:
+            for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+                self._check(row, start, start + length)
         if pieces is not None:
             self._containers.read_many(pieces, outs)
             return
@@ -123,7 +142,7 @@ class FeatureArrays:
             if self._codec_name == RAW or not extents:
                 fits = 0 <= length * self._row_bytes <= sum(self._nbytes[extent] for extent in extents)
             else:  # what a single block of any length holds only shows when it is decoded
-                size = int(self._block_rows[self._container[extents[0]]])
+                size = self._block_rows[self._part[self._container[extents[0]]]]
                 fits = not size or 0 <= length <= size * len(extents)
         except IndexError as error:
             raise self._damaged(row, error) from None
@@ -133,7 +152,34 @@ class FeatureArrays:
     def _damaged(self, row: int, what: object) -> FeatcacheError:
         if isinstance(what, FeatcacheError):
             return what
-        return CorruptCacheError(f"row {row} of feature {self.name!r} is damaged: {what}")
+        try:
+            which = f"utterance {self._index.id(row)!r}"
+        except (CorruptCacheError, IndexError):
+            which = f"row {row}"
+        return CorruptCacheError(f"{which}, feature {self.name!r} is damaged: {what}")
+
+    def _check(self, row: int, start: int, stop: int) -> None:
+        """Raise `CorruptCacheError` unless the bytes of some frames are what was written.
+
+        Those of a whole array by its checksum, those of a window by the pages that they lie on.
+        """
+        checks = cast(Checks, self._checks)
+        extents = [
+            (self._container[e], self._offset[e], self._nbytes[e]) for e in range(self._first[row], self._first[row + 1])
+        ]
+        if start == 0 and stop == self._length[row]:
+            if not checks.same_array(extents, int(self._columns.checksum[row])):
+                raise self._damaged(row, "its checksum does not match")
+        elif self._codec_name == RAW:
+            begin, end = start * self._row_bytes, stop * self._row_bytes
+            for container, offset, nbytes in extents:
+                if begin < nbytes and end > 0:
+                    checks.same_pages(container, offset + max(begin, 0), min(end, nbytes) - max(begin, 0))
+                begin, end = begin - nbytes, end - nbytes
+        elif extents:
+            size = self._block_rows[self._part[extents[0][0]]] or self._length[row]
+            for extent in extents[start // size : -(-stop // size)]:
+                checks.same_pages(*extent)
 
     def _copy_bytes(self, row: int, skip: int, target: NDArray[np.uint8]) -> None:
         for extent in range(self._first[row], self._first[row + 1]):
@@ -151,20 +197,20 @@ class FeatureArrays:
         first, last = self._first[row], self._first[row + 1]
         if first == last:
             raise self._damaged(row, "it has frames but no extents")
-        size = int(self._block_rows[self._container[first]]) or self._length[row]
+        size = self._block_rows[self._part[self._container[first]]] or self._length[row]
         done = 0
         for extent in range(first + start // size, last):
-            block = self._block(extent)[max(start - (extent - first) * size, 0) :][: len(out) - done]
+            block = self._block(extent, size)[max(start - (extent - first) * size, 0) :][: len(out) - done]
             out[done : done + len(block)] = block
             done += len(block)
             if done == len(out):
                 return
         raise self._damaged(row, "its blocks are shorter than its length")
 
-    def _block(self, extent: int) -> Array:
+    def _block(self, extent: int, rows: int) -> Array:
         data = self._containers.view(self._container[extent], self._offset[extent], self._nbytes[extent])
         if self._codec is None:
             kind = get_codec(self._codec_name)
             known = {field.name for field in dataclasses.fields(cast(Any, kind))}
             self._codec = kind(**{key: value for key, value in self._options.items() if key in known})
-        return self._codec.decode(data.data, self.dtype, self.dims)
+        return self._codec.decode(data.data, self.dtype, self.dims, rows)

@@ -1,61 +1,72 @@
 """Brings back what a writer that died had committed.
 
-The containers of a part that was never sealed may be unreadable for their own tools (an `.h5` is), but its committed
-bytes lie where the journal says. They are copied, block by block as they are, into a new part, which is sealed; only
-then the old one is removed.
+A part whose formats can be finished where they lie is sealed in place. Of others (an `.h5` that was not closed is
+unreadable for its own tools) the committed bytes are copied, block by block as they are, into a new part, which is
+sealed; only then the old one is removed. What is damaged is never removed: its directory is set aside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from featcache.errors import CacheLockedError, CorruptCacheError
+from featcache.container_files import sync_directory
+from featcache.errors import CacheLockedError, CorruptCacheError, StorageFullError
 from featcache.feature import FeatureStorageConfig
-from featcache.interface import EncodedArray
+from featcache.interface import Array, EncodedArray, Extent, FinishesFiles
+from featcache.store import journal as journals
 from featcache.store.extents import Containers
-from featcache.store.journal import Journal, Placed, read_journal
-from featcache.store.lock import holder, is_locked
+from featcache.store.journal import Journal, Placed, Utterance, read_journal
+from featcache.store.lock import WriterLock, holder
 from featcache.store.manifest import PARTS, read_manifest
-from featcache.store.part import SEAL, OpenPart, checksum, list_parts, read_part, remove_part
+from featcache.store.part import SEAL, checksum, list_parts, read_part, remove_part
+from featcache.store.writing.open_part import OpenPart, container_groups, seal_directory
 
-SUFFIX = "-recovered"
+RECOVERED = "-recovered"
+DAMAGED = ".damaged"  # behind the name of a part that is set aside: nobody reads or removes it
+_log = logging.getLogger("featcache")
 
 
 def recover_parts(
     cache: Path, features: Mapping[str, FeatureStorageConfig], build: int, fingerprint: str
 ) -> None:
-    """Seal what dead writers of this build and fingerprint had committed; their parts are gone afterwards.
+    """Seal what dead writers of this build and fingerprint had committed; their open parts are gone afterwards.
 
     Parts of other builds stay as they are. Raises `CacheLockedError` if one of the writers still lives.
     """
     for name, sealed in list(list_parts(cache)):
         directory = cache / PARTS / name
-        if sealed is not None or not directory.exists():
+        if sealed is not None:
+            (directory / journals.NAME).unlink(missing_ok=True)  # its writer failed, or died, just before
             continue
-        if is_locked(directory):
+        try:
+            held = WriterLock(directory)
+        except FileNotFoundError:  # its writer has removed it
+            continue
+        except CacheLockedError as error:
             found = holder(directory)
             which = "" if found is None else f" ({found.pid} on {found.host}, since {found.since})"
             raise CacheLockedError(
                 f"part {str(directory)!r} is still being written by another process; end it first{which}"
-            )
-        if read_part(cache, name) is not None:  # sealed in the meantime, by a writer that has ended now
-            continue
-        journal = read_journal(directory)
-        if journal is None or not journal.utterances or _is_unfinished_copy(directory):
-            remove_part(directory)
-        elif journal.header.build == build and journal.header.fingerprint == fingerprint:
-            _recover(cache, name, features, journal)
+            ) from error
+        try:
+            if read_part(cache, name) is None:  # or its writer has sealed it and ended in the meantime
+                _recover(cache, name, features, (build, fingerprint))
+        finally:
+            held.release()
 
 
 def committed_builds(cache: Path) -> dict[str, int]:
     """Return, by fingerprint, the latest build that any part, sealed or not, holds committed utterances of."""
     builds: dict[str, int] = {}
     for name, sealed in list_parts(cache):
-        journal = None if sealed is not None else read_journal(cache / PARTS / name)
+        journal = None if sealed is not None else read_journal(cache, f"{PARTS}/{name}")
         if sealed is not None or (journal is not None and journal.utterances):
             header = sealed.header if sealed is not None else cast(Journal, journal).header
             builds[header.fingerprint] = max(header.build, builds.get(header.fingerprint, 0))
@@ -67,7 +78,7 @@ def committed(cache: Path) -> Iterator[str]:
     manifest = read_manifest(cache)
     current = (manifest.building, manifest.building_fingerprint)
     for name, sealed in list(list_parts(cache)):
-        journal = None if sealed is not None else read_journal(cache / PARTS / name)
+        journal = None if sealed is not None else read_journal(cache, f"{PARTS}/{name}")
         if journal is None:  # or its writer has sealed it since
             sealed = sealed or read_part(cache, name)
         if sealed is not None and (sealed.header.build, sealed.header.fingerprint) == current:
@@ -76,54 +87,160 @@ def committed(cache: Path) -> Iterator[str]:
             yield from (utterance.id for utterance in journal.utterances)
 
 
+def _recover(
+    cache: Path, name: str, features: Mapping[str, FeatureStorageConfig], wanted: tuple[int, str]
+) -> None:
+    directory = cache / PARTS / name
+    journal = read_journal(cache, f"{PARTS}/{name}")
+    if _is_unfinished_copy(directory):
+        remove_part(directory)
+    elif journal is None and journals.has_lines(cache, f"{PARTS}/{name}"):
+        _set_aside(directory, "its journal cannot be read")
+    elif journal is None or not (journal.utterances or journal.damaged):
+        remove_part(directory)
+    elif (journal.header.build, journal.header.fingerprint) == wanted:
+        good, lost = _checked(directory, journal)
+        if not (lost or journal.damaged) and _seal_in_place(cache, name, features, journal):
+            return
+        if good:
+            _copy(cache, name, features, journal, good, whole=not (lost or journal.damaged))
+        if lost and not journal.damaged:
+            ids = ", ".join(repr(utterance.id) for utterance in lost[:5])
+            _set_aside(directory, f"{len(lost)} utterances are not what was committed ({ids}{', ...' * (len(lost) > 5)})")
+        elif journal.damaged:
+            _set_aside(directory, f"lines of its journal do not check; {len(good)} utterances were salvaged")
+        else:
+            remove_part(directory)
+
+
 def _is_unfinished_copy(directory: Path) -> bool:
-    original = directory.name.removesuffix(SUFFIX)
+    original = directory.name.removesuffix(RECOVERED)
     return original != directory.name and directory.with_name(original).exists()
 
 
-def _recover(
-    cache: Path, name: str, features: Mapping[str, FeatureStorageConfig], journal: Journal
-) -> None:
-    source = cache / PARTS / name
-    target = source.with_name(name + SUFFIX)
-    if not (target / SEAL).exists():
-        if target.exists():
-            remove_part(target)
-        part = OpenPart(cache, target.name, features, journal.header)
-        try:
-            _copy(source, journal, part)
-            part.commit(stats=journal.stats)
-            part.seal()
-        except BaseException:
-            part.discard()
-            raise
-    remove_part(source)
-
-
-def _copy(source: Path, journal: Journal, part: OpenPart) -> None:
-    arrays = (placed for utterance in journal.utterances for placed in utterance.arrays.values())
-    paths = sorted({extent.container for placed in arrays for extent in placed.extents})
-    numbers = {path: number for number, path in enumerate(paths)}
-    containers = Containers(source, paths, [_size(source / path) for path in paths])
+def _checked(directory: Path, journal: Journal) -> tuple[list[Utterance], list[Utterance]]:
+    """Split the utterances of a journal into those whose bytes are what was written, and the others."""
+    source = _Source(directory, journal)
+    good: list[Utterance] = []
+    lost: list[Utterance] = []
     for utterance in journal.utterances:
-        encoded = {}
-        for feature, placed in utterance.arrays.items():
-            blocks = _blocks(containers, numbers, placed)
-            if checksum(blocks) != placed.checksum:
-                raise CorruptCacheError(
-                    f"part {str(source)!r} is damaged: utterance {utterance.id!r}, feature {feature!r} is not what was "
-                    "committed; remove that directory to compute its utterances again"
+        (good if source.holds(utterance) else lost).append(utterance)
+    return good, lost
+
+
+def _seal_in_place(
+    cache: Path, name: str, features: Mapping[str, FeatureStorageConfig], journal: Journal
+) -> bool:
+    """Seal a part where it lies, if all its formats can finish their files; tells whether."""
+    groups = [(prefix, names, features[names[0]].make_backend()) for prefix, names in container_groups(features)]
+    if not all(isinstance(backend, FinishesFiles) for _, _, backend in groups):
+        return False
+    for prefix, names, backend in groups:
+        written = [
+            (each.id, {key: (each.arrays[key].rows, _without(prefix, each.arrays[key].extents)) for key in names})
+            for each in journal.utterances
+        ]
+        specs = [features[key].spec(journal.header.dims[key]) for key in names]
+        cast(FinishesFiles, backend).finish(cache / PARTS / name / prefix, specs, written)
+    seal_directory(cache, name, features, journal.header, journal.utterances, journal.stats, {})
+    return True
+
+
+def _copy(
+    cache: Path,
+    name: str,
+    features: Mapping[str, FeatureStorageConfig],
+    journal: Journal,
+    utterances: Sequence[Utterance],
+    *,
+    whole: bool,
+) -> None:
+    """Copy utterances into a new part and seal it; statistics are computed again unless the journal is whole."""
+    target = cache / PARTS / (name + RECOVERED)
+    if (target / SEAL).exists():
+        return
+    if target.exists():
+        remove_part(target)
+    _check_space(cache, name, utterances)
+    source = _Source(cache / PARTS / name, journal)
+    part = OpenPart(cache, features, journal.header, target.name)
+    try:
+        for utterance in utterances:
+            encoded = source.encoded(utterance)
+            if not whole:
+                part.add_to_stats(
+                    {key: _decoded(features[key], journal.header.dims[key], each) for key, each in encoded.items()}
                 )
-            encoded[feature] = EncodedArray(placed.rows, blocks)
-        part.append_encoded(utterance.id, encoded)
+            part.append_encoded(utterance.id, encoded)
+        part.commit(stats=journal.stats if whole else None)
+        part.seal()
+    except BaseException:
+        part.discard()
+        raise
 
 
-def _blocks(containers: Containers, numbers: Mapping[str, int], placed: Placed) -> tuple[memoryview, ...]:
-    return tuple(
-        np.ascontiguousarray(containers.view(numbers[extent.container], extent.offset, extent.nbytes)).data
-        for extent in placed.extents
+def _check_space(cache: Path, name: str, utterances: Sequence[Utterance]) -> None:
+    arrays = (placed for utterance in utterances for placed in utterance.arrays.values())
+    needed = sum(extent.nbytes for placed in arrays for extent in placed.extents)
+    free = shutil.disk_usage(cache).free
+    if needed > free:
+        raise StorageFullError(
+            f"{free:,} bytes are free on the disk of {str(cache)!r}; to bring back what a writer that died had committed, "
+            f"part {name!r} is copied once, which needs {needed:,}: free some space and run the same again"
+        )
+
+
+def _decoded(feature: FeatureStorageConfig, dims: tuple[int, ...], array: EncodedArray) -> Array:
+    spec = feature.spec(dims)
+    if spec.codec is None or not array.rows:
+        flat = np.frombuffer(b"".join(array.blocks), spec.storage_dtype)
+        return cast(Array, flat.reshape(array.rows, *dims))
+    cut = feature.blocks(dims)
+    size = array.rows if cut is None or cut.rows is None else cut.rows
+    blocks = [spec.codec.decode(memoryview(block), spec.storage_dtype, dims, size) for block in array.blocks]
+    return cast(Array, np.concatenate(blocks)[: array.rows])
+
+
+def _set_aside(directory: Path, why: str) -> None:
+    aside = directory.with_name(directory.name + DAMAGED)
+    directory.rename(aside)
+    sync_directory(directory.parent)
+    _log.warning(
+        "part %r is damaged: %s; what cannot be used of it was set aside in %r, and is computed again",
+        str(directory), why, str(aside),
     )
 
 
+def _without(prefix: str, extents: Sequence[Extent]) -> tuple[Extent, ...]:
+    start = len(prefix) + 1 if prefix else 0
+    return tuple(dataclasses.replace(extent, container=extent.container[start:]) for extent in extents)
+
+
+class _Source:
+    """The containers of a part that was never sealed."""
+
+    def __init__(self, directory: Path, journal: Journal) -> None:
+        arrays = (placed for utterance in journal.utterances for placed in utterance.arrays.values())
+        paths = sorted({extent.container for placed in arrays for extent in placed.extents})
+        self._numbers = {path: number for number, path in enumerate(paths)}
+        self._containers = Containers(directory, paths.__getitem__, [_size(directory / path) for path in paths])
+
+    def holds(self, utterance: Utterance) -> bool:
+        """Tell whether all bytes of an utterance are what the journal says."""
+        try:
+            return all(checksum(self._blocks(placed)) == placed.checksum for placed in utterance.arrays.values())
+        except CorruptCacheError:
+            return False
+
+    def encoded(self, utterance: Utterance) -> dict[str, EncodedArray]:
+        return {name: EncodedArray(placed.rows, self._blocks(placed)) for name, placed in utterance.arrays.items()}
+
+    def _blocks(self, placed: Placed) -> tuple[memoryview, ...]:
+        return tuple(
+            np.ascontiguousarray(self._containers.view(self._numbers[each.container], each.offset, each.nbytes)).data
+            for each in placed.extents
+        )
+
+
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else -1
+    return path.stat().st_size if path.is_file() and not path.is_symlink() else -1

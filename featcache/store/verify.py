@@ -1,58 +1,158 @@
-"""Checks that the bytes of a cache are the ones that were written."""
+"""Checks that the bytes of a cache are the ones that were written; all damage is found before it is told."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import xxhash
+import numpy as np
 
-from featcache.errors import CorruptCacheError
-from featcache.store.extents import Containers
-from featcache.store.files import digest_file
-from featcache.store.index import Index
-from featcache.store.manifest import PARTS, Manifest
-from featcache.store.part import SEAL, read_part
+from featcache.container_files import PAGE_BYTES, Pages
+from featcache.errors import CacheError, CorruptCacheError
+from featcache.store.files import digest, open_within, read_within
+from featcache.store.format.column_file import ColumnFile
+from featcache.store.format.pages import container_digest, pages_of
+from featcache.store.format.strings import Ints
+from featcache.store.index import ContainerColumns, Index
+from featcache.store.manifest import PARTS, Manifest, PartEntry, kept_manifests, manifest_file, read_manifest
+from featcache.store.part import SEAL, SealedPart, read_part
 
-
-def verify_containers(cache: Path, manifest: Manifest) -> None:
-    """Raise `CorruptCacheError` unless all containers are there, in the size that was written."""
-    for part in manifest.parts:
-        for file, size in part.containers:
-            found = (cache / file).stat().st_size if (cache / file).exists() else None
-            if found != size:
-                what = "is missing" if found is None else f"has {found} bytes, not the {size} that were written"
-                raise CorruptCacheError(
-                    f"container {str(cache / file)!r} {what}; put it back, or remove its part, "
-                    f"{str(cache / PARTS / part.name)!r}, to compute its utterances again"
-                )
+MOST_TOLD = 20
 
 
-def verify_columns(cache: Path, manifest: Manifest) -> None:
-    """Raise `CorruptCacheError` unless index, statistics and parts have the checksums that their parents name."""
-    digests = dict(manifest.digests)
+def raise_damage(found: Iterable[str], what: str = "") -> None:
+    """Raise `CorruptCacheError` with all sentences about damage, if there are any."""
+    sentences = list(found)
+    if sentences:
+        more = [f"... and {len(sentences) - MOST_TOLD} more"] if len(sentences) > MOST_TOLD else []
+        raise CorruptCacheError("\n".join(sentences[:MOST_TOLD] + more) + (f"\n{what}" if what else ""))
+
+
+def container_damage(
+    cache: Path, containers: ContainerColumns, numbers: Sequence[int] | None = None
+) -> Iterator[str]:
+    """Say of each container (or of some) that is not there, or not in the size that was written, what is wrong."""
+    for number in range(len(containers)) if numbers is None else numbers:
+        path, expected = containers.path(number), int(containers.sizes[number])
+        try:
+            descriptor = open_within(cache, path)
+        except FileNotFoundError:
+            yield f"container {str(cache / path)!r} is missing{_remedy(cache, path)}"
+            continue
+        except CorruptCacheError as error:
+            yield str(error)
+            continue
+        size = os.fstat(descriptor).st_size
+        os.close(descriptor)
+        if size != expected:
+            yield (
+                f"container {str(cache / path)!r} has {size} bytes, not the {expected} that were written"
+                f"{_remedy(cache, path)}"
+            )
+
+
+def generation_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
+    """Compare all files of a generation but the containers with the digests that their parents name."""
+    with_index: dict[str, str] = {manifest.index: manifest.index_digest}
+    for name in kept_manifests(cache):
+        try:
+            other = read_manifest(cache, manifest_file(name))
+        except CacheError as error:
+            yield str(error)
+        else:
+            if other.name in (manifest.name, manifest.previous):
+                with_index[other.index] = other.index_digest
+    for name in (manifest.name, manifest.previous):
+        if name and not (cache / manifest_file(name)).exists():
+            yield f"{str(cache / manifest_file(name))!r} is missing"
+    for path, expected in with_index.items():
+        yield from _column_damage(cache, path, expected)
+    for path, expected in manifest.files.items():
+        if digest(read_within(cache, path)) != expected:
+            yield f"{str(cache / path)!r} is damaged: its checksum does not match"
     for entry in manifest.parts:
-        directory = f"{PARTS}/{entry.name}"
-        digests[f"{directory}/{SEAL}"] = entry.digest
+        yield from _part_damage(cache, entry)
+
+
+def page_damage(cache: Path, manifest: Manifest, index: Index) -> Iterator[str]:
+    """Read all containers and compare their pages, naming the utterances on those that differ."""
+    numbers = index.containers.parts
+    for part_number, entry in enumerate(manifest.parts):
         part = read_part(cache, entry.name)
-        if part is not None:
-            digests |= {f"{directory}/{file}": value for file, value in part.digests.items()}
-    for file, expected in digests.items():
-        if not (cache / file).exists():
-            raise CorruptCacheError(f"{str(cache / file)!r} is missing")
-        if digest_file(cache / file) != expected:
-            raise CorruptCacheError(f"{str(cache / file)!r} is damaged: its checksum does not match")
+        containers = np.flatnonzero(numbers == part_number).tolist()
+        for container, pages in zip(containers, [] if part is None else part.pages(cache), strict=False):
+            path, size = index.containers.path(container), int(index.containers.sizes[container])
+            if container_digest(pages, size) != index.containers.digest(container):
+                yield f"container {str(cache / path)!r}: the checksums of its pages are not those that were written"
+                continue
+            try:
+                descriptor = open_within(cache, path)
+            except (CacheError, FileNotFoundError):  # told by `container_damage`
+                continue
+            try:
+                found = pages_of(descriptor)
+            finally:
+                os.close(descriptor)
+            if len(found) == len(pages) and not np.array_equal(found, pages):
+                bad = np.flatnonzero(found != pages)
+                yield f"container {str(cache / path)!r} is damaged: {_utterances_on(index, container, bad)}"
 
 
-def verify_arrays(manifest: Manifest, index: Index, containers: Containers) -> None:
-    """Raise `CorruptCacheError`, naming the utterance, unless all stored arrays have the checksums of the index."""
-    for name in manifest.features:
-        columns = index.features[name]
-        for row in range(len(index)):
-            state = xxhash.xxh3_64()
-            for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
-                container, offset = int(columns.container[extent]), int(columns.offset[extent])
-                state.update(containers.view(container, offset, int(columns.nbytes[extent])).data)
-            if state.intdigest() != int(columns.checksum[row]):
-                raise CorruptCacheError(
-                    f"utterance {index.id(row)!r}, feature {name!r} is damaged: its checksum does not match"
-                )
+def check_pages(descriptor: int, path: Path, pages: Pages, offset: int, nbytes: int) -> None:
+    """Raise `CorruptCacheError` unless the pages that hold some bytes of a container are what was written."""
+    first = offset // PAGE_BYTES
+    count = -(-(offset + nbytes) // PAGE_BYTES) - first
+    if not np.array_equal(pages_of(descriptor, first, count), pages[first : first + count]):
+        raise CorruptCacheError(
+            f"container {str(path)!r} is damaged between bytes {first * PAGE_BYTES} and "
+            f"{(first + count) * PAGE_BYTES}: the checksums of its pages do not match"
+        )
+
+
+def _column_damage(cache: Path, path: str, expected: str) -> list[str]:
+    try:
+        with ColumnFile(cache, path, mapped=False, expected=expected) as file:
+            return file.damage()
+    except FileNotFoundError:
+        return [f"{str(cache / path)!r} is missing"]
+    except CacheError as error:
+        return [str(error)]
+
+
+def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
+    directory = f"{PARTS}/{entry.name}"
+    try:
+        part: SealedPart | None = read_part(cache, entry.name)
+        if part is None:
+            yield f"{str(cache / directory / SEAL)!r} is missing"
+            return
+    except CacheError as error:
+        yield str(error)
+        return
+    if part.entry.digest != entry.digest:
+        yield f"{str(cache / directory / SEAL)!r} is damaged: its checksum does not match"
+    yield from _column_damage(cache, f"{directory}/index.columns", part.columns)
+    if entry.tombstones is not None:
+        yield from _column_damage(cache, f"{directory}/{entry.tombstones.file}", entry.tombstones.digest)
+
+
+def _utterances_on(index: Index, container: int, pages: Ints) -> str:
+    """Name the utterances whose bytes lie on some pages of a container."""
+    rows: set[int] = set()
+    for columns in index.features.values():
+        extents = np.flatnonzero(columns.container == container)
+        first = columns.offset[extents] // PAGE_BYTES
+        last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
+        hit = pages.searchsorted(first) < pages.searchsorted(last, side="right")
+        rows.update((columns.first.searchsorted(extents[hit], side="right") - 1).tolist())
+    ids: Sequence[str] = [index.id(row) for row in sorted(rows)]
+    if not ids:
+        return f"{len(pages)} of its pages are not what was written, none of which holds an utterance"
+    names = ", ".join(map(repr, ids[:5])) + ", ..." * (len(ids) > 5)
+    return f"{len(ids)} utterances lie on pages that are not what was written: {names}"
+
+
+def _remedy(cache: Path, path: str) -> str:
+    part = "/".join(path.split("/")[:2])
+    return f"; put it back, or remove its part, {str(cache / part)!r}, to compute its utterances again"

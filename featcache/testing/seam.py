@@ -80,7 +80,7 @@ class Seam:
                 block.flags.writeable = False
                 data = codec.encode(block)
                 assert block.tobytes() == before
-                decoded = codec.decode(memoryview(data), block.dtype, shape[1:])
+                decoded = codec.decode(memoryview(data), block.dtype, shape[1:], shape[0])
                 assert (decoded.dtype, decoded.shape) == (block.dtype, shape)
                 if storage.lossless:
                     assert decoded.tobytes() == before

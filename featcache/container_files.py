@@ -1,0 +1,222 @@
+"""Container files: durable, whole writes, with the digest of each page. For backends, ours and others'.
+
+A format that keeps the arrays of each feature in files of their own needs no more than a `FeatureFile` on top of a
+`PagedFile`, and a `FeatureFilesWriter` around these. Every `OSError` from here names its file. Formats that another
+library writes (HDF5) use the functions at the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from array import array
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from featcache.interface import EncodedArray, Extent
+
+PAGE_BYTES = 1 << 16  # of a container, the unit of checksums; the last page of a file may be shorter
+
+Pages = NDArray[np.uint64]  # the xxh3-64 of each page of a file
+
+
+class FeatureFile(Protocol):
+    """The file, or files, of one feature; the methods are those of a `ContainerWriter`."""
+
+    def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
+        """Write the array of one utterance behind that of the one before."""
+        ...
+
+    def flush(self) -> None:
+        """Make all arrays durable."""
+        ...
+
+    def close(self) -> None:
+        """Finish the file, durably."""
+        ...
+
+    def abort(self) -> None:
+        """Let go of the file as it is; never raises."""
+        ...
+
+    def pages(self) -> Mapping[str, Pages]:
+        """Return the digests of the pages of each file, once closed; a file may be left out."""
+        ...
+
+
+class FeatureFilesWriter:
+    """A `ContainerWriter` for formats in which each feature has files of its own."""
+
+    def __init__(self, files: Mapping[str, FeatureFile]) -> None:
+        self._files = files
+
+    def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
+        """Write the arrays of one utterance behind those of the one before."""
+        return {name: self._files[name].append(id, array) for name, array in arrays.items()}
+
+    def flush(self) -> None:
+        """Make all arrays durable."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Finish all files, durably."""
+        for file in self._files.values():
+            file.close()
+
+    def abort(self) -> None:
+        """Let go of all files as they are."""
+        for file in self._files.values():
+            file.abort()
+
+    def pages(self) -> dict[str, Pages]:
+        """Return the digests of the pages of all files."""
+        return {path: pages for file in self._files.values() for path, pages in file.pages().items()}
+
+
+class PagedFile:
+    """A new file to append to, which knows the digest of each of its pages without reading it again.
+
+    The name of the file is durable as soon as it is made. After an error only `abort` may be called.
+
+    Args:
+        path: of the file, which must not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.size = 0  # bytes
+        self._file = create(path)
+        self._digests = array("Q")  # of the pages that are full
+        self._last = xxhash.xxh3_64()  # of the page that is not
+
+    @property
+    def pages(self) -> Pages:
+        """The xxh3-64 of each page, the last one of what there is of it."""
+        last = [self._last.intdigest()] if self.size % PAGE_BYTES else []
+        return np.array([*self._digests, *last], np.uint64)
+
+    def append(self, data: bytes | memoryview) -> int:
+        """Write all of `data` at the end; returns the offset of its first byte."""
+        data = memoryview(data).cast("B")
+        write_all(self._file, data)
+        offset = self.size
+        self.size += len(data)
+        self._digest(data, offset % PAGE_BYTES)
+        return offset
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Overwrite bytes that were written before; reads the pages again that these lie in.
+
+        Raises `OSError` if such a page is not what was written.
+        """
+        if not 0 <= offset <= self.size - len(data):
+            raise ValueError(f"bytes {offset} to {offset + len(data)} are not all written yet")
+        for number in range(offset // PAGE_BYTES, -(-(offset + len(data)) // PAGE_BYTES)):
+            start = number * PAGE_BYTES
+            page = self._read_page(number)
+            first, last = max(offset - start, 0), min(offset + len(data) - start, len(page))
+            page[first:last] = data[start + first - offset : start + last - offset]
+            if number < len(self._digests):
+                self._digests[number] = xxhash.xxh3_64_intdigest(page)
+            else:
+                self._last = xxhash.xxh3_64(page)
+        self._file.seek(offset)
+        write_all(self._file, data)
+        self._file.seek(self.size)
+
+    def flush(self) -> None:
+        """Make all that was written durable."""
+        sync_file(self._file)
+
+    def close(self) -> None:
+        """Make the file durable and close it."""
+        self.flush()
+        self._file.close()
+
+    def abort(self) -> None:
+        """Close the file as it is; never raises."""
+        with suppress(OSError):
+            self._file.close()
+
+    def _digest(self, data: memoryview, filled: int) -> None:
+        """Digest `data`, behind `filled` bytes of the last page."""
+        if filled:
+            head = data[: PAGE_BYTES - filled]
+            self._last.update(head)
+            if filled + len(head) < PAGE_BYTES:
+                return
+            self._digests.append(self._last.intdigest())
+            self._last.reset()
+            data = data[len(head) :]
+        whole = len(data) - len(data) % PAGE_BYTES
+        for start in range(0, whole, PAGE_BYTES):
+            self._digests.append(xxhash.xxh3_64_intdigest(data[start : start + PAGE_BYTES]))
+        self._last.update(data[whole:])
+
+    def _read_page(self, number: int) -> bytearray:
+        start = number * PAGE_BYTES
+        page = bytearray(min(PAGE_BYTES, self.size - start))
+        full = number < len(self._digests)
+        digest = self._digests[number] if full else self._last.intdigest()
+        try:
+            read = os.preadv(self._file.fileno(), [page], start)
+        except OSError as error:
+            _name(error, self._file.name)
+            raise
+        if read != len(page) or xxhash.xxh3_64_intdigest(page) != digest:
+            raise OSError(errno.EIO, f"page {number} is not what was written", str(self._file.name))
+        return page
+
+
+def create(path: Path) -> BinaryIO:
+    """Create a file that must not exist yet, unbuffered; its name is durable when this returns."""
+    file = path.open("x+b", buffering=0)
+    try:
+        sync_directory(path.parent)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of `data`: an unbuffered file may take less than it is given, 2 GiB at most on Linux."""
+    rest = memoryview(data).cast("B")
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        _name(error, file.name)
+        raise
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Make what was written to an unbuffered file durable."""
+    try:
+        os.fsync(file.fileno())
+    except OSError as error:
+        _name(error, file.name)
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable: syncing a file does not (ALICE, OSDI'14)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        _name(error, path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _name(error: OSError, path: str | Path) -> None:
+    if error.filename is None:  # the system names no file where it is given a descriptor
+        error.filename = str(path)

@@ -1,0 +1,173 @@
+"""A sealed file of columns: any number of arrays of numbers, mapped at once, each with its checksum.
+
+On disk::
+
+    columns     little-endian numbers, each column at a multiple of 64 bytes, zeros up to the next
+    footer      sealed JSON: {"columns": {name: [dtype, length, offset, digest], ...}}
+    8 bytes     u64, where the footer begins
+
+The digest of a column is the xxh3-64 of all bytes from its offset up to the next column, or the
+footer. Whoever names the file keeps the xxh3-64 of the footer and the 8 bytes behind it, and so
+knows each byte of the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from featcache.container_files import sync_file, write_all
+from featcache.errors import CorruptCacheError
+from featcache.store.files import digest, natural, open_within, pack_json, unpack_json
+
+Number = TypeVar("Number", bound=np.generic)
+ALIGNMENT = 64
+FOOTER_GUESS = 1 << 16  # bytes at the end that are read at once, in the hope that they hold the footer
+MOST_FOOTER_BYTES = 64 << 20
+SMALL_BYTES = 1 << 16  # files up to this are read: a mapping takes one of the files that a process may open
+DTYPES = ("|u1", "<i4", "<i8", "<u8", "<f8")
+
+
+def save_columns(path: Path, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:
+    """Write a new file of columns durably (its directory must still be synced), and return its digest.
+
+    The columns are taken one by one, so that they need not be in memory together. Digests are of what
+    was in memory, and the size on disk is compared: a write that went wrong unseen is an error here.
+    """
+    with path.open("xb", buffering=0) as file:
+        named: dict[str, tuple[str, int, int, str]] = {}
+        end = 0
+        for name, column in columns:
+            data = np.ascontiguousarray(column, column.dtype.newbyteorder("<"))
+            filling = bytes(-data.nbytes % ALIGNMENT)
+            state = xxhash.xxh3_64()
+            for piece in (data.reshape(-1).view(np.uint8).data, filling):
+                state.update(piece)
+                write_all(file, piece)
+            named[name] = (data.dtype.str, len(data), end, state.hexdigest())
+            end += data.nbytes + len(filling)
+        footer = pack_json({"columns": named}) + end.to_bytes(8, "little")
+        write_all(file, footer)
+        sync_file(file)
+        size = os.fstat(file.fileno()).st_size
+        if size != end + len(footer):
+            raise OSError(errno.EIO, f"it has {size} bytes after {end + len(footer)} were written", str(path))
+    return digest(footer)
+
+
+class ColumnFile:
+    """An open file of columns: `column` maps or reads one of them.
+
+    Args:
+        root: the cache directory.
+        path: the file, relative to it.
+        mapped: map the file into memory; False reads each column when it is asked for.
+        expected: the digest of the footer; None takes any footer.
+
+    Raises `CorruptCacheError` for what `save_columns` did not write, `FileNotFoundError` without a file.
+    """
+
+    def __init__(self, root: Path, path: str, *, mapped: bool = True, expected: str | None = None) -> None:
+        self.path = root / path
+        self._descriptor = open_within(root, path)
+        try:
+            self._size = os.fstat(self._descriptor).st_size
+            footer = self._footer()
+            if expected is not None and digest(footer) != expected:
+                raise self._damaged("its checksum does not match")
+            self._columns = self._read_footer(footer)
+            self._mapping: mmap.mmap | None = None
+            if mapped and self._size > SMALL_BYTES:
+                with contextlib.suppress(OSError):  # too many mappings or open files: read it then
+                    self._mapping = mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> ColumnFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file; columns that were taken from it stay valid."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def column(self, name: str, dtype: type[Number]) -> NDArray[Number]:
+        """Return a column, read-only; raises `CorruptCacheError` if it is not there or of another dtype."""
+        try:
+            kind, length, offset, _ = self._columns[name]
+        except KeyError:
+            raise self._damaged(f"it has no column {name!r}") from None
+        if np.dtype(kind) != np.dtype(dtype):
+            raise self._damaged(f"column {name!r} is of {kind}, not of {np.dtype(dtype)}")
+        if self._mapping is not None:
+            return np.frombuffer(self._mapping, dtype, length, offset)
+        return np.frombuffer(self._read(offset, length * np.dtype(dtype).itemsize), dtype)
+
+    def damage(self) -> list[str]:
+        """Compare all columns with their digests, and return a sentence for each that differs."""
+        names = sorted(self._columns, key=lambda name: self._columns[name][2])
+        ends = [self._columns[name][2] for name in names[1:]] + [self._end]
+        found = []
+        for name, end in zip(names, ends, strict=True):
+            _, _, offset, expected = self._columns[name]
+            state = xxhash.xxh3_64()
+            for start in range(offset, end, 1 << 20):
+                state.update(self._read(start, min(1 << 20, end - start)))
+            if state.hexdigest() != expected:
+                found.append(f"{str(self.path)!r} is damaged: the checksum of column {name!r} does not match")
+        return found
+
+    def _footer(self) -> bytes:
+        guess = self._read(max(self._size - FOOTER_GUESS, 0), min(self._size, FOOTER_GUESS))
+        self._end = int.from_bytes(guess[-8:], "little")
+        length = self._size - self._end
+        if self._size < 8 or not 8 <= length <= min(self._size, MOST_FOOTER_BYTES):
+            raise self._damaged("it has no footer")
+        return guess[-length:] if length <= len(guess) else self._read(self._end, length)
+
+    def _read_footer(self, footer: bytes) -> dict[str, tuple[str, int, int, str]]:
+        content = unpack_json(footer[:-8], repr(str(self.path)))
+        columns = {}
+        end = 0
+        try:
+            for name, (kind, length, offset, expected) in cast(dict[str, Any], content)["columns"].items():
+                if kind not in DTYPES or natural(offset) != end:
+                    raise ValueError(f"column {name!r} is {kind!r} at {offset}")
+                end = offset + natural(length) * np.dtype(kind).itemsize
+                end += -end % ALIGNMENT
+                columns[name] = (str(kind), length, offset, str(expected))
+            if end != self._end:
+                raise ValueError(f"columns end at {end}")
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise self._damaged(str(error)) from error
+        return columns
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        pieces = []
+        while nbytes:
+            piece = os.pread(self._descriptor, min(nbytes, 1 << 30), offset)
+            if not piece:
+                raise self._damaged(f"it ends before byte {offset + nbytes}")
+            pieces.append(piece)
+            offset, nbytes = offset + len(piece), nbytes - len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _damaged(self, what: str) -> CorruptCacheError:
+        return CorruptCacheError(f"{str(self.path)!r} is damaged: {what}")

@@ -1,0 +1,45 @@
+"""Errors of the disk, told as errors of a cache: which path, what is kept, what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from featcache.errors import CacheError, FeatcacheError, StorageFullError
+
+GO_ON = "run the same again, it goes on from there"
+FREE_SPACE = f"free some space and {GO_ON}"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REMEDIES = {
+    errno.EACCES: f"get the right to write there (or open the cache with featcache.open to read it), and {GO_ON}",
+    errno.EPERM: f"get the right to write there, and {GO_ON}",
+    errno.EROFS: "its file system is read-only: mount it for writing, or give another directory",
+    errno.EMFILE: f"this process has too many files open: close some or raise `ulimit -n`, and {GO_ON}",
+    errno.ENFILE: f"this machine has too many files open: close some, and {GO_ON}",
+    errno.EFBIG: f"the file is larger than is allowed (`ulimit -f`): raise that, and {GO_ON}",
+}
+
+
+@contextlib.contextmanager
+def explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
+    """Raise an error of the system as a `CacheError`, or `StorageFullError`, that names the path and says what to do.
+
+    Args:
+        path: the cache directory.
+        kept: says what of the work is safe.
+    """
+    try:
+        yield
+    except FeatcacheError:
+        raise
+    except OSError as error:
+        where = f" at {error.filename!r}" if error.filename not in (None, str(path)) else ""
+        if error.errno in _FULL:
+            told: CacheError = StorageFullError(f"the disk of {str(path)!r} is full{where}; {kept()}: {FREE_SPACE}")
+        else:
+            remedy = _REMEDIES.get(error.errno or 0, f"see to the disk, and {GO_ON}")
+            told = CacheError(f"cache {str(path)!r} cannot be written{where}: {error.strerror or error}; {kept()}: {remedy}")
+        told.errno = error.errno
+        raise told from error

@@ -1,0 +1,47 @@
+"""Pages: the checksums of a container file, a page at a time, so that any piece of it can be checked alone."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import xxhash
+
+from featcache.container_files import PAGE_BYTES, Pages
+
+DIGEST_BYTES = 16  # of a container
+
+
+def page_count(size: int) -> int:
+    """Return the number of pages of a file; the last one may be short, an empty file has none."""
+    return -(-size // PAGE_BYTES)
+
+
+def pages_of(descriptor: int, first: int = 0, count: int | None = None) -> Pages:
+    """Read pages of an open file, from page `first` on, and return the xxh3-64 of each."""
+    size = os.fstat(descriptor).st_size
+    total = page_count(size)
+    last = total if count is None else min(first + count, total)
+    pages = np.empty(max(last - first, 0), np.uint64)
+    for number in range(first, last):
+        pages[number - first] = xxhash.xxh3_64_intdigest(_read_page(descriptor, number))
+    return pages
+
+
+def _read_page(descriptor: int, number: int) -> bytes:
+    page = os.pread(descriptor, PAGE_BYTES, number * PAGE_BYTES)
+    while len(page) < PAGE_BYTES and (more := os.pread(
+        descriptor, PAGE_BYTES - len(page), number * PAGE_BYTES + len(page)
+    )):
+        page += more
+    return page
+
+
+def container_digest(pages: Pages, size: int) -> bytes:
+    """Return the digest of a container: the xxh3-128 of the checksums of its pages and its size, both u64.
+
+    16 bytes, the most significant one first.
+    """
+    state = xxhash.xxh3_128(np.ascontiguousarray(pages, "<u8").data.cast("B") if len(pages) else b"")
+    state.update(size.to_bytes(8, "little"))
+    return state.digest()

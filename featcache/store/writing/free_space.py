@@ -1,0 +1,72 @@
+"""Room on the disk: what is coming must fit, and a margin stays with which the cache can be sealed and published."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from featcache.errors import StorageFullError
+from featcache.store.format.disk_errors import FREE_SPACE, explained
+
+MARGIN_BYTES = 1 << 20
+ROW_BYTES, FEATURE_BYTES = 128, 128  # an utterance in an index, and each of its arrays in index and container
+LOOK_INTERVAL_S = 1.0  # asking takes microseconds on a local disk, milliseconds on a busy network file system
+WIDE = 16  # while this many times of what is coming and the margin are free, the interval holds
+ESTIMATE_AFTER = 100  # utterances that tell what those to come will take
+
+
+class FreeSpace:
+    """Refuses what the disk has no room for, before it is full.
+
+    Args:
+        path: the cache directory.
+        features: how many there are.
+        stored: utterances that are in the cache already.
+    """
+
+    def __init__(self, path: Path, features: int, stored: int) -> None:
+        self._path = path
+        self._row_bytes = ROW_BYTES + FEATURE_BYTES * features
+        self._stored = stored
+        self._taken = self._bytes = 0
+        self._expected: int | None = None
+        self._free = self._looked_at = 0.0
+
+    def expect(self, utterances: int) -> None:
+        """Say how many utterances are still to come."""
+        self._expected = self._taken + utterances
+
+    def take(self, nbytes: int) -> None:
+        """Count an utterance that was taken; one in a hundred thousand warns if those to come will not fit."""
+        self._taken += 1
+        self._bytes += nbytes
+        if self._expected is not None and self._taken >= ESTIMATE_AFTER:
+            needed = self._bytes * (self._expected - self._taken) // self._taken
+            if needed > self._free:
+                warnings.warn(
+                    f"{str(self._path)!r} will need about {needed:,} more bytes (before any codec), only "
+                    f"{int(self._free):,} are free on its disk",
+                    stacklevel=4,
+                )
+                self._expected = None
+
+    def check(self, coming: int, kept: Callable[[], str]) -> None:
+        """Raise `StorageFullError` unless `coming` bytes fit and the margin remains."""
+        needed = coming + self._margin()
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_INTERVAL_S or self._free < WIDE * needed:
+            with explained(self._path, kept):
+                self._free = shutil.disk_usage(self._path).free
+            self._looked_at = now
+        if needed > self._free:
+            raise StorageFullError(
+                f"{int(self._free):,} bytes are free on the disk of {str(self._path)!r}, too few for the {coming:,} "
+                f"that are coming and the {needed - coming:,} to publish them; {kept()}: {FREE_SPACE}"
+            )
+
+    def _margin(self) -> int:
+        """Return the bytes of the columns of this writer's parts, of the next index, and some more."""
+        return MARGIN_BYTES + self._row_bytes * (self._stored + 2 * self._taken)

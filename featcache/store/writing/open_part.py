@@ -1,0 +1,305 @@
+"""An open part: containers and a journal that grow, until they are sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from featcache.container_files import PAGE_BYTES, Pages, sync_directory
+from featcache.errors import CacheLockedError, CorruptCacheError, FeatureError
+from featcache.feature import FeatureStorageConfig
+from featcache.interface import (
+    Array,
+    Blocks,
+    ChecksArrays,
+    ContainerWriter,
+    EncodedArray,
+    FeatureSpec,
+    SupportsPages,
+)
+from featcache.stats import FeatureStats
+from featcache.store import journal, lock
+from featcache.store.arrays import from_storage
+from featcache.store.columns import container_columns, index_columns, index_of, rows_of
+from featcache.store.files import make_directory, open_within, pack_json, write_durably
+from featcache.store.format.column_file import save_columns
+from featcache.store.format.pages import container_digest, page_count, pages_of
+from featcache.store.format.strings import Strings, ends_of
+from featcache.store.index import ContainerColumns
+from featcache.store.journal import Header, JournalWriter, Placed, Utterance
+from featcache.store.lock import WriterLock
+from featcache.store.manifest import PARTS
+from featcache.store.part import COLUMNS, SEAL, SealedPart, checksum, new_part_name, read_part, remove_part
+
+_NO_CONTAINERS = (journal.NAME, lock.NAME, lock.HOLDER, COLUMNS, SEAL)
+_TRIES = 5
+
+
+class OpenPart:
+    """Writes one part; used by one thread.
+
+    Args:
+        cache: the cache directory.
+        features: the declarations, by name.
+        header: what the part is started with.
+        name: that of the part; None gives it a new one.
+    """
+
+    def __init__(
+        self, cache: Path, features: Mapping[str, FeatureStorageConfig], header: Header, name: str | None = None
+    ) -> None:
+        self.dims = header.dims
+        self._cache = cache
+        self._header = header
+        self._features = features
+        self._specs = {key: feature.spec(header.dims[key]) for key, feature in features.items()}
+        self._blocks = {key: feature.blocks(header.dims[key]) for key, feature in features.items()}
+        self._stats = {
+            key: FeatureStats.empty(header.dims[key]) for key, feature in features.items() if feature.stats
+        }
+        self._utterances: list[Utterance] = []
+        self._committed = 0
+        self.nbytes = 0
+        self._containers: list[tuple[str, list[str], ContainerWriter]] = []
+        self._held = ExitStack()
+        self.name, held = _new_directory(cache, name)
+        self.directory = cache / PARTS / self.name
+        self._held.callback(held.release)
+        try:
+            self._journal = JournalWriter(self.directory, header)
+            self._held.callback(self._journal.close)
+            self._open_containers()
+        except BaseException:
+            self.discard()
+            raise
+
+    def ids(self) -> list[str]:
+        """Return the ids of what was appended so far."""
+        return [utterance.id for utterance in self._utterances]
+
+    def check(self, id: str, arrays: Mapping[str, Array]) -> None:
+        """Raise `FeatureError` for what a format cannot hold; in any thread."""
+        for _, names, container in self._containers:
+            if isinstance(container, ChecksArrays):
+                container.check(id, {name: (len(arrays[name]), arrays[name].nbytes) for name in names})
+
+    def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
+        """Encode the arrays of lossy codecs, which may refuse numbers, with `FeatureError`."""
+        return {name: self._encode(id, name, array) for name, array in arrays.items() if self._is_lossy(name)}
+
+    def append(self, id: str, arrays: Mapping[str, Array], encoded: Mapping[str, EncodedArray]) -> None:
+        """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype; `encoded` is from before."""
+        rest = {name: self._encode(id, name, array) for name, array in arrays.items() if name not in encoded}
+        self.add_to_stats(arrays)
+        self.append_encoded(id, {**encoded, **rest})
+
+    def append_encoded(self, id: str, arrays: Mapping[str, EncodedArray]) -> None:
+        """Store one utterance as it is, without touching the statistics."""
+        placed: dict[str, Placed] = {}
+        for prefix, names, container in self._containers:
+            extents = container.append(id, {name: arrays[name] for name in names})
+            for name in names:
+                array = arrays[name]
+                moved = tuple(dataclasses.replace(e, container=prefix + e.container) for e in extents[name])
+                placed[name] = Placed(array.rows, checksum(array.blocks), moved)
+                self.nbytes += array.nbytes
+        utterance = Utterance(id, placed)
+        self._journal.add(utterance)
+        self._utterances.append(utterance)
+
+    def add_to_stats(self, arrays: Mapping[str, Array]) -> None:
+        """Take arrays as they are stored into the statistics."""
+        for name in self._stats:
+            frames = from_storage(arrays[name], self._specs[name].dtype)
+            self._stats[name] = self._stats[name].merge(FeatureStats.of(frames))
+
+    def commit(self, stats: Mapping[str, FeatureStats] | None = None) -> int:
+        """Make all that was appended durable; returns how many utterances are. `stats` replaces the gathered ones."""
+        if stats is not None:
+            self._stats = dict(stats)
+        if self._committed < len(self._utterances):
+            for _, _, container in self._containers:
+                container.flush()
+            self._journal.commit(self._stats)
+            self._committed = len(self._utterances)
+        return self._committed
+
+    def seal(self) -> SealedPart | None:
+        """Finish the files, write the columns, and name them in `part.json`; None if nothing was written."""
+        if not self._utterances:
+            self.discard()
+            return None
+        self.commit()
+        pages: dict[str, Pages] = {}
+        while self._containers:
+            prefix, _, container = self._containers[-1]
+            container.close()
+            if isinstance(container, SupportsPages):
+                pages |= {prefix + path: each for path, each in container.pages().items()}
+            self._containers.pop()
+        sealed = seal_directory(self._cache, self.name, self._features, self._header, self._utterances, self._stats, pages)
+        self.release()
+        (self.directory / lock.NAME).unlink(missing_ok=True)
+        return sealed
+
+    def release(self) -> None:
+        """Let go of everything, leaving what is committed to a later recovery; never raises."""
+        for _, _, container in self._containers:
+            container.abort()
+        self._containers = []
+        self._held.close()
+
+    def discard(self) -> None:
+        """Remove the part, and let go of everything."""
+        for _, _, container in self._containers:
+            container.abort()
+        self._containers = []
+        try:
+            remove_part(self.directory)
+        finally:
+            self._held.close()
+
+    def _is_lossy(self, name: str) -> bool:
+        codec = self._specs[name].codec
+        return codec is not None and not codec.lossless
+
+    def _encode(self, id: str, name: str, array: Array) -> EncodedArray:
+        try:
+            return _encode(array, self._specs[name], self._blocks[name])
+        except FeatureError as error:
+            raise FeatureError(f"utterance {id!r}, feature {name!r}: {error}") from error
+
+    def _open_containers(self) -> None:
+        for prefix, names in container_groups(self._features):
+            directory = self.directory / prefix
+            directory.mkdir(exist_ok=True)
+            backend = self._features[names[0]].make_backend()
+            writer = backend.open_writer(directory, [self._specs[name] for name in names])
+            self._containers.append((f"{prefix}/" if prefix else "", names, writer))
+            sync_directory(directory)
+        sync_directory(self.directory)
+
+
+def seal_directory(
+    cache: Path,
+    name: str,
+    features: Mapping[str, FeatureStorageConfig],
+    header: Header,
+    utterances: Sequence[Utterance],
+    stats: Mapping[str, FeatureStats],
+    pages: Mapping[str, Pages],
+) -> SealedPart:
+    """Seal a part whose containers are finished, as holder of its lock: write the columns, name them in `part.json`.
+
+    Its journal is gone afterwards. `pages` are those that are known; those of other files are read.
+    """
+    directory = cache / PARTS / name
+    (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
+    content = {
+        "name": name,
+        "rows": len(utterances),
+        "page_bytes": PAGE_BYTES,
+        "block_rows": dict(header.block_rows),
+        "header": header.to_json(),
+        "columns": _save_columns(directory, list(features), utterances, stats, pages),
+    }
+    sync_directory(directory)
+    write_durably(directory / SEAL, pack_json(content))
+    sealed = read_part(cache, name)
+    if sealed is None:
+        raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
+    (directory / journal.NAME).unlink(missing_ok=True)
+    return sealed
+
+
+def container_groups(features: Mapping[str, FeatureStorageConfig]) -> list[tuple[str, list[str]]]:
+    """Say which features share containers: (directory within the part, names).
+
+    Features with the same backend and the same options of it share. Where one backend has several groups, each has a
+    directory of its own, named after its first feature.
+    """
+    groups: dict[tuple[str, object], list[str]] = {}
+    for name, feature in features.items():
+        groups.setdefault((feature.backend, feature.make_backend()), []).append(name)
+    backends = [backend for backend, _ in groups]
+    return [("" if backends.count(key[0]) == 1 else names[0], names) for key, names in groups.items()]
+
+
+def _new_directory(cache: Path, name: str | None) -> tuple[str, WriterLock]:
+    """Make the directory of a part, and lock it."""
+    for attempt in range(_TRIES):
+        given = name or new_part_name()
+        directory = cache / PARTS / given
+        make_directory(directory)
+        try:
+            return given, WriterLock(directory)
+        except (CacheLockedError, FileNotFoundError):
+            # somebody who recovers found it still empty, and removes it
+            if name is not None or attempt == _TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _save_columns(
+    directory: Path,
+    names: list[str],
+    utterances: Sequence[Utterance],
+    stats: Mapping[str, FeatureStats],
+    known_pages: Mapping[str, Pages],
+) -> str:
+    pages = dict(_all_pages(directory, known_pages))
+    sizes = {path: (directory / path).stat().st_size for path in pages}
+    for path, size in sizes.items():
+        if page_count(size) != len(pages[path]):
+            raise CorruptCacheError(f"container {str(directory / path)!r} has {size} bytes, not what was written")
+    containers = ContainerColumns(
+        paths=Strings.of(list(pages)),
+        sizes=np.array(list(sizes.values()), np.int64),
+        digests=np.frombuffer(b"".join(container_digest(pages[path], sizes[path]) for path in pages), np.uint8),
+        parts=np.zeros(len(pages), np.int32),
+    )
+    index = index_of(utterances, containers, stats, names)
+    columns = itertools.chain(
+        index_columns([index], rows_of([index], []), names, stats),
+        container_columns([""], [containers]),
+        [
+            ("page_ends", ends_of([len(each) for each in pages.values()])),
+            ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),
+        ],
+    )
+    return save_columns(directory / COLUMNS, columns)
+
+
+def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[str, Pages]]:
+    """Give the pages of all files below a part's directory, in the order of their paths."""
+    below = (
+        (Path(top) / file).relative_to(directory).as_posix() for top, _, files in os.walk(directory) for file in files
+    )
+    for path in sorted(below):
+        if path in known:
+            yield path, known[path]
+        elif path not in _NO_CONTAINERS:
+            descriptor = open_within(directory, path)
+            with contextlib.closing(os.fdopen(descriptor, "rb")):
+                yield path, pages_of(descriptor)
+
+
+def _encode(array: Array, spec: FeatureSpec, blocks: Blocks | None) -> EncodedArray:
+    rows = len(array)
+    if array.size == 0:
+        return EncodedArray(rows, ())
+    if spec.codec is None or blocks is None:
+        return EncodedArray(rows, (array.reshape(-1).view(np.uint8).data,))
+    size = blocks.rows or rows
+    if blocks.padded and rows % size:
+        filling = np.zeros((size - rows % size, *spec.dims), array.dtype)
+        array = np.concatenate([array, filling])
+    return EncodedArray(rows, tuple(spec.codec.encode(cast(Array, array[i : i + size])) for i in range(0, len(array), size)))

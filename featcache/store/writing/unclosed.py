@@ -1,0 +1,40 @@
+"""Writers that nobody closed: they are closed when they are dropped, and when their process ends."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from multiprocessing.util import Finalize
+from typing import TypeVar
+
+W = TypeVar("W")
+BEFORE_CHILDREN = 10  # before multiprocessing waits for child processes, which may wait for the lock
+_log = logging.getLogger("featcache")
+
+
+def close_at_exit(writer: W, what: str, close: Callable[[W], None]) -> Callable[[], object]:
+    """Have a writer closed when its process ends, with a warning; returns what calls that off.
+
+    `atexit` alone would not do: a process of `multiprocessing`, such as a worker of a DataLoader, leaves
+    by `os._exit`, after it has run these. In a process that was forked from the writer's nothing is run.
+    """
+    return Finalize(None, _close, (writer, what, close), exitpriority=BEFORE_CHILDREN).cancel
+
+
+def close_when_dropped(owner: object, writer: W, what: str, close: Callable[[W], None]) -> Callable[[], object]:
+    """Have a writer closed when `owner` is collected or the process ends; returns what calls that off.
+
+    `writer` must not know `owner`.
+    """
+    return Finalize(owner, _close, (writer, what, close), exitpriority=BEFORE_CHILDREN + 1).cancel
+
+
+def _close(writer: W, what: str, close: Callable[[W], None]) -> None:
+    told = f"{what} was not closed: what it had taken is stored now; close it, or use it in a `with` block"
+    try:
+        close(writer)
+    except Exception as error:  # there is nobody to raise it to
+        told = f"{what} was not closed, and closing it now failed: {error}"
+    _log.warning("%s", told)
+    warnings.warn(told, ResourceWarning, stacklevel=2)

@@ -1,0 +1,196 @@
+"""`featcache.container_files`: whole, durable files whose page digests are known when they are closed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import example, given
+
+from featcache.container_files import PAGE_BYTES, PagedFile, create, sync_directory, sync_file, write_all
+
+SIZES = st.integers(0, 3 * PAGE_BYTES) | st.sampled_from(
+    [1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 2 * PAGE_BYTES]
+)
+
+
+def page_digests(path: Path) -> list[int]:
+    data = path.read_bytes()
+    pages = (data[start : start + PAGE_BYTES] for start in range(0, len(data), PAGE_BYTES))
+    return [xxhash.xxh3_64_intdigest(page) for page in pages]
+
+
+def octets(size: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+@given(sizes=st.lists(SIZES, max_size=6))
+@example(sizes=[])
+@example(sizes=[PAGE_BYTES, 0, PAGE_BYTES])
+@example(sizes=[5 * PAGE_BYTES + 1, PAGE_BYTES - 1, 1])
+def test_the_pages_are_those_of_the_file(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+) -> None:
+    path = tmp_path_factory.mktemp("file") / "x"
+    file = PagedFile(path)
+    written = b""
+    for seed, size in enumerate(sizes):
+        data = octets(size, seed)
+        assert file.append(data if seed % 2 else memoryview(data)) == len(written)
+        written += data
+        assert file.size == len(written)
+    before = file.pages.tolist()
+    file.close()
+    assert path.read_bytes() == written
+    assert file.pages.dtype == np.uint64
+    assert file.pages.tolist() == before == page_digests(path)
+
+
+@given(
+    size=st.integers(1, 3 * PAGE_BYTES + 7),
+    start=st.integers(0, 3 * PAGE_BYTES),
+    length=st.integers(0, 2 * PAGE_BYTES),
+    more=SIZES,
+)
+@example(size=256, start=0, length=256, more=0)
+@example(size=256, start=0, length=256, more=PAGE_BYTES)
+@example(size=2 * PAGE_BYTES, start=PAGE_BYTES - 1, length=2, more=1)
+def test_a_patch_changes_the_bytes_and_their_pages(
+    tmp_path_factory: pytest.TempPathFactory, size: int, start: int, length: int, more: int
+) -> None:
+    path = tmp_path_factory.mktemp("file") / "x"
+    start = min(start, size)
+    patch = octets(min(length, size - start), seed=1)
+    file = PagedFile(path)
+    file.append(octets(size))
+    file.patch(start, patch)
+    assert file.append(octets(more, seed=2)) == size
+    file.close()
+    first = octets(size)
+    assert path.read_bytes() == first[:start] + patch + first[start + len(patch) :] + octets(more, 2)
+    assert file.pages.tolist() == page_digests(path)
+
+
+def test_a_patch_reads_no_other_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = PagedFile(tmp_path / "x")
+    file.append(octets(5 * PAGE_BYTES))
+    read: list[tuple[int, int]] = []
+    preadv = os.preadv
+
+    def recorded(descriptor: int, buffers: list[bytearray], offset: int) -> int:
+        read.append((sum(map(len, buffers)), offset))
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", recorded)
+    file.patch(PAGE_BYTES, b"new")
+    file.close()
+    assert read == [(PAGE_BYTES, PAGE_BYTES)]
+
+
+def test_a_patch_never_vouches_for_bytes_that_were_not_written(tmp_path: Path) -> None:
+    file = PagedFile(tmp_path / "x")
+    file.append(octets(300))
+    with (tmp_path / "x").open("r+b") as other:
+        other.seek(200)
+        other.write(b"\0")
+    with pytest.raises(OSError, match="page 0 is not what was written") as caught:
+        file.patch(0, b"new")
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(tmp_path / "x"))
+    file.abort()
+
+
+def test_only_what_was_written_can_be_patched(tmp_path: Path) -> None:
+    file = PagedFile(tmp_path / "x")
+    file.append(b"12345")
+    for start, data in ((4, b"ab"), (-1, b"a"), (6, b"")):
+        with pytest.raises(ValueError, match="are not all written yet"):
+            file.patch(start, data)
+    file.abort()
+
+
+def test_a_file_is_made_new_and_its_name_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old").write_bytes(b"precious")
+    with pytest.raises(FileExistsError, match="old"):
+        PagedFile(tmp_path / "old")
+    synced: list[bool] = []
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path and (tmp_path / "new").exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    PagedFile(tmp_path / "new").abort()
+    assert synced == [True]
+
+
+def test_a_short_write_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short:
+        name = "short"
+        data = b""
+
+        def write(self, data: memoryview) -> int:
+            self.data += data[:7]
+            return min(7, len(data))
+
+    short = Short()
+    write_all(short, octets(100))  # type: ignore[arg-type]
+    assert short.data == octets(100)
+
+
+def failing(number: int) -> Callable[..., int]:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_every_error_of_the_disk_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    file = PagedFile(tmp_path / "x")
+    file.append(b"12345")
+    monkeypatch.setattr(os, "fsync", failing(number))
+    monkeypatch.setattr(os, "preadv", failing(number))
+    actions: list[tuple[Path, Callable[[], object]]] = [
+        (tmp_path / "x", file.flush),
+        (tmp_path / "x", file.close),
+        (tmp_path / "x", lambda: file.patch(0, b"1")),
+        (tmp_path, lambda: create(tmp_path / "y")),
+        (tmp_path, lambda: sync_directory(tmp_path)),
+    ]
+    for path, action in actions:
+        with pytest.raises(OSError, match=re.escape(repr(str(path)))) as caught:
+            action()
+        assert (caught.value.errno, caught.value.filename) == (number, str(path))
+    file.abort()
+
+
+def test_a_failed_write_names_its_file(tmp_path: Path) -> None:
+    file = PagedFile(tmp_path / "x")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            file.append(octets(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(tmp_path / "x")
+    file.abort()
+    file.abort()
+
+
+def test_plain_files_are_synced(tmp_path: Path) -> None:
+    with create(tmp_path / "x") as file:
+        write_all(file, b"abc")
+        sync_file(file)
+    assert (tmp_path / "x").read_bytes() == b"abc"
