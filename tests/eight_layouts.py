@@ -1,4 +1,4 @@
-"""Eight ways to store two features, all backends and codecs among them, and utterances with known content."""
+"""Eight ways to store two features: all backends and codecs; and utterances with known content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def _two(backend: str, codec: str | None = None, **options: object) -> list[Feat
     settings = {**SMALL.get(backend, {}), **options}
     return [
         FeatureStorageConfig("fbank", backend=backend, codec=codec, options=settings),
-        FeatureStorageConfig("units", dtype="int16", backend=backend, codec=codec, options=settings),
+        FeatureStorageConfig(
+            "units", dtype="int16", backend=backend, codec=codec, options=settings
+        ),
     ]
 
 

@@ -6,7 +6,7 @@ import re
 
 
 def sort_of(path: str) -> str:
-    """Return a path without what is random in it, and of a file below a directory only the suffix."""
+    """Return a path without what is random in it; of a file below a directory only the suffix."""
     *directories, name = path.split("/")
     if directories:
         name = name[name.rfind(".") :] if "." in name else "*"

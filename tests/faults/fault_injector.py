@@ -1,4 +1,4 @@
-"""Compiles the library that makes system calls fail, and speaks to it in a process that it is preloaded into."""
+"""Compiles the library that makes system calls fail, and tells it which, where it is preloaded."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ READING = ("open", "mmap")  # faults that a reader meets too
 
 
 def sites(log: str, root: Path) -> dict[str, dict[str, list[int]]]:
-    """Return the numbers of the calls in a log, by kind and by the sort of file that they were made on."""
+    """Return the numbers of the calls in a log, by kind and by the sort of their files."""
     found: dict[str, dict[str, list[int]]] = {kind: {} for kind in KINDS}
     counts = dict.fromkeys(KINDS, 0)
     for line in log.splitlines():
         number, _, path = line.partition(" ")
         kind = KINDS[int(number)]
         counts[kind] += 1
-        found[kind].setdefault(sort_of(os.path.relpath(os.path.normpath(path), root)), []).append(counts[kind])
+        found[kind].setdefault(sort_of(os.path.relpath(os.path.normpath(path), root)), []).append(
+            counts[kind]
+        )
     return found
 
 
@@ -62,10 +64,19 @@ class Injector:
         self._library = ctypes.CDLL(os.environ[LIBRARY])
         self._library.inject_hits.restype = ctypes.c_long
 
-    def arm(self, below: Path, kind: str | None = None, number: int = 1, code: int = 0, lasting: bool = False) -> None:
-        """Let the `number`-th call of a kind on a file below a directory fail, or count the calls alone."""
+    def arm(
+        self,
+        below: Path,
+        kind: str | None = None,
+        number: int = 1,
+        code: int = 0,
+        lasting: bool = False,
+    ) -> None:
+        """Let the `number`-th call of a kind below a directory fail, or count the calls alone."""
         which = -1 if kind is None else KINDS.index(kind)
-        self._library.inject_arm(os.fsencode(below.resolve()), which, ctypes.c_long(number), code, int(lasting))
+        self._library.inject_arm(
+            os.fsencode(below.resolve()), which, ctypes.c_long(number), code, int(lasting)
+        )
 
     def off(self) -> None:
         """Let all calls through again."""

@@ -1,4 +1,4 @@
-"""Runs trials, each in a forked child: a process with the injector preloaded and everything imported already.
+"""Runs trials, each in a forked child; the injector is preloaded, everything imported already.
 
 One line of JSON in, a trial; one line of JSON out, the outcome.
 """
@@ -19,11 +19,11 @@ from typing import Any
 import google_crc32c  # noqa: F401 - the libraries of all formats: once, not in each child
 import h5py  # noqa: F401
 import lilcom  # noqa: F401
-import numcodecs.blosc  # noqa: F401
+import numcodecs.blosc
 import numcodecs.zstd  # noqa: F401
 from fault_injector import Injector
 from fault_stories import prepare
-from fault_trial import Finding, Trial, watch_calls, names, run_trial
+from fault_trial import Finding, Trial, names, run_trial, watch_calls
 
 LIMIT_S = 30
 HARMLESS = re.compile(r"(^|/)(work-.*|writer\.lock)$")  # a lock that nobody holds takes no space
@@ -72,7 +72,10 @@ def _in_child(work: Callable[[], object]) -> object:
         try:
             os.write(writing, json.dumps(work()).encode())
         except BaseException as error:
-            os.write(writing, json.dumps({"hit": True, "findings": [_finding("crashed", repr(error))]}).encode())
+            os.write(
+                writing,
+                json.dumps({"hit": True, "findings": [_finding("crashed", repr(error))]}).encode(),
+            )
         finally:
             os._exit(0)
     os.close(writing)
@@ -89,7 +92,9 @@ def _in_child(work: Callable[[], object]) -> object:
     status = os.waitpid(child, 0)[1]
     if data and not hung:
         return json.loads(data)
-    what = _finding("stuck", f"over {LIMIT_S} s") if hung else _finding("crashed", f"status {status}")
+    what = (
+        _finding("stuck", f"over {LIMIT_S} s") if hung else _finding("crashed", f"status {status}")
+    )
     return {"hit": True, "findings": [what]}
 
 

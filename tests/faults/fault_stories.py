@@ -1,4 +1,4 @@
-"""Stories of writers that a fault may meet: the cache before, the writer at work, and what it promised by then."""
+"""Stories of writers that a fault may meet: the cache before, the work, the promises."""
 
 from __future__ import annotations
 

@@ -19,9 +19,11 @@ from store_helpers import id_of
 from tracebacks import places
 
 import featcache
-from featcache.errors import FeatcacheError, NotACacheError
+from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
 
-REMEDY = re.compile(r"\bagain\b|free some space|\bremove\b|put it back|another directory")  # what to do, in an error's text
+REMEDY = re.compile(
+    r"\bagain\b|free some space|\bremove\b|put it back|another directory"
+)  # what to do, in an error's text
 HOLDER = "writer.json"
 
 
@@ -48,12 +50,26 @@ class Finding:
         return asdict(self)
 
 
-PROMISES = ("leaks", "destroyed", "lost", "untyped", "without path", "without remedy", "stuck", "crashed", "litter")
+PROMISES = (
+    "leaks",
+    "destroyed",
+    "lost",
+    "untyped",
+    "without path",
+    "without remedy",
+    "stuck",
+    "crashed",
+    "litter",
+)
 
 
-def run_trial(trial: Trial, before: Path, path: Path, injector: Injector) -> tuple[bool, list[Finding]]:
-    """Run a trial in this process; returns whether the fault came to pass, and the broken promises."""
-    sys.unraisablehook = lambda unraisable: None  # a format that failed to start is closed with a warning
+def run_trial(
+    trial: Trial, before: Path, path: Path, injector: Injector
+) -> tuple[bool, list[Finding]]:
+    """Run a trial in this process; returns whether the fault came to pass, and broken promises."""
+    sys.unraisablehook = lambda unraisable: (
+        None
+    )  # formats that failed to start close with a warning
     if before.exists():
         shutil.copytree(before, path)
     holders = _holders(path)  # of a writer that died before
@@ -76,7 +92,9 @@ def run_trial(trial: Trial, before: Path, path: Path, injector: Injector) -> tup
     return hit, findings
 
 
-def watch_calls(trial: Trial, before: Path, path: Path, injector: Injector) -> dict[str, dict[str, list[int]]]:
+def watch_calls(
+    trial: Trial, before: Path, path: Path, injector: Injector
+) -> dict[str, dict[str, list[int]]]:
     """Run a story without a fault; returns its calls as `sites` does."""
     if before.exists():
         shutil.copytree(before, path)
@@ -92,7 +110,9 @@ def watch_calls(trial: Trial, before: Path, path: Path, injector: Injector) -> d
 def names(path: Path) -> set[str]:
     """The names in a directory, with what is random or counted in them taken out."""
     found = (str(file.relative_to(path)) for file in path.rglob("*"))
-    return {re.sub(r"(-recovered)+", "", re.sub(r"[0-9a-f]{6,}|[0-9]+", "*", name)) for name in found}
+    return {
+        re.sub(r"(-recovered)+", "", re.sub(r"[0-9a-f]{6,}|[0-9]+", "*", name)) for name in found
+    }
 
 
 def _story(trial: Trial, path: Path, injector: Injector, promise: Promise) -> BaseException | None:
@@ -123,7 +143,9 @@ def _judged(error: BaseException, path: Path) -> list[Finding]:
     if str(path) not in text:
         findings.append(Finding("without path", f"{places(error)}: {type(error).__name__}: {text}"))
     if not REMEDY.search(text):
-        findings.append(Finding("without remedy", f"{places(error)}: {type(error).__name__}: {text}"))
+        findings.append(
+            Finding("without remedy", f"{places(error)}: {type(error).__name__}: {text}")
+        )
     return findings
 
 
@@ -150,12 +172,20 @@ def _gone_on(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
         with open_writer(path, trial.layout, overwrite=again) as writer:
             lost = [number for number in promise.committed if id_of(number) not in writer]
             if lost:
-                findings.append(Finding("lost", f"committed, but not known to the next writer: {lost}"))
+                findings.append(
+                    Finding("lost", f"committed, but not known to the next writer: {lost}")
+                )
             write_missing(writer, EVERYTHING, build)
         cache = featcache.open(path, verify="arrays")
+    except CacheLockedError as error:
+        return [*findings, Finding("leaks", f"a lock: {error!r}")]
     except BaseException as error:
         return [*findings, Finding("destroyed", f"{places(error)}: {error!r}")]
-    if len(cache) != len(EVERYTHING) or not cache.complete or (wrong := wrong_ids(cache, EVERYTHING, build)):
+    if (
+        len(cache) != len(EVERYTHING)
+        or not cache.complete
+        or (wrong := wrong_ids(cache, EVERYTHING, build))
+    ):
         findings.append(Finding("lost", f"{cache!r} in the end, wrong: {wrong}"))
     return findings
 

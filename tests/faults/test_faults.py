@@ -1,4 +1,4 @@
-"""Any system call of a writer may fail, once or from then on: nothing leaks, nothing committed is lost.
+"""Any system call of a writer may fail, once or from then on: nothing leaks, nothing is lost.
 
 `make faults` runs it; FEATCACHE_FAULTS is how many faults, FEATCACHE_FAULT_SEED which of them.
 """
@@ -40,16 +40,26 @@ class Server:
         root.mkdir()
         settings = {"LD_PRELOAD": str(library), LIBRARY: str(library), "PYTHONWARNINGS": "ignore"}
         here = Path(__file__).parent
-        settings["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+        settings["PYTHONPATH"] = os.pathsep.join(
+            [str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]
+        )
         command = [sys.executable, str(here / "fault_server.py"), str(root)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | settings
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | settings,
         )
 
     def ask(self, trial: Trial, watch: bool) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps({"trial": asdict(trial), "watch": watch}), file=self._process.stdin, flush=True)
+        print(
+            json.dumps({"trial": asdict(trial), "watch": watch}),
+            file=self._process.stdin,
+            flush=True,
+        )
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
@@ -68,7 +78,7 @@ class Servers:
     def map(self, cells: list[tuple[str, str]], faults: int) -> Iterator[tuple[Trial, Any]]:
         """Try `faults` faults in each story and layout; gives each trial with its outcome."""
         with ThreadPoolExecutor(SERVERS) as pool:
-            for outcomes in pool.map(lambda cell: self._try(*cell, faults), cells):
+            for outcomes in pool.map(lambda cell: self._try(cell[0], cell[1], faults), cells):
                 yield from outcomes
 
     def _try(self, story: str, layout: str, faults: int) -> list[tuple[Trial, Any]]:
@@ -91,10 +101,12 @@ class Servers:
 
 
 def _trials(story: str, layout: str, watched: dict[str, dict[str, list[int]]]) -> Iterator[Trial]:
-    """Faults in a random order, as many at each kind of call on each sort of file, the rarest first."""
+    """Faults in a random order, as many at each kind of call on each sort of file, rarest first."""
     chance = random.Random(f"{SEED} {story} {layout}")
     sites = []
-    for kind, numbers in ((kind, numbers) for kind, found in watched.items() for numbers in found.values()):
+    for kind, numbers in (
+        (kind, numbers) for kind, found in watched.items() for numbers in found.values()
+    ):
         choices = [
             Trial(layout, story, kind, number, code, lasting)
             for number in numbers
@@ -118,6 +130,7 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
     found.close()
 
 
+@pytest.mark.timeout(3600)
 def test_any_system_call_may_fail(servers: Servers) -> None:
     cells = [(story, layout) for layout in LAYOUTS for story in STORIES]
     faults, broken, examples = 0, Counter[str](), defaultdict(list)
@@ -127,7 +140,9 @@ def test_any_system_call_may_fail(servers: Servers) -> None:
             broken[what] += 1
         for finding in outcome["findings"]:
             examples[finding["what"]].append((finding["detail"], _said(trial)))
-    print(f"\nfaults: {faults:,} faults: " + ", ".join(f"{broken[what]} {what}" for what in PROMISES))
+    print(
+        f"\nfaults: {faults:,} faults: " + ", ".join(f"{broken[what]} {what}" for what in PROMISES)
+    )
     _show(examples)
     assert faults >= FAULTS
     assert not broken
@@ -135,7 +150,8 @@ def test_any_system_call_may_fail(servers: Servers) -> None:
 
 def _said(trial: Trial) -> str:
     code = "short" if trial.code == SHORT else errno.errorcode[trial.code]
-    return f"{trial.layout}, {trial.story}: {trial.kind} #{trial.number} {code}{' from then on' * trial.lasting}"
+    lasting = " from then on" * trial.lasting
+    return f"{trial.layout}, {trial.story}: {trial.kind} #{trial.number} {code}{lasting}"
 
 
 def _show(examples: dict[str, list[tuple[str, str]]]) -> None:

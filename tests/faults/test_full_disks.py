@@ -1,4 +1,4 @@
-"""A disk that fills up while a cache is written: what was committed is published by the writer itself, or by the next."""
+"""A disk that fills up: what was committed is published by the writer itself, or by the next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def full(tmp_path: Path) -> Iterator[Path]:
     """A small file system that this process may mount as often as it likes."""
     path = tmp_path / "disk"
     path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", path], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "tmpfs", path], capture_output=True, check=False
+    ).returncode:
         pytest.skip("mounting a small file system needs root")
     subprocess.run(["umount", path], check=True)
     yield path
@@ -42,7 +44,9 @@ def leave_free(path: Path, pages: int) -> None:
 
 def broken(error: BaseException | None, path: Path) -> list[str]:
     text = "" if error is None else "\n".join([str(error), *getattr(error, "__notes__", ())])
-    if error is None or (isinstance(error, StorageFullError) and str(path) in text and "again" in text):
+    if error is None or (
+        isinstance(error, StorageFullError) and str(path) in text and "again" in text
+    ):
         return []
     return [f"not a StorageFullError with path and remedy: {error!r}"]
 
@@ -81,21 +85,29 @@ def _sealed_with(disk: Path, layout: str, pages: int) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_writer_that_filled_the_disk_publishes_what_it_committed(full: Path, layout: str) -> None:
+def test_the_writer_that_filled_the_disk_publishes_what_it_committed(
+    full: Path, layout: str
+) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", full], check=True)
-    path, committed = full / "cache", 0
-    with pytest.raises(StorageFullError, match=r"again"), open_writer(path, layout) as writer:
-        for number in range(100_000):
-            write(writer, [number])
-            if number % 50 == 0:
-                writer.commit()
-                committed = number + 1
+    path, done = full / "cache", [0]
+    with pytest.raises(StorageFullError, match=r"again"):
+        _fill(path, layout, done)
+    (committed,) = done
     cache = featcache.open(path, verify="arrays")  # nothing was freed
     assert not cache.complete
     assert not wrong_ids(cache, range(committed))
-    del cache, writer
+    del cache
     gc.collect()
     free_space(full)
     with CacheWriter(path, LAYOUTS[layout], FINGERPRINT) as writer:
         write(writer, [number for number in range(committed + 200) if id_of(number) not in writer])
     assert not wrong_ids(featcache.open(path, verify="arrays"), range(committed + 200))
+
+
+def _fill(path: Path, layout: str, committed: list[int]) -> None:
+    with open_writer(path, layout) as writer:
+        for number in range(100_000):
+            write(writer, [number])
+            if number % 50 == 0:
+                writer.commit()
+                committed[0] = number + 1

@@ -23,7 +23,11 @@ KNOWN = "spk1/utt-1"
 DEAD = range(8, 11)  # committed by a writer that died
 HOW: list[dict[str, Any]] = [
     *({}, {}, {"mapped": False}, {"verify": "columns"}, {"verify": "arrays"}),
-    *([{"check_reads": True}] if "check_reads" in inspect.signature(featcache.open).parameters else []),
+    *(
+        [{"check_reads": True}]
+        if "check_reads" in inspect.signature(featcache.open).parameters
+        else []
+    ),
 ]
 
 
@@ -57,7 +61,11 @@ def sealed_files(path: Path) -> list[Path]:
 
 
 def is_container(file: Path) -> bool:
-    return file.suffix in (".h5", ".tar", ".lca") or ".zarr" in str(file) or file.name in ("fbank.npy", "units.npy")
+    return (
+        file.suffix in (".h5", ".tar", ".lca")
+        or ".zarr" in str(file)
+        or file.name in ("fbank.npy", "units.npy")
+    )
 
 
 def read_all(path: Path, how: dict[str, Any]) -> None:

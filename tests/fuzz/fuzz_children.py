@@ -1,4 +1,4 @@
-"""Runs many inputs in forked children, one child a processor, which may hang, crash or take too much memory."""
+"""Runs many inputs in forked children, which may hang, crash or take too much memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,9 @@ LIMIT_S = 1.0
 HANGS_S = 10.0  # then the child is killed
 LIMIT_BYTES = 300 << 20
 ADDRESS_BYTES = 4 << 30  # beyond that there is a MemoryError
-Work = Callable[[int, Path], str | None]  # input, directory to work in -> what is wrong, if anything
+Work = Callable[
+    [int, Path], str | None
+]  # input, directory to work in -> what is wrong, if anything
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class _Child:
         self._work, self._numbers, self._directory = work, numbers, directory
         self._at = 0
         self._current = mmap.mmap(-1, 8)
+        self._rest = b""
+        self._process = -1
         self.done = False
         self._start()
 
@@ -146,10 +151,8 @@ def _tried(work: Work, number: int, directory: Path) -> Outcome:
 def typed(*calls: Callable[[], object]) -> None:
     """Make calls, each of which may raise a `FeatcacheError`."""
     for call in calls:
-        try:
+        with suppress(FeatcacheError):
             call()
-        except FeatcacheError:
-            pass
 
 
 def _most_bytes() -> int:

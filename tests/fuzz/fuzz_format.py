@@ -1,23 +1,22 @@
-"""All that the fuzzing knows of the format: seals, columns, digests. A change of the format changes this file alone."""
+"""All that the fuzzing knows of the format: seals, columns, digests. Only this file changes with it."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import io
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
-from featcache.interface import Array, Codec
+from featcache.store import journal
 from featcache.store.files import digest, unpack_json
+from featcache.store.format import column_file
 
 Columns = dict[str, NDArray[Any]]
 UNSEALED = re.compile(r"(^|/)(writer\.(lock|json)|work-[^/]*)$")  # files that no digest covers
@@ -50,11 +49,7 @@ def is_journal(path: Path) -> bool:
 
 
 def unpack_columns(data: bytes) -> Columns | None:
-    """Return the arrays of a file of columns or of statistics; None for other bytes."""
-    if data[:6] == b"\x93NUMPY":
-        return {"": np.load(io.BytesIO(data))}
-    if data[:4] == b"PK\x03\x04":
-        return dict(np.load(io.BytesIO(data)))
+    """Return the arrays of a file of columns; None for other bytes."""
     footer = int.from_bytes(data[-8:], "little")
     content = unseal(data[footer:-8]) if footer < len(data) else None
     if not isinstance(content, dict) or "columns" not in content:
@@ -65,15 +60,11 @@ def unpack_columns(data: bytes) -> Columns | None:
     }
 
 
-def pack_columns(columns: Columns, like: bytes, change: Callable[[Any], object] = lambda footer: footer) -> bytes:
-    """Return a file of other columns, whose checksums are right; `change` gets the footer before it is sealed."""
+def pack_columns(
+    columns: Columns, change: Callable[[Any], object] = lambda footer: footer
+) -> bytes:
+    """Return a file of columns with right checksums; `change` gets the footer before it is sealed."""
     out = io.BytesIO()
-    if like[:6] == b"\x93NUMPY":
-        np.save(out, columns[""])
-        return out.getvalue()
-    if like[:4] == b"PK\x03\x04":
-        np.savez(out, **cast(Any, columns))
-        return out.getvalue()
     footer: dict[str, object] = {}
     for name, column in columns.items():
         filled = column.tobytes() + bytes(-column.nbytes % 64)
@@ -91,10 +82,12 @@ def digests(data: bytes) -> list[str]:
 
 
 def reseal_parents(root: Path, before: bytes, after: bytes, depth: int = 4) -> None:
-    """Name the new digests of a changed file in all sealed files that name the old ones, and so on upwards."""
+    """Name the new digests of a changed file wherever the old ones are named, and so on upwards."""
     if depth == 0:
         return
-    renamed = {old.encode(): new.encode() for old, new in zip(digests(before), digests(after), strict=True)}
+    renamed = {
+        old.encode(): new.encode() for old, new in zip(digests(before), digests(after), strict=True)
+    }
     for path in root.rglob("*.json"):
         if path.is_symlink() or not path.is_file():
             continue
@@ -107,30 +100,11 @@ def reseal_parents(root: Path, before: bytes, after: bytes, depth: int = 4) -> N
             reseal_parents(root, data, path.read_bytes(), depth - 1)
 
 
-def decode(codec: Codec, data: bytes, dtype: str, dims: tuple[int, ...], rows: int) -> Array:
-    """Have a codec decode a block that claims to have `rows` rows."""
-    given = (memoryview(data), np.dtype(dtype), dims, rows)
-    wanted = len(inspect.signature(codec.decode).parameters)
-    return cast(Array, cast(Any, codec).decode(*given[:wanted]))
-
-
 def read_journal(cache: Path, directory: str) -> None:
     """Read the journal of a part."""
-    function: Any = importlib.import_module("featcache.store.journal").read_journal
-    if len(inspect.signature(function).parameters) == 1:
-        function(cache / directory)
-    else:
-        function(cache, directory)
+    journal.read_journal(cache, directory)
 
 
 def map_everything() -> None:
     """Have readers map columns however small they are."""
-    for name in ("featcache.store.files", "featcache.store.format.column_file"):
-        try:
-            module: Any = importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-        if hasattr(module, "SMALL_BYTES"):
-            module.SMALL_BYTES = 0
-
-
+    column_file.SMALL_BYTES = 0

@@ -1,4 +1,4 @@
-"""Mutations of bytes, of JSON values and of columns: each gives a valid or broken neighbour of what it is given."""
+"""Mutations of bytes, of JSON values and of columns, which may then be sealed anew."""
 
 from __future__ import annotations
 
@@ -11,12 +11,61 @@ from fuzz_format import DEEP, Columns, pack_columns, seal, seal_body, unpack_col
 
 WRONG: tuple[object, ...] = (
     *(None, True, False, "", [], {}, [[]], {"": {}}, DEEP.strip('"')),
-    *(-1, 0, 1, 255, 2**31, -(2**31), 2**32, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 2**64, 10**30, 10**400),
+    *(
+        -1,
+        0,
+        1,
+        255,
+        2**31,
+        -(2**31),
+        2**32,
+        2**53 + 1,
+        2**63 - 1,
+        2**63,
+        -(2**63),
+        2**64,
+        10**30,
+        10**400,
+    ),
     *(0.0, -0.5, 1.5, 1e308, -1e-308),
-    *("x" * 100_000, "../../outside", "/etc/passwd", "/dev/zero", "a\0b", ".", "..", "parts", "\ud800", "é\n"),
-    *("object", "<f8", "U8", "raw", "gzip", "nan", "0" * 16, "=" * 7, [1] * 10_000, ["a"] * 3, [-1, 2**63], {"a": 1}),
+    *(
+        "x" * 100_000,
+        "../../outside",
+        "/etc/passwd",
+        "/dev/zero",
+        "a\0b",
+        ".",
+        "..",
+        "parts",
+        "\ud800",
+        "é\n",
+    ),
+    *(
+        "object",
+        "<f8",
+        "U8",
+        "raw",
+        "gzip",
+        "nan",
+        "0" * 16,
+        "=" * 7,
+        [1] * 10_000,
+        ["a"] * 3,
+        [-1, 2**63],
+        {"a": 1},
+    ),
 )
-WRONG_BODIES = (b"", b"{", b"NaN", b"Infinity", b'{"a":}', b"\xff", b'"\\ud800"', b"9" * 5000, b"[" * 200_000)
+WRONG_BODIES = (
+    b"",
+    b"{",
+    b"NaN",
+    b"Infinity",
+    b'{"a":}',
+    b"\xff",
+    b'"\\ud800"',
+    b"9" * 5000,
+    b"[" * 200_000,
+)
 LIMITS = (0, 1, -1, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63), 255, 4096)
 
 
@@ -64,7 +113,9 @@ def mutated_json(content: Any, chance: Random) -> Any:
             case 2:
                 other = chance.choice(holders)
                 if other:
-                    other_key = chance.choice(list(other) if isinstance(other, dict) else range(len(other)))
+                    other_key = chance.choice(
+                        list(other) if isinstance(other, dict) else range(len(other))
+                    )
                     holder[key] = copy.deepcopy(other[other_key])
     return content
 
@@ -88,8 +139,8 @@ def mutated_columns(data: bytes, chance: Random) -> bytes | None:
         name = chance.choice(sorted(columns))
         columns[name] = _other_column(columns[name], columns, chance)
     if chance.random() < 0.2:
-        return pack_columns(columns, data, lambda footer: mutated_json(footer, chance))
-    return pack_columns(columns, data)
+        return pack_columns(columns, lambda footer: mutated_json(footer, chance))
+    return pack_columns(columns)
 
 
 def _holders(content: Any) -> Any:
@@ -102,7 +153,9 @@ def _holders(content: Any) -> Any:
 
 def _other(value: Any, holders: list[Any], chance: Random) -> Any:
     if isinstance(value, int) and chance.random() < 0.5:
-        return chance.choice((value + 1, value - 1, -value, value * 1000, value ^ (1 << chance.randrange(70))))
+        return chance.choice(
+            (value + 1, value - 1, -value, value * 1000, value ^ (1 << chance.randrange(70)))
+        )
     if isinstance(value, str) and value and chance.random() < 0.4:
         at = chance.randrange(len(value))
         return value[:at] + chance.choice(("", "0", "/", "\0", "x" * 300)) + value[at + 1 :]

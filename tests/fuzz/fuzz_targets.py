@@ -13,7 +13,7 @@ import numpy as np
 from eight_layouts import LAYOUTS
 from fuzz_caches import HOW, is_container, pick, picture, read_all, write_more
 from fuzz_children import typed
-from fuzz_format import decode, is_journal, read_journal, reseal_parents, seal, unseal
+from fuzz_format import is_journal, read_journal, reseal_parents, seal, unseal
 from fuzz_mutations import mutated_bytes, mutated_columns, mutated_json, mutated_seal
 
 from featcache.interface import Codec
@@ -53,7 +53,9 @@ class Targets:
         base = self._root / "dead" / layout
         path = shutil.copytree(base, place / "train")
         for _ in range(chance.choice((1, 1, 2))):
-            _mutate(path, path / pick(base, chance), (base / pick(base, chance)).read_bytes(), chance)
+            _mutate(
+                path, path / pick(base, chance), (base / pick(base, chance)).read_bytes(), chance
+            )
         try:
             typed(partial(write_more, path, layout, chance.random() < 0.2))
             read_all(path, chance.choice(HOW))
@@ -78,7 +80,7 @@ class Targets:
         block, other = chance.choice(blocks), chance.choice(blocks)
         head = chance.choice((8, 16, 32, len(block)))
         data = mutated_bytes(block[:head], other, chance) + block[head:]
-        typed(lambda: decode(codec, data, dtype, dims, rows))
+        typed(lambda: codec.decode(memoryview(data), np.dtype(dtype), dims, rows))
 
 
 def _chance(target: str, number: int) -> Random:
@@ -117,7 +119,11 @@ def _mutated_journal(data: bytes, chance: Random) -> bytes:
                 del lines[at]
             case 2:
                 record = mutated_json([unseal(line) for line in lines], chance)
-                lines = [seal(each) for each in record] if isinstance(record, list) and record else lines
+                lines = (
+                    [seal(each) for each in record]
+                    if isinstance(record, list) and record
+                    else lines
+                )
             case _:
                 lines[at] = mutated_seal(lines[at], chance) or b""
     return b"\n".join(lines) + b"\n" * chance.choice((0, 1, 1, 2))
@@ -129,7 +135,12 @@ def _blocks(name: str) -> tuple[Codec, str, tuple[int, ...], int, list[bytes]]:
     codec: Codec = get_codec(name)()
     random = np.random.default_rng(0)
     smooth = np.cumsum(random.standard_normal((64, 8)), axis=0).astype(np.float32)
-    arrays = [smooth, smooth[:5].copy(), np.zeros((64, 8), np.float32), random.random((64, 8), np.float32)]
+    arrays = [
+        smooth,
+        smooth[:5].copy(),
+        np.zeros((64, 8), np.float32),
+        random.random((64, 8), np.float32),
+    ]
     return codec, "<f4", (8,), 64, [bytes(codec.encode(array)) for array in arrays]
 
 

@@ -58,8 +58,9 @@ def blosc_bomb(size: int) -> bytes:
     starts = struct.pack("<I", 16 + 4 * count) * count
     (first,) = struct.unpack_from("<I", whole, 16)
     body = whole[first:]
-    header = struct.pack("<BBBBIII", version, inner, flags, item, count * blocksize, blocksize, 16 + 4 * count + len(body))
-    return header + starts + body
+    sizes = count * blocksize, blocksize, 16 + 4 * count + len(body)
+    header = struct.pack("<BBBBIII", version, inner, flags, item, *sizes)
+    return header + starts + bytes(body)
 
 
 def blosc_claim(size: int) -> bytes:
@@ -88,7 +89,11 @@ BOMBS: list[tuple[str, str, Callable[[int], bytes]]] = [
 def test_a_bomb_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
     for number, (backend, codec, make) in enumerate(BOMBS):
         _plant(tmp_path / str(number), backend, codec, make)
-    bad = [outcome for outcome in run_inputs(_read(tmp_path), range(len(BOMBS)), tmp_path / "work") if outcome.what]
+    bad = [
+        outcome
+        for outcome in run_inputs(_read(tmp_path), range(len(BOMBS)), tmp_path / "work")
+        if outcome.what
+    ]
     for outcome in bad:
         print(f"  {_said(outcome)}")
     print(f"fuzz, bombs: {len(BOMBS)} inputs: {len(bad)} did harm")
@@ -111,7 +116,9 @@ def _plant(path: Path, backend: str, codec: str, make: Callable[[int], bytes]) -
     block = bytes(made.encode(frames))
     bomb = make(len(block))
     assert len(bomb) <= len(block)
-    (file,) = [file for file in path.rglob("*") if file.is_file() and block[:4096] in file.read_bytes()]
+    (file,) = [
+        file for file in path.rglob("*") if file.is_file() and block[:4096] in file.read_bytes()
+    ]
     file.write_bytes(file.read_bytes().replace(block, bomb + block[len(bomb) :]))
 
 

@@ -1,4 +1,4 @@
-"""Damage in any byte of any file of a cache, and files cut, lost, exchanged: `verify="arrays"` finds all of it.
+"""Damage in any byte of a cache, and files cut, lost, exchanged: `verify="arrays"` finds all of it.
 
 FEATCACHE_FUZZ multiplies how many bytes are tried, up to every byte of files below 4 KiB.
 """
@@ -15,21 +15,25 @@ from itertools import combinations
 from pathlib import Path
 from random import Random
 
-import featcache
 import pytest
 from eight_layouts import LAYOUTS, open_writer, write
 from file_names import sort_of
-from featcache.errors import CacheError
 from fuzz_caches import picture, sealed_files
 from fuzz_children import Outcome, run_inputs
 from fuzz_targets import SEED
 from test_fuzz import TIMES, report
 
+import featcache
+from featcache.errors import CacheError
+
 FLIPS = 24_000  # tried at all
 SMALL, SAMPLED = 4096, 400  # each byte of files below, else so many
 CUTS = 3  # lengths that a file is cut to
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.timeout(3600),
+]
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,9 @@ def _flips(base: Path, layout: str, chance: Random) -> Iterator[Damage]:
     for file in sealed_files(base):
         size = file.stat().st_size
         for byte in range(size) if size < SMALL else chance.sample(range(size), SAMPLED):
-            yield Damage(layout, "flip", str(file.relative_to(base)), byte * 8 + chance.randrange(8))
+            yield Damage(
+                layout, "flip", str(file.relative_to(base)), byte * 8 + chance.randrange(8)
+            )
 
 
 def _others(base: Path, foreign: Path, layout: str, chance: Random) -> Iterator[Damage]:
@@ -146,7 +152,7 @@ def _others(base: Path, foreign: Path, layout: str, chance: Random) -> Iterator[
 
 
 def _foreign(base: Path, foreign: Path, layout: str) -> Iterator[Damage]:
-    """Each file and directory in the place of one of the same name, but for numbers, in the other cache."""
+    """Each file and directory replaced by the one that has its name, but for numbers, in another cache."""
     there = {_place(foreign, path): path for path in _walk(foreign)}
     for mine in _walk(base):
         other = there.get(_place(base, mine))
@@ -160,11 +166,15 @@ def _content(path: Path) -> object:
 
 
 def _place(base: Path, path: Path) -> tuple[bool, str]:
-    return path.is_dir(), re.sub(r"[0-9]{8}T[0-9]{6}|[0-9a-f]{6,}", "*", str(path.relative_to(base)))
+    return path.is_dir(), re.sub(
+        r"[0-9]{8}T[0-9]{6}|[0-9a-f]{6,}", "*", str(path.relative_to(base))
+    )
 
 
 @cache
 def _walk(base: Path) -> list[Path]:
     """All files and directories, but what nothing seals."""
     files = sealed_files(base)
-    return sorted({*files, *(path for file in files for path in file.parents if base in path.parents)})
+    return sorted(
+        {*files, *(path for file in files for path in file.parents if base in path.parents)}
+    )

@@ -1,6 +1,6 @@
-"""Every reader of our bytes, fed with mutations of them: nothing but typed errors, in time, in little memory.
+"""Mutations of our bytes, for every reader of them: typed errors alone, in time, in little memory.
 
-`make fuzz` runs it; FEATCACHE_FUZZ multiplies the number of inputs, FEATCACHE_FUZZ_SEED chooses others.
+`make fuzz` runs it; FEATCACHE_FUZZ multiplies the inputs, FEATCACHE_FUZZ_SEED chooses others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ TIMES = float(os.environ.get("FEATCACHE_FUZZ", "1"))
 INPUTS = {"readers": 7_000, "journals": 6_000, "codecs": 6_000, "writers": 1_000}
 SHOWN = 40
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.timeout(3600),
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,5 +56,7 @@ def report(name: str, outcomes: Iterable[Outcome]) -> None:
     print(f"\nfuzz, {name}: {total:,} inputs: {harmful} did harm, in {len(kinds)} ways")
     for (where, _), alike in sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:SHOWN]:
         first = min(alike, key=lambda outcome: outcome.number)
-        print(f"  {len(alike)} times, first of input {first.number}: {first.what}\n      at {where}")
+        print(
+            f"  {len(alike)} times, first of input {first.number}: {first.what}\n      at {where}"
+        )
     assert not harmful

@@ -1,4 +1,4 @@
-"""Pipes, links and directories in place of a cache's files: nothing waits, nothing leaves the cache."""
+"""Pipes, links and directories in place of files: nothing waits, nothing leaves the cache."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-import featcache
 import pytest
 from eight_layouts import LAYOUTS
-from featcache.errors import FeatcacheError
 from fuzz_caches import HOW, make_caches, picture, read_all, sealed_files, write_more
 from fuzz_children import run_inputs, typed
 from fuzz_format import PART
 from fuzz_targets import SEED
 from test_fuzz import TIMES, report
 
+import featcache
+from featcache.errors import FeatcacheError
+
 READS, WRITES = 1_200, 600
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.timeout(3600),
+]
 
 
 def pipe(file: Path, outside: Path) -> None:
@@ -60,7 +64,16 @@ def link_to_nothing(file: Path, outside: Path) -> None:
 
 
 SPECIAL: list[Callable[[Path, Path], None]] = [
-    *(pipe, bound_socket, directory, link_outside, link_to_directory, link_to_zeros, link_to_itself, link_to_nothing)
+    *(
+        pipe,
+        bound_socket,
+        directory,
+        link_outside,
+        link_to_directory,
+        link_to_zeros,
+        link_to_itself,
+        link_to_nothing,
+    )
 ]
 
 
@@ -91,7 +104,9 @@ class Planted:
         after = picture(self._outside)
         if after == self._before:
             return None
-        names = sorted(name for name in {*after, *self._before} if after.get(name) != self._before.get(name))
+        names = sorted(
+            name for name in {*after, *self._before} if after.get(name) != self._before.get(name)
+        )
         return f"something outside changes; {', '.join(names)}; {self.said()}"
 
 
@@ -131,4 +146,6 @@ def test_no_special_file_does_harm_to_writers(root: Path) -> None:
         read_all(planted.path, {})
         return planted.harm_outside()
 
-    report("special files, writers", run_inputs(write, range(round(WRITES * TIMES)), root / "writes"))
+    report(
+        "special files, writers", run_inputs(write, range(round(WRITES * TIMES)), root / "writes")
+    )
