@@ -1,4 +1,4 @@
-"""All that the fuzzing knows of the format: seals, columns, digests. Only this file changes with it."""
+"""All that the fuzzing knows of the format: seals, columns, digests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def unpack_columns(data: bytes) -> Columns | None:
 def pack_columns(
     columns: Columns, change: Callable[[Any], object] = lambda footer: footer
 ) -> bytes:
-    """Return a file of columns with right checksums; `change` gets the footer before it is sealed."""
+    """Return a file of columns, sealed rightly; `change` gets the footer before."""
     out = io.BytesIO()
     footer: dict[str, object] = {}
     for name, column in columns.items():

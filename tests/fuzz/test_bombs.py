@@ -51,7 +51,7 @@ def _zstd_filled(frame: bytes, size: int) -> bytes:
 
 def blosc_bomb(size: int) -> bytes:
     """A header of a gigabyte, blocks of 2 MiB that all start at the same place."""
-    whole = get_codec("blosc")().encode(np.zeros((1, 1 << 19), np.float32))
+    whole: bytes = get_codec("blosc")().encode(np.zeros((1, 1 << 19), np.float32))
     version, inner, flags, item, nbytes, blocksize, _ = struct.unpack_from("<BBBBIII", whole)
     per_block = nbytes // blocksize
     count = (BOMB_BYTES // nbytes) * per_block
@@ -60,7 +60,7 @@ def blosc_bomb(size: int) -> bytes:
     body = whole[first:]
     sizes = count * blocksize, blocksize, 16 + 4 * count + len(body)
     header = struct.pack("<BBBBIII", version, inner, flags, item, *sizes)
-    return header + starts + bytes(body)
+    return header + starts + body
 
 
 def blosc_claim(size: int) -> bytes:

@@ -152,7 +152,7 @@ def _others(base: Path, foreign: Path, layout: str, chance: Random) -> Iterator[
 
 
 def _foreign(base: Path, foreign: Path, layout: str) -> Iterator[Damage]:
-    """Each file and directory replaced by the one that has its name, but for numbers, in another cache."""
+    """Each file and directory replaced by that of the same name, but for numbers, of another cache."""
     there = {_place(foreign, path): path for path in _walk(foreign)}
     for mine in _walk(base):
         other = there.get(_place(base, mine))
