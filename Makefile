@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-# tests that start clusters of workers, again and again
-WORKER_TESTS := tests/slurm $(wildcard tests/test_parallel_*.py) \
+# tests that start clusters of workers, or several processes of other hosts, again and again
+WORKER_TESTS := tests/slurm tests/hosts $(wildcard tests/test_parallel_*.py) \
   tests/test_collect_stats_workers.py tests/test_recipe_librispeech.py tests/test_interop_huggingface.py
 
 .PHONY: setup demo test workers torture faults fuzz check bench clean

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from featcache import errors as errors
     from featcache import iterators as iterators
     from featcache import samplers as samplers
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
     from featcache.config import FeatureStorage as FeatureStorage
+    from featcache.errors import CacheError as CacheError
+    from featcache.errors import CacheLockedError as CacheLockedError
+    from featcache.errors import ComputeError as ComputeError
+    from featcache.errors import ConfigError as ConfigError
+    from featcache.errors import CorruptCacheError as CorruptCacheError
+    from featcache.errors import DuplicateIdError as DuplicateIdError
     from featcache.errors import FeatcacheError as FeatcacheError
+    from featcache.errors import FeatureError as FeatureError
+    from featcache.errors import FormatVersionError as FormatVersionError
+    from featcache.errors import IncompleteError as IncompleteError
+    from featcache.errors import KeyNotFoundError as KeyNotFoundError
+    from featcache.errors import MissingDependencyError as MissingDependencyError
+    from featcache.errors import NotACacheError as NotACacheError
+    from featcache.errors import RowError as RowError
+    from featcache.errors import StaleCacheError as StaleCacheError
+    from featcache.errors import StorageFullError as StorageFullError
+    from featcache.errors import UnknownNameError as UnknownNameError
+    from featcache.errors import WindowError as WindowError
     from featcache.feature import FeatureStorageConfig as FeatureStorageConfig
     from featcache.loading.collate import CommonCollateFn as CommonCollateFn
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
@@ -40,7 +60,6 @@ _HOMES = {
     "CollectStatsRunner": "featcache.parallel.collect_stats",
     "EnvironmentProvider": "featcache.parallel.provider",
     "CommonCollateFn": "featcache.loading.collate",
-    "FeatcacheError": "featcache.errors",
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
     "FeatureLoader": "featcache.loading.loader",
@@ -60,8 +79,28 @@ _HOMES = {
     "open": "featcache.store.cache",
     "unpad": "featcache.padding",
 }
-
-_MODULES = ("iterators", "samplers")
+_ERRORS = (
+    "CacheError",
+    "CacheLockedError",
+    "ComputeError",
+    "ConfigError",
+    "CorruptCacheError",
+    "DuplicateIdError",
+    "FeatcacheError",
+    "FeatureError",
+    "FormatVersionError",
+    "IncompleteError",
+    "KeyNotFoundError",
+    "MissingDependencyError",
+    "NotACacheError",
+    "RowError",
+    "StaleCacheError",
+    "StorageFullError",
+    "UnknownNameError",
+    "WindowError",
+)
+_HOMES |= dict.fromkeys(_ERRORS, "featcache.errors")
+_MODULES = ("errors", "iterators", "samplers")
 
 __all__ = sorted([*_HOMES, *_MODULES])
 __version__ = "0.1.0"
@@ -72,9 +111,27 @@ def __getattr__(name: str) -> object:
         return import_module(f"featcache.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    from featcache.errors import MissingDependencyError
+
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except MissingDependencyError as error:  # of use, not of a look: help() and autodoc look at all
+        return _raising(name, str(error))
     globals()[name] = value
     return value
+
+
+def _raising(name: str, message: str) -> Callable[..., NoReturn]:
+    """Stand in for a function whose library is not installed."""
+
+    def stand_in(*args: object, **kwargs: object) -> NoReturn:
+        from featcache.errors import MissingDependencyError
+
+        raise MissingDependencyError(message)
+
+    stand_in.__name__ = stand_in.__qualname__ = name
+    stand_in.__doc__ = f"Not usable here: {message}."
+    return stand_in
 
 
 def __dir__() -> list[str]:

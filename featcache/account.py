@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from featcache.compute import Failure
+from featcache.failures import Failure
 
 
 class Progress(NamedTuple):

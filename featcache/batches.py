@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,8 @@ from typing import Any, cast
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from featcache.errors import FeatureError, nearest
+from featcache.datasets import as_id, ids_of_batch, is_map_style, size_of
+from featcache.errors import ConfigError, FeatureError, nearest
 
 # of a loader for training; here each utterance comes once, in the order of the dataset or of a given sampler
 _NOT_FOR_CACHING = ("shuffle", "drop_last", "ckpt_prefix", "looped_nominal_epoch", "in_order")
@@ -137,17 +138,6 @@ def wanted_batches(indices: Sequence[int], size: int, loader_kwargs: Mapping[str
     return list(_Recorded(indices, size, loader_kwargs).wanted_batches())
 
 
-def is_map_style(source: object) -> bool:
-    """Say whether something is a dataset whose utterances can be picked by number."""
-    return hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
-
-
-def size_of(source: object) -> int | None:
-    """Return the number of utterances of a dataset, or of a loader's; None if it does not tell."""
-    dataset: Any = getattr(source, "dataset", source)
-    return len(dataset) if is_map_style(dataset) else None
-
-
 def batches_of_stream(source: Any, loader_kwargs: Mapping[str, Any]) -> LoaderBatches:
     """Return the batches of a loader as it is, or of an iterable dataset."""
     if isinstance(source, IterableDataset):
@@ -164,40 +154,29 @@ def _make_loader(dataset: Any, options: Mapping[str, Any]) -> Any:
     return DataLoader(dataset, **options)
 
 
-def visible_ids(source: Any) -> Sequence[str] | None:
-    """Return the ids that a dataset, or a loader's dataset, shows: `data_ids` of a DynamicItemDataset, or `ids`."""
-    dataset = getattr(source, "dataset", source)
-    for name in ("data_ids", "ids"):
-        ids: Any = getattr(dataset, name, None)
-        if hasattr(ids, "__getitem__") and hasattr(dataset, "__len__") and len(ids) == len(dataset):
-            return cast(Sequence[str], ids) if all(isinstance(id, str) for id in ids[:1]) else None
-    return None
+def learnt_ids(source: Any, loader_kwargs: Mapping[str, Any]) -> list[str] | None:
+    """Return the ids of a data set or loader that does not show them, by loading all of it once.
 
-
-def visible_lengths(source: Any) -> Sequence[float] | None:
-    """Return how long the utterances of a dataset are, if it shows that; in whatever unit, since only the order counts.
-
-    Either by `lengths`, or as "duration", "length" or "num_samples" in the `data` of a `DynamicItemDataset`.
+    None if its batches do not show them either, or some of it cannot be loaded.
     """
-    lengths: Any = getattr(source, "lengths", None)
-    if hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__") and len(lengths) == len(source):
-        return cast(Sequence[float], lengths)
-    data, ids = getattr(source, "data", None), getattr(source, "data_ids", None)
-    if isinstance(data, Mapping) and isinstance(ids, list):
-        for key in ("duration", "length", "num_samples"):
-            with contextlib.suppress(LookupError, TypeError, ValueError):  # not a number, or not of every utterance
-                return [float(data[id][key]) for id in ids]
-    return None
+    batches: LoaderBatches | DatasetBatches = batches_of_stream(source, loader_kwargs)
+    if is_map_style(source):
+        options = {key: value for key, value in loader_kwargs.items() if "sampler" not in key}
+        batches = DatasetBatches(source, range(len(source)), options, None)
+    found: list[str] = []
+    for batch in batches:
+        if batch.ids is None or batch.error is not None:
+            return None
+        found += batch.ids
+    return found
 
 
-def ids_of_batch(data: Any) -> list[str] | None:
-    """Return the ids that a batch shows under "id": PaddedBatch, mapping, or object; None if it does not."""
-    ids = data.get("id") if isinstance(data, Mapping) else getattr(data, "id", None)
-    if isinstance(ids, str):
-        return [ids]
-    if isinstance(ids, list | tuple) and all(isinstance(id, str) for id in ids):
-        return list(ids)
-    return None
+def check_loader_kwargs(loader_kwargs: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for what is no argument of a DataLoader, before it is made in the middle of a run."""
+    known = {*inspect.signature(DataLoader).parameters, *_NOT_FOR_CACHING} - {"dataset"}
+    for key in loader_kwargs:
+        if key not in known:
+            raise ConfigError(f"loader_kwargs has {key!r}, which is no argument of a DataLoader; {nearest(key, known)}")
 
 
 def to_device(data: Any, device: Any) -> Any:
@@ -222,7 +201,8 @@ def checked_utterances(result: Any, ids: list[str] | None) -> list[tuple[str, di
         if not isinstance(utterance, Mapping) or "id" not in utterance:
             given = list(utterance) if isinstance(utterance, Mapping) else type(utterance).__name__
             raise FeatureError(f"compute_features must return dicts with the key 'id', not of {given!r}")
-        checked.append((utterance["id"], {key: value for key, value in utterance.items() if key != "id"}))
+        arrays = {key: value for key, value in utterance.items() if key != "id"}
+        checked.append((cast(str, as_id(utterance["id"])), arrays))
     if ids is not None:
         returned = [id for id, _ in checked]
         for id in returned:

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from featcache.batches import check_loader_kwargs
 from featcache.config import FeatureStorage
-from featcache.destination import check_settings
+from featcache.datasets import check_source, visible_ids
+from featcache.destination import Destination, check_settings
 from featcache.errors import ConfigError
 from featcache.extraction import Extraction
 from featcache.fingerprint import find_ingredients, items_of, modules_of
 from featcache.loading.loader import FeatureLoader
 from featcache.parallel.config import ParallelConfig, config_or_client
+from featcache.random_state import kept_random_state
 from featcache.ranks import Ranks
 from featcache.store.cache import Cache
 
@@ -38,7 +41,9 @@ class FeatureCacheMixin:
                 fbank = self.modules.fbank(batch.sig.data)
                 return featcache.unpad(batch.id, batch.num_samples // 160 + 1, fbank=fbank)
 
-        cache = MyBrain(modules, hparams=hparams).cache_features(train_set)
+        brain = MyBrain(modules, hparams=hparams)
+        cache = brain.cache_features(train_set, sb.Stage.TRAIN)
+        brain.cache_features(valid_set, sb.Stage.VALID)
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -68,6 +73,8 @@ class FeatureCacheMixin:
         progressbar: bool | None = None,
         resume: bool = True,
         overwrite: bool = False,
+        append: bool = False,
+        shared: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         retries: int = 2,
         publish_every_s: float | None = None,
@@ -78,7 +85,9 @@ class FeatureCacheMixin:
 
         Returns at once when nothing is missing. Stopped at any moment, the same call goes on: utterances that are in
         the cache are not loaded again where the dataset shows its ids (`data_ids` or `ids`), else not computed again.
+        The cache is complete when each utterance of the dataset is stored or has failed (`cache.failed`).
         Under torchrun each rank computes its share. With `--debug` a few batches are cached, as incomplete.
+        The global random generators are left as they were.
 
         Args:
             dataset: a dataset; or a loader, which is used as it is.
@@ -89,8 +98,11 @@ class FeatureCacheMixin:
             progressbar: by default shown unless `self.noprogressbar`.
             resume: False computes a cache that is incomplete from the start.
             overwrite: computes a complete one anew; it stays good until the new one is.
-            on_error: "skip" goes on with the next utterance and leaves a line in the cache's `failures.jsonl` for each
-                that failed; the next call tries these again.
+            append: a complete cache is given utterances of a dataset that shares none with it; otherwise that is taken
+                for another split, and refused.
+            shared: another split of the storage may hold the same utterances; otherwise none are added that one has.
+            on_error: "skip" goes on with the next utterance and leaves a line in the cache's `work-failures.jsonl` for
+                each that failed; the next call leaves these out, too, or tries them again with "raise".
             retries: how often an utterance that fails, or that its worker dies of, is tried again; needs a dataset with
                 items by number.
             publish_every_s: lets readers see what is there about every so many seconds; None only at the end.
@@ -103,22 +115,25 @@ class FeatureCacheMixin:
 
         Raises `StaleCacheError`, with the differences, if the cache was made from something else; `ComputeError` if
         computing fails; `FeatureError` for arrays that cannot be stored as declared; `IncompleteError` if it failed on
-        another rank. In each case what was computed before is kept.
+        another rank; `ConfigError` for a dataset that is empty or belongs to another split, `CacheError` for a cache
+        that lacks something and cannot be written to. In each case what was computed before is kept.
         """
         check_settings(on_error, retries, publish_every_s)
+        check_source(dataset)
+        check_loader_kwargs(loader_kwargs or {})
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
-        with Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
+        skip = on_error == "skip"
+        with kept_random_state(), Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
             extraction = Extraction(
                 owner=self,
                 source=dataset,
                 stage=stage,
-                storage=storage,
-                split=split,
+                to=Destination(storage, split, visible_ids(dataset), skip, append, shared),
                 loader_kwargs=loader_kwargs or {},
-                skip_failures=on_error == "skip",
+                skip_failures=skip,
                 progressbar=not getattr(self, "noprogressbar", False) if progressbar is None else progressbar,
                 ranks=ranks,
                 retries=retries,
@@ -181,15 +196,19 @@ def _find_storage(owner: object) -> FeatureStorage:
     hparams = items_of(getattr(owner, "hparams", {}))
     found = {id(value): name for name, value in hparams.items() if isinstance(value, FeatureStorage)}
     if len(found) != 1:
-        what = (
-            f"several: {', '.join(map(repr, found.values()))}"
-            if found
-            else f"none among {', '.join(hparams) or 'none'}"
-        )
-        raise ConfigError(f"give storage=, a FeatureStorage, or declare exactly one in hparams; there is {what}")
+        there = f"they have several: {', '.join(map(repr, found.values()))}" if found else _no_storage(hparams)
+        raise ConfigError(f"give storage=, a FeatureStorage, or declare exactly one in hparams; {there}")
     (name,) = found.values()
     storage: FeatureStorage = hparams[name]
     return storage
+
+
+def _no_storage(hparams: Mapping[str, object]) -> str:
+    """Say what hparams have instead, above all a declaration whose `!new:` was forgotten."""
+    for name, value in hparams.items():
+        if isinstance(value, Mapping) and {"root", "features"} <= value.keys():
+            return f"{name!r} is a plain dict: in YAML write {name}: !new:featcache.FeatureStorage"
+    return f"they have none, only {', '.join(map(repr, hparams))}" if hparams else "there are no hparams"
 
 
 def _settings(owner: object) -> dict[str, object]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from featcache.batches import (
     Batch,
@@ -15,17 +14,10 @@ from featcache.batches import (
     to_device,
     worker_failed,
 )
+from featcache.datasets import named
 from featcache.errors import ComputeError, FeatureError, describe
+from featcache.failures import Failure, failure_of
 from featcache.store.part_writer import PartWriter
-
-
-class Failure(TypedDict):
-    """A line of `failures.jsonl`: an utterance that could not be computed."""
-
-    id: str | None  # None if the loader does not show it
-    error: str
-    type: str
-    traceback: str
 
 
 class Computation:
@@ -38,6 +30,7 @@ class Computation:
         skip_failures: note failures and go on; otherwise they raise `ComputeError`.
         retries: how often an utterance that failed is tried again.
         only_missing: the batches hold nothing that is in the cache; otherwise it is looked up for each utterance.
+        check_new: called with ids of the batches that are not in the cache, unless `only_missing`; may raise.
     """
 
     def __init__(
@@ -49,22 +42,26 @@ class Computation:
         skip_failures: bool,
         only_missing: bool,
         retries: int = 0,
+        check_new: Callable[[Sequence[str]], object] = lambda ids: None,
     ) -> None:
         self.failures: list[Failure] = []
         self.behind = 0  # utterances that were written, failed, or were known already
+        self.seen: set[str] = set()  # their ids, unless `only_missing`
         self._compute = compute
         self._batches = batches
         self._writer = writer
         self._skip_failures = skip_failures
         self._only_missing = only_missing
         self._retries = retries
+        self._check_new = check_new
         self._new: set[str] = set()  # ids written now, unless `only_missing`
 
     def process(self, batch: Batch, tried: int = 0) -> None:
         """Compute and write one batch, or what of it can be computed."""
         if batch.ids and all(map(self._was_known, batch.ids)):
-            self.behind += len(batch.ids)
+            self._known(batch.ids)
             return
+        self._admit(batch.ids or ())
         try:
             utterances = self._features(batch)
         except Exception as failure:
@@ -72,6 +69,8 @@ class Computation:
                 raise
             error = failure
         else:
+            if batch.ids is None:
+                self._admit([id for id, _ in utterances])
             for id, arrays in utterances:
                 self._write(id, arrays)
             return
@@ -94,12 +93,13 @@ class Computation:
             for id in batch.ids or (None,):
                 self._note(id, error)
         else:
-            text = f"computing the features of {_named(batch.ids)} failed with {describe(error)}"
+            which = named(batch.ids) if batch.ids else "a batch"
+            text = f"computing the features of {which} failed with {describe(error)}"
             raise ComputeError(text) from error
 
     def _write(self, id: str, arrays: Mapping[str, Any]) -> None:
         if self._was_known(id):
-            self.behind += 1
+            self._known([id])
             return
         try:
             self._writer.write(id, arrays)
@@ -111,6 +111,15 @@ class Computation:
         self.behind += 1
         if not self._only_missing:
             self._new.add(id)
+            self.seen.add(id)
+
+    def _known(self, ids: Sequence[str]) -> None:
+        self.behind += len(ids)
+        self.seen.update(ids)
+
+    def _admit(self, ids: Sequence[str]) -> None:
+        if not self._only_missing and (new := [id for id in ids if not self._was_known(id)]):
+            self._check_new(new)
 
     def _was_known(self, id: str) -> bool:
         # one that was written in this run is not known: the writer says where it came from the first time
@@ -119,12 +128,8 @@ class Computation:
     def _note(self, id: str | None, error: Exception) -> None:
         self.failures.append(failure_of(id, error))
         self.behind += 1
-
-
-def failure_of(id: str | None, error: Exception) -> Failure:
-    """Return the line for an utterance that ended in an error."""
-    text = "".join(traceback.format_exception(error))
-    return {"id": id, "error": str(error), "type": type(error).__name__, "traceback": text}
+        if id is not None and not self._only_missing:
+            self.seen.add(id)
 
 
 def features_of(owner: Any, stage: Any, data: Any) -> Any:
@@ -132,9 +137,3 @@ def features_of(owner: Any, stage: Any, data: Any) -> Any:
     with getattr(owner, "evaluation_ctx", None) or contextlib.nullcontext():
         utterances = owner.compute_features(to_device(data, owner.device), stage)
         return list(utterances) if isinstance(utterances, Iterator) else utterances  # in that precision, too
-
-
-def _named(ids: Sequence[str] | None) -> str:
-    if not ids:
-        return "a batch"
-    return ", ".join(map(repr, ids[:10])) + (f" and {len(ids) - 10} more" if len(ids) > 10 else "")

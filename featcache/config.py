@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
-from featcache.errors import ConfigError, StaleCacheError, UnknownNameError, nearest
-from featcache.feature import FeatureStorageConfig
+from featcache._checks import check_complete, named_settings
+from featcache.errors import (
+    ConfigError,
+    KeyNotFoundError,
+    NotACacheError,
+    StaleCacheError,
+    UnknownNameError,
+    nearest,
+)
+from featcache.feature import Features, by_name
 from featcache.store.cache import Cache
 from featcache.store.fingerprint import differences
-from featcache.store.part_writer import by_name
 from featcache.store.reader import FeatureReader
 from featcache.store.writer import CacheWriter
 
@@ -30,27 +38,18 @@ class FeatureStorage:
     Touches no disk when made. Usable from Python and as a HyperPyYAML `!new:` block.
 
     Args:
-        root: the directory of all caches.
+        root: the directory of all caches; a leading `~` is the home directory.
         features: `FeatureStorageConfig`s, as a list or by name.
 
+    >>> from featcache import FeatureStorageConfig
     >>> storage = FeatureStorage("features", [FeatureStorageConfig("fbank", backend="hdf5")])
     >>> storage.path("train").as_posix()
     'features/train'
     """
 
-    def __new__(cls, *args: object, **settings: object) -> Self:
-        """Refuse unknown settings: `__init__` would not say which one was meant, or that another is missing for it."""
-        for key in settings:
-            if key not in ("root", "features"):
-                raise UnknownNameError(f"a feature storage has no setting {key!r}; it has 'root' and 'features'")
-        return super().__new__(cls)
-
-    def __init__(
-        self,
-        root: str | PathLike[str],
-        features: Mapping[str, FeatureStorageConfig] | Iterable[FeatureStorageConfig],
-    ) -> None:
-        self.root = Path(root)
+    @named_settings("a feature storage")
+    def __init__(self, root: str | PathLike[str], features: Features) -> None:
+        self.root = _expanded(root)
         self.features = by_name(features)
 
     def path(self, split: str) -> Path:
@@ -60,7 +59,11 @@ class FeatureStorage:
         return self.root / split
 
     def writer(
-        self, split: str, fingerprint: Mapping[str, object] | None = None, *, overwrite: bool = False
+        self,
+        split: str,
+        fingerprint: Mapping[str, object] | None = None,
+        *,
+        overwrite: bool = False,
     ) -> CacheWriter:
         """Open the cache of a split for writing; see `CacheWriter`."""
         return CacheWriter(self.path(split), self.features, fingerprint, overwrite=overwrite)
@@ -68,9 +71,13 @@ class FeatureStorage:
     def cache(self, split: str) -> Cache:
         """Open the cache of a split for reading.
 
-        Raises `StaleCacheError` if its features were declared in another way.
+        Raises `StaleCacheError` if its features were declared in another way, `NotACacheError` if
+        the split is not cached yet.
         """
-        cache = Cache(self.path(split))
+        try:
+            cache = Cache(self.path(split))
+        except NotACacheError as error:
+            raise NotACacheError(f"{error}; {self._missing(split)}") from error
         declared = {name: feature.to_json() for name, feature in self.features.items()}
         changed = differences(cache.fingerprint["features"], declared, "features")
         if changed:
@@ -84,31 +91,94 @@ class FeatureStorage:
     def reader(self, split: str, feature: str) -> FeatureReader:
         """Return a reader of one feature of a split; opens the cache at its first call."""
         if feature not in self.features:
-            raise UnknownNameError(f"feature {feature!r} is not declared; {nearest(feature, self.features)}")
+            raise UnknownNameError(
+                f"feature {feature!r} is not declared; {nearest(feature, self.features)}"
+            )
         return FeatureReader(self.path(split), feature)
 
-    def attach(self, dataset: TakesDynamicItems, split: str, features: Iterable[str] | None = None) -> None:
+    def attach(
+        self,
+        dataset: TakesDynamicItems,
+        split: str,
+        features: str | Iterable[str] | None = None,
+        *,
+        allow_incomplete: bool = False,
+    ) -> None:
         """Let a SpeechBrain `DynamicItemDataset` provide features (all, if None) by `id`.
 
-        Raises `ConfigError` if the dataset has a key of that name already, since SpeechBrain would silently prefer it.
+        The cache must hold all ids that the dataset shows (`data_ids`), so that none is missing in
+        the middle of an epoch; it must be complete, too, unless `allow_incomplete`.
+
+        Raises `ConfigError` if the dataset has a key of that name already, which SpeechBrain would
+        prefer without a word; `IncompleteError`; `KeyNotFoundError`, which names the missing ids.
         """
-        names = list(self.features if features is None else features)
+        features = self.features if features is None else features
+        names = [features] if isinstance(features, str) else list(features)
         readers = {name: self.reader(split, name) for name in names}
-        taken = _keys(dataset)
+        keys = _keys(dataset)
         for name in names:
-            if name in taken:
+            if isinstance(keys.get(name), FeatureReader):
+                raise ConfigError(
+                    f"feature {name!r} is attached to the dataset already, as {keys[name]!r}; "
+                    "once is enough"
+                )
+            if name in keys:
                 raise ConfigError(
                     f"the dataset has a key {name!r} already, which would hide the cached feature; rename one of them"
                 )
-        self.cache(split)  # a missing or stale cache is an error here, not in a worker
+        cache = self.cache(split)  # a missing or stale cache is an error here, not in a worker
+        check_complete(cache, allow_incomplete=allow_incomplete)
+        _check_ids(cache, names, getattr(dataset, "data_ids", None))
         for name, reader in readers.items():
             dataset.add_dynamic_item(reader, takes="id", provides=name)
 
+    def _missing(self, split: str) -> str:
+        others = [path.parent.name for path in self.root.glob("*/featcache.json")]
+        there = f"splits there: {', '.join(map(repr, sorted(others)))}; " if others else ""
+        return (
+            f"{there}call cache_features(dataset, stage, split={split!r}) first, "
+            f"or write it with writer({split!r})"
+        )
 
-def _keys(dataset: object) -> set[str]:
-    """Return the static and dynamic keys of a SpeechBrain dataset."""
-    keys = set(getattr(getattr(dataset, "pipeline", None), "key_to_node", ()))
+
+def _expanded(root: str | PathLike[str]) -> Path:
+    """Return the path of `root`, with the home directory for a leading `~`."""
+    text = os.fspath(root) if isinstance(root, str | PathLike) else root
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"root is the path of a directory, not {root!r}")
+    expanded = os.path.expanduser(text)  # noqa: PTH111  # pathlib would expand './~', too
+    if expanded.startswith("~"):
+        raise ConfigError(
+            f"root {text!r}: there is no such home directory; "
+            f"a directory of that name is './{text}'"
+        )
+    return Path(expanded)
+
+
+def _check_ids(cache: Cache, features: list[str], ids: Sequence[str] | None) -> None:
+    if ids is None or not features:
+        return
+    try:
+        cache.lengths(features[0], ids)  # all at once, a second for ten million
+    except KeyNotFoundError:
+        missing = [id for id in ids if id not in cache]
+        failed = len(set(missing) & set(cache.failed))
+        shown = ", ".join(map(repr, missing[:3])) + (", ..." if len(missing) > 3 else "")
+        why = f", {failed} of them because computing them failed" if failed else ""
+        raise KeyNotFoundError(
+            f"{len(missing)} of the dataset's {len(ids)} ids are not in cache "
+            f"{str(cache.path)!r}{why}: {shown}; cache them with cache_features, or attach to a "
+            "dataset without them"
+        ) from None
+
+
+def _keys(dataset: object) -> dict[str, object]:
+    """Return the keys of a SpeechBrain dataset, with the function of each dynamic one."""
+    pipeline = getattr(dataset, "pipeline", None)
+    keys: dict[str, object] = dict.fromkeys(getattr(pipeline, "key_to_node", ()))
+    for item in getattr(pipeline, "dynamic_items", ()):
+        keys.update(dict.fromkeys(getattr(item, "provides", ()), getattr(item, "func", None)))
     data = getattr(dataset, "data", None)
     for item in data.values() if isinstance(data, Mapping) else ():
-        keys.update(item)
+        keys.update(dict.fromkeys(item))
     return keys

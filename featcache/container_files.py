@@ -1,8 +1,8 @@
-"""Container files: durable, whole writes, with the digest of each page. For backends, ours and others'.
+"""Container files: durable, whole writes, and the digest of each page. For backends, ours and others'.
 
-A format that keeps the arrays of each feature in files of their own needs no more than a `FeatureFile` on top of a
-`PagedFile`, and a `FeatureFilesWriter` around these. Every `OSError` from here names its file. Formats that another
-library writes (HDF5) use the functions at the end.
+A format that keeps the arrays of each feature in files of their own needs no more than a
+`FeatureFile` on top of a `PagedFile`, and a `FeatureFilesWriter` around these. Every `OSError` from
+here names its file. Formats that another library writes (HDF5) use the functions at the end.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from featcache.interface import EncodedArray, Extent
 
-PAGE_BYTES = 1 << 16  # of a container, the unit of checksums; the last page of a file may be shorter
+PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
 
 Pages = NDArray[np.uint64]  # the xxh3-64 of each page of a file
 
@@ -77,13 +77,15 @@ class FeatureFilesWriter:
 
     def pages(self) -> dict[str, Pages]:
         """Return the digests of the pages of all files."""
-        return {path: pages for file in self._files.values() for path, pages in file.pages().items()}
+        return {
+            path: pages for file in self._files.values() for path, pages in file.pages().items()
+        }
 
 
 class PagedFile:
-    """A new file to append to, which knows the digest of each of its pages without reading it again.
+    """A new file to append to, which knows the digest of each of its pages.
 
-    The name of the file is durable as soon as it is made. After an error only `abort` may be called.
+    Its name is durable as soon as it is made. After an error only `abort` may be called.
 
     Args:
         path: of the file, which must not exist yet.
@@ -93,7 +95,7 @@ class PagedFile:
         self.size = 0  # bytes
         self._file = create(path)
         self._digests = array("Q")  # of the pages that are full
-        self._last = xxhash.xxh3_64()  # of the page that is not
+        self._last = xxh3_64()  # of the page that is not
 
     @property
     def pages(self) -> Pages:
@@ -123,9 +125,9 @@ class PagedFile:
             first, last = max(offset - start, 0), min(offset + len(data) - start, len(page))
             page[first:last] = data[start + first - offset : start + last - offset]
             if number < len(self._digests):
-                self._digests[number] = xxhash.xxh3_64_intdigest(page)
+                self._digests[number] = xxh3_64_intdigest(page)
             else:
-                self._last = xxhash.xxh3_64(page)
+                self._last = xxh3_64(page)
         self._file.seek(offset)
         write_all(self._file, data)
         self._file.seek(self.size)
@@ -156,7 +158,7 @@ class PagedFile:
             data = data[len(head) :]
         whole = len(data) - len(data) % PAGE_BYTES
         for start in range(0, whole, PAGE_BYTES):
-            self._digests.append(xxhash.xxh3_64_intdigest(data[start : start + PAGE_BYTES]))
+            self._digests.append(xxh3_64_intdigest(data[start : start + PAGE_BYTES]))
         self._last.update(data[whole:])
 
     def _read_page(self, number: int) -> bytearray:
@@ -169,7 +171,7 @@ class PagedFile:
         except OSError as error:
             _name(error, self._file.name)
             raise
-        if read != len(page) or xxhash.xxh3_64_intdigest(page) != digest:
+        if read != len(page) or xxh3_64_intdigest(page) != digest:
             raise OSError(errno.EIO, f"page {number} is not what was written", str(self._file.name))
         return page
 
@@ -186,7 +188,7 @@ def create(path: Path) -> BinaryIO:
 
 
 def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all of `data`: an unbuffered file may take less than it is given, 2 GiB at most on Linux."""
+    """Write all of `data`: an unbuffered file may take less, on Linux 2 GiB at most."""
     rest = memoryview(data).cast("B")
     try:
         while rest:

@@ -3,76 +3,158 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import TypeVar
+from typing import cast
 
-from featcache.compute import Failure
+import numpy as np
+from numpy.typing import NDArray
+
 from featcache.config import FeatureStorage
+from featcache.datasets import counted, named
 from featcache.errors import (
-    CacheLockedError,
+    CacheError,
     ComputeError,
     ConfigError,
-    KeyNotFoundError,
     MissingDependencyError,
     NotACacheError,
     StaleCacheError,
+    describe,
 )
+from featcache.failures import FAILURES, Failure, read_failures, write_failures
+from featcache.patience import patiently
 from featcache.store.cache import Cache
-from featcache.store.files import write_durably
 from featcache.store.fingerprint import cache_fingerprint, differences
 from featcache.store.lock import is_locked
-from featcache.store.manifest import read_manifest
+from featcache.store.manifest import NAME, read_manifest
 from featcache.store.recover import committed
 from featcache.store.verify import container_damage, raise_damage
 from featcache.store.writer import CacheWriter
+from featcache.wrong_split import OtherSplits, another_split, rows_of
 
-T = TypeVar("T")
-PATIENCE_S = 60.0  # for workers of a killed run, or of this one at its end, to be through with their batch
-FAILURES = "work-failures.jsonl"
+EMPTY = "the data set is empty: not one utterance came of it; look at what filters it, or at what it reads"
 _log = logging.getLogger("featcache")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Destination:
-    """The cache of a split, to be filled with the utterances of a dataset."""
+    """The cache of a split, to be filled with the utterances of a data set.
+
+    Args:
+        storage: where its caches are.
+        split: which of them is meant.
+        ids: of all utterances, if the data set shows them.
+        skip_failures: utterances that failed in an earlier run are left out; otherwise they are tried again.
+        append: a complete cache may be given utterances of another data set.
+        shared: other splits of the storage may hold the same utterances.
+    """
 
     storage: FeatureStorage
     split: str
-    ids: Sequence[str] | None  # of all utterances, if the dataset shows them
-    size: int | None  # their number, if the dataset tells
+    ids: Sequence[str] | None
+    skip_failures: bool
+    append: bool
+    shared: bool
+
+    def __post_init__(self) -> None:
+        self.full = False  # whether the cache was complete before
+        self.accepted: frozenset[str] = frozenset()  # failed before, and are left out now
+        self._others = OtherSplits(self.storage, self.split)
 
     @property
     def path(self) -> Path:
         """The cache directory."""
         return self.storage.path(self.split)
 
-    def open(self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool) -> CacheWriter | None:
-        """Open the cache for writing; None if nothing is missing."""
-        if not overwrite and self._is_complete(fingerprint):
+    def current(self, fingerprint: Mapping[str, object]) -> Cache | None:
+        """Return the cache that readers see, if it was made from the same."""
+        try:
+            cache = self.storage.cache(self.split)
+        except (NotACacheError, StaleCacheError):  # the writer starts one, or says all that differs
             return None
-        if not resume and not overwrite:
-            # what a killed run left becomes part of the cache, which is then built anew beside it
-            self._writer(fingerprint, False).close(complete=False)
-            overwrite = True
-        return self._writer(fingerprint, overwrite)
+        declared = cache_fingerprint(self.storage.features, fingerprint)
+        return None if differences(cache.fingerprint, declared) else cache
+
+    def open(self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool) -> CacheWriter | None:
+        """Open the cache for writing; None if nothing is missing.
+
+        Raises `ConfigError` for a data set that seems to belong to another split, `CacheError` for a cache that lacks
+        something and cannot be written to.
+        """
+        if self.ids is not None and not len(self.ids):  # of a stream; others have been looked at before
+            raise ConfigError(EMPTY)
+        cache = None if overwrite else self.current(fingerprint)
+        self.full = cache is not None and cache.complete
+        missing: Sequence[str] | None = self.ids
+        if cache is not None:
+            if self.skip_failures and len(cache) and (resume or self.full):
+                self.accepted = frozenset(cache.failed)
+            missing = self._missing_from(cache)
+            if self.full and missing is not None and not len(missing):
+                raise_damage(container_damage(cache.path, cache._index.containers))
+                return None
+        if missing is not None and not self.shared:
+            self._others.refuse(missing)
+        with self._refusal_explained(missing):
+            if not resume and not overwrite:
+                # what a killed run left becomes part of the cache, which is then built anew beside it
+                self._writer(fingerprint, False).close(complete=False)
+                overwrite = True
+            writer = self._writer(fingerprint, overwrite)
+        if self.ids is not None:
+            writer.expect(self.ids)
+        return writer
+
+    def check_new(self, ids: Sequence[str]) -> None:
+        """Raise `ConfigError` if the cache must not be given these utterances of a data set that shows no ids."""
+        if self.ids is not None:  # compared when the cache was opened
+            return
+        if self.full and not self.append:
+            raise ConfigError(
+                f"cache {str(self.path)!r} is complete without {named(ids, 3)}, and this data set shows no ids by "
+                "which the two could be compared; give it an attribute `ids`, or append=True to add what is new"
+            )
+        if not self.shared:
+            self._others.refuse(ids)
 
     def publish(
-        self, writer: CacheWriter, failures: Sequence[Failure], *, left_out: int, stopped: bool
+        self,
+        writer: CacheWriter,
+        failures: Sequence[Failure],
+        *,
+        seen: Collection[str] | None,
+        left_out: int,
+        stopped: bool,
     ) -> None:
-        """Publish what was written, and say what could not be computed."""
-        if stopped and builds_aside(self.path):
-            writer.abort()  # the old cache stays; the parts of the new one wait for the same call
+        """Publish what was written, and say what could not be computed.
+
+        Args:
+            writer: the writer of the cache.
+            failures: of this run.
+            seen: ids of all utterances, if the data set did not show them; None if it was not gone through.
+            left_out: utterances that a sampler did not ask for.
+            stopped: before the end.
+        """
+        if stopped and (builds_aside(self.path) or (self.full and self.ids is None)):
+            writer.abort()  # the old cache stays as it is; the parts of the new one wait for the same call
             return
-        writer.close(complete=not (failures or left_out or stopped))
+        if seen is not None and not stopped:
+            if not seen:
+                writer.abort()
+                raise ConfigError(EMPTY)
+            writer.expect(seen)
+        for id in {*self.accepted, *(failure["id"] for failure in failures)} - {None}:
+            writer.fail(cast(str, id))
+        unnamed = any(failure["id"] is None for failure in failures)
+        writer.close(complete=not (unnamed or left_out or stopped))
         if left_out:
-            _log.warning("%d utterances were not in the given sampler: %r stays incomplete", left_out, str(self.path))
+            text = f"{counted(left_out)} were not in the given sampler"
+            _log.warning("%s: %r stays incomplete", text, str(self.path))
         self._record(failures)
 
     def publish_early(self, writer: CacheWriter) -> None:
@@ -85,45 +167,85 @@ class Destination:
         if isinstance(error, ConfigError | MissingDependencyError):  # the same call would end in the same way
             return
         with contextlib.suppress(OSError):  # a cache that cannot be read says nothing of how to go on
+            stored = sum(1 for _ in committed(self.path))
             if builds_aside(self.path):
                 text = f"cache {str(self.path)!r} is as it was; what was computed anew waits beside it"
             else:
-                of_all = "" if self.ids is None else f" of {len(self.ids)}"
-                text = f"{sum(1 for _ in committed(self.path))}{of_all} utterances are in cache {str(self.path)!r}"
+                number = counted(stored) if self.ids is None else f"{stored} of {counted(len(self.ids))}"
+                text = f"{number} {'is' if stored == 1 else 'are'} in cache {str(self.path)!r}"
             text += "; the same call goes on from there"
             error.add_note(text)
             if isinstance(error, KeyboardInterrupt):
                 _log.warning("stopped: %s", text)
+
+    def _missing_from(self, cache: Cache) -> Sequence[str] | None:
+        """Return the ids that are to be computed; None if they are not known."""
+        if self.ids is None:
+            return None
+        rows = rows_of(cache, self.ids)
+        lacking = [self.ids[number] for number in np.flatnonzero(rows < 0).tolist()]
+        failed = {*cache.failed}.intersection(lacking)
+        strange = len(lacking) == len(self.ids) and not failed
+        if self.full and not self.append and len(cache) and strange:
+            raise another_split(cache, self.ids, self.split)
+        if self.full:
+            self._tell_what_is_beside(cache, rows)
+        self._tell_what_is_left_out(sorted(failed & self.accepted))
+        return [id for id in lacking if id not in self.accepted]
+
+    def _tell_what_is_beside(self, cache: Cache, rows: NDArray[np.int64]) -> None:
+        beside = np.ones(len(cache), bool)
+        beside[rows[rows >= 0]] = False
+        numbers = np.flatnonzero(beside).tolist()
+        if numbers:
+            _log.log(
+                logging.INFO if self.append else logging.WARNING,
+                "cache %r holds %d utterances, %d of them not in this data set: %s",
+                *(str(self.path), len(cache), len(numbers), named([cache._index.id(row) for row in numbers[:3]])),
+            )
+
+    def _tell_what_is_left_out(self, failed: Sequence[str]) -> None:
+        if failed:
+            text = f"{counted(len(failed))} failed earlier and {'is' if len(failed) == 1 else 'are'} left out"
+            where = str(self.path / FAILURES)
+            _log.warning("%s: %s, see %r; on_error='raise' tries again", text, named(failed, 3), where)
 
     def _writer(self, fingerprint: Mapping[str, object], overwrite: bool) -> CacheWriter:
         make = partial(self.storage.writer, self.split, fingerprint, overwrite=overwrite)
         # a part's writer that has lost its run ends soon; another run of the cache does not
         return patiently(make, unless=partial(is_locked, self.path))
 
-    def _is_complete(self, fingerprint: Mapping[str, object]) -> bool:
+    @contextlib.contextmanager
+    def _refusal_explained(self, missing: Sequence[str] | None) -> Iterator[None]:
+        """Say what a cache lacks that cannot be written to."""
         try:
-            cache = self.storage.cache(self.split)
-        except (NotACacheError, StaleCacheError):  # the writer starts one, or says all that differs
-            return False
-        declared = cache_fingerprint(self.storage.features, fingerprint)
-        if not cache.complete or differences(cache.fingerprint, declared):
-            return False
-        raise_damage(container_damage(cache.path, cache._index.containers))
-        if self.ids is not None:
-            return _holds_all(cache, self.ids)
-        return len(cache) >= (self.size or 0)
+            yield
+        except OSError as error:
+            if not _is_refused(error):
+                raise
+            if not (self.path / NAME).exists():
+                text = "cannot be made; give another directory, or ask for the right to write there"
+            elif missing is None:
+                text = "cannot be written to, and the data set shows no ids to compare; give it an attribute `ids`"
+            else:
+                text = (
+                    f"lacks {named(missing, 3)} and cannot be written to: copy it to where you may write, or leave "
+                    f"{'this utterance' if len(missing) == 1 else 'these utterances'} out of the data set"
+                )
+            raise CacheError(f"cache {str(self.path)!r} {text} ({describe(error)})") from error
 
     def _record(self, failures: Sequence[Failure]) -> None:
-        path = self.path / FAILURES
+        """Keep a line for each utterance that has failed, now or earlier, and tell of those of now."""
+        cache = Cache(self.path)
+        still = set(cache.failed) - {failure["id"] for failure in failures}
+        write_failures(self.path, [*(line for line in read_failures(self.path) if line["id"] in still), *failures])
         if not failures:
-            path.unlink(missing_ok=True)
             return
-        lines = [json.dumps(failure, ensure_ascii=False) + "\n" for failure in failures]
-        write_durably(path, "".join(lines).encode("utf-8", "backslashreplace"))
-        first = f"{failures[0]['id']!r} with {failures[0]['type']}: {failures[0]['error']}"
-        if not len(Cache(self.path)):
-            raise ComputeError(f"all {len(failures)} utterances failed, see {str(path)!r}; the first, {first}")
-        _log.warning("%d utterances failed, see %r; the first, %s", len(failures), str(path), first)
+        path, first = str(self.path / FAILURES), failures[0]
+        text = f"failed, see {path!r}; the first, {first['id']!r} with {first['type']}: {first['error']}"
+        if not len(cache):
+            raise ComputeError(f"all {counted(len(failures))} {text}")
+        _log.warning("%s %s", counted(len(failures)), text)
 
 
 def check_settings(on_error: str, retries: int, publish_every_s: float | None) -> None:
@@ -136,35 +258,12 @@ def check_settings(on_error: str, retries: int, publish_every_s: float | None) -
         raise ConfigError(f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}")
 
 
-def patiently(do: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
-    """Do something once the writers of parts that are in its way have ended; waits for them up to a minute.
-
-    Raises the `CacheLockedError` that names one of them when that was in vain, and at once if `unless` says so.
-    """
-    until, told = time.monotonic() + PATIENCE_S, False
-    while True:
-        try:
-            return do()
-        except CacheLockedError as error:
-            if time.monotonic() >= until or unless():
-                raise
-            if not told:
-                _log.warning("waiting up to %.0f s: %s", PATIENCE_S, error)
-                told = True
-        time.sleep(0.2)
-
-
 def builds_aside(path: Path) -> bool:
     """Say whether a cache that is to be overwritten is still the one that readers see."""
     manifest = read_manifest(path)
     return manifest.building > manifest.build
 
 
-def _holds_all(cache: Cache, ids: Sequence[str]) -> bool:
-    feature = cache.features[0]
-    try:
-        for start in range(0, len(ids), 100_000):
-            cache.lengths(feature, ids[start : start + 100_000])
-    except KeyNotFoundError:
-        return False
-    return True
+def _is_refused(error: OSError) -> bool:
+    refused = (errno.EACCES, errno.EPERM, errno.EROFS)
+    return any(getattr(cause, "errno", None) in refused for cause in (error, error.__cause__))

@@ -5,7 +5,7 @@
     FeatcacheError
     ├── ConfigError (ValueError)             a declaration that cannot work
     │   └── UnknownNameError (KeyError)      no such backend, codec or option
-    ├── MissingDependencyError (ImportError) a format's library is not installed
+    ├── MissingDependencyError (ImportError) an optional library is not installed
     ├── FeatureError (ValueError)            an array that cannot be stored as declared
     ├── DuplicateIdError (ValueError)        an id given twice in one run
     ├── ComputeError (RuntimeError)          computing the features of an utterance failed
@@ -19,7 +19,7 @@
     │   ├── StaleCacheError                  made from something else than what is declared now
     │   ├── CacheLockedError                 another writer is at work
     │   └── StorageFullError                 no space left for what is coming
-    └── IncompleteError (RuntimeError)       extraction stopped before the end; what is done is kept
+    └── IncompleteError (RuntimeError)       an extraction or a cache that lacks utterances
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class UnknownNameError(ConfigError, KeyError):
 
 
 class MissingDependencyError(FeatcacheError, ImportError):
-    """A format's library is not installed."""
+    """An optional library is not installed."""
 
 
 class FeatureError(FeatcacheError, ValueError):
@@ -101,7 +101,7 @@ class StorageFullError(CacheError):
 
 
 class IncompleteError(FeatcacheError, RuntimeError):
-    """Extraction stopped before the end; what is done is kept."""
+    """An extraction that stopped before its end, or a cache that lacks utterances."""
 
 
 def describe(error: BaseException) -> str:
@@ -114,13 +114,14 @@ def describe(error: BaseException) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Say which known names are close to `name`, or which there are, as the end of a message.
+    """Say which known names are close to `name` in any case, or which there are: a message's end.
 
-    >>> nearest("hdf", ["hdf5", "zarr"])
+    >>> nearest("HDF", ["hdf5", "zarr"])
     "did you mean 'hdf5'?"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    folded = {known_name.lower(): known_name for known_name in names}
+    close = difflib.get_close_matches(str(name).lower(), folded, n=3, cutoff=0.5)
     if close:
-        return f"did you mean {' or '.join(map(repr, close))}?"
+        return f"did you mean {' or '.join(repr(folded[match]) for match in close)}?"
     return f"known: {', '.join(map(repr, names)) or 'none'}"

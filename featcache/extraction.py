@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from featcache.account import Account, Progress
-from featcache.batches import DatasetBatches, LoaderBatches, batches_of_stream, is_map_style, size_of, visible_ids
-from featcache.compute import Computation, Failure, features_of
-from featcache.config import FeatureStorage
+from featcache.batches import DatasetBatches, LoaderBatches, batches_of_stream, learnt_ids
+from featcache.compute import Computation, features_of
+from featcache.datasets import is_map_style
 from featcache.destination import Destination
 from featcache.errors import ConfigError, IncompleteError, describe
 from featcache.every import Every
+from featcache.failures import Failure
 from featcache.ranks import Ranks
 from featcache.store.cache import Cache
 from featcache.store.closing import close_after
 from featcache.store.part_writer import PartWriter
 from featcache.store.writer import CacheWriter
+
+_log = logging.getLogger("featcache")
+
+
+class _Start(NamedTuple):
+    """The findings of rank 0, before anything is computed."""
+
+    complete: bool
+    fingerprint: Mapping[str, object] = {}
+    learnt: Sequence[str] | None = None  # ids of a data set that does not show them
+    full: bool = False
+    accepted: frozenset[str] = frozenset()
+
+
+class _Report(NamedTuple):
+    """The end of a rank's share."""
+
+    error: str | None
+    failures: list[Failure]
+    cut_short: bool
+    left_out: int
+    seen: set[str] | None
 
 
 @dataclass
@@ -29,8 +53,7 @@ class Extraction:
     owner: Any
     source: Any  # a dataset or loader
     stage: Any
-    storage: FeatureStorage
-    split: str
+    to: Destination
     loader_kwargs: Mapping[str, Any]
     skip_failures: bool
     progressbar: bool
@@ -39,11 +62,10 @@ class Extraction:
     publish_every_s: float | None
 
     def __post_init__(self) -> None:
-        self._ids = visible_ids(self.source)
-        self._to = Destination(self.storage, self.split, self._ids, size_of(self.source))
         self._publisher: CacheWriter | None = None  # on rank 0
         self._fingerprint: Mapping[str, object] = {}
         self._failures: list[Failure] = []
+        self._seen: set[str] | None = None  # ids that came of a data set that does not show them, once all have come
         self._known = 0  # utterances that were in the cache before, as far as can be told
         self._left_out = 0  # utterances that a given sampler did not ask for
         self._cut_short = False  # by --debug
@@ -51,26 +73,41 @@ class Extraction:
 
     def run(self, fingerprint: Callable[[], Mapping[str, object]], *, resume: bool, overwrite: bool) -> Cache:
         """Do it, and open the cache; see `FeatureCacheMixin.cache_features`."""
-        start = partial(self._start, fingerprint, resume, overwrite)
-        complete, self._fingerprint = self.ranks.together(start)[0]
-        if not complete:
+        start = self.ranks.together(partial(self._start, fingerprint, resume, overwrite))[0]
+        self._fingerprint = start.fingerprint
+        if not start.complete:
+            if start.learnt is not None:
+                self.to.ids = start.learnt
+            self.to.full, self.to.accepted = start.full, start.accepted
             error = self._work()
             close_after(error, self._finish if error is None else partial(self._finish, error))
             if error is not None:
                 if self.ranks.rank == 0:
-                    self._to.say_how_to_go_on(error)
+                    self.to.say_how_to_go_on(error)
                 raise error
-        return self.storage.cache(self.split)
+        return self.to.storage.cache(self.to.split)
 
-    def _start(
-        self, fingerprint: Callable[[], Mapping[str, object]], resume: bool, overwrite: bool
-    ) -> tuple[bool, Mapping[str, object]]:
-        """On rank 0, open the cache for writing unless nothing is missing; returns whether, and the fingerprint."""
+    def _start(self, fingerprint: Callable[[], Mapping[str, object]], resume: bool, overwrite: bool) -> _Start:
+        """On rank 0, open the cache for writing unless nothing is missing."""
         if self.ranks.rank:
-            return False, {}
+            return _Start(complete=False)
         made_from = fingerprint()
-        self._publisher = self._to.open(made_from, resume=resume, overwrite=overwrite)
-        return self._publisher is None, made_from
+        learnt = None if overwrite else self._learn(made_from)
+        self._publisher = self.to.open(made_from, resume=resume, overwrite=overwrite)
+        return _Start(self._publisher is None, made_from, learnt, self.to.full, self.to.accepted)
+
+    def _learn(self, fingerprint: Mapping[str, object]) -> Sequence[str] | None:
+        """Load all of a data set that does not show its ids, to compare it with a complete cache."""
+        cache = self.to.current(fingerprint) if self.to.ids is None else None
+        if cache is None or not cache.complete:
+            return None
+        _log.warning(
+            "the data set shows no ids: all of it is loaded, to see whether it is what cache %r holds; give it an "
+            "attribute `ids`, a list of strings, and this takes no time",
+            str(self.to.path),
+        )
+        self.to.ids = learnt_ids(self.source, self.loader_kwargs)
+        return self.to.ids
 
     def _work(self) -> BaseException | None:
         """Compute this rank's share; returns the error that ended it."""
@@ -84,15 +121,18 @@ class Extraction:
 
     def _join(self, stack: contextlib.ExitStack) -> None:
         """Find this rank's share, and open a part of the cache for it."""
-        self._writer = stack.enter_context(PartWriter(self._to.path, self.storage.features, self._fingerprint))
+        self._writer = stack.enter_context(PartWriter(self.to.path, self.to.storage.features, self._fingerprint))
         if is_map_style(self.source):
             missing: Sequence[int] = range(len(self.source))
-            if self._ids is not None:
-                missing = [number for number, id in enumerate(self._ids) if id not in self._writer]
+            if self.to.ids is not None:
+                behind = self.to.accepted
+                missing = [
+                    number for number, id in enumerate(self.to.ids) if id not in behind and id not in self._writer
+                ]
             self._known = len(self.source) - len(missing)
             share = missing[self.ranks.rank :: self.ranks.size]
             self._batches: DatasetBatches | LoaderBatches = DatasetBatches(
-                self.source, share, self.loader_kwargs, self._ids
+                self.source, share, self.loader_kwargs, self.to.ids
             )
             self._writer.expect_more(len(share))
         elif self.ranks.size > 1:
@@ -111,12 +151,13 @@ class Extraction:
             self._writer,
             skip_failures=self.skip_failures,
             retries=self.retries,
-            only_missing=self._ids is not None and is_map_style(self.source),  # what is known is not even loaded
+            only_missing=self.to.ids is not None and is_map_style(self.source),  # what is known is not even loaded
+            check_new=self.to.check_new,
         )
         self._failures = computation.failures
         ranks = f", rank 0 of {self.ranks.size}" if self.ranks.size > 1 else ""
         account = Account(
-            f"caching {self.split}{ranks}",
+            f"caching {self.to.split}{ranks}",
             None if self._batches.total is None else self._known + self._batches.total,
             self._known,
             self._failures,
@@ -132,31 +173,35 @@ class Extraction:
                 if debug and number == getattr(self.owner, "debug_batches", 2):
                     self._cut_short = True
                     return
-        if isinstance(self._batches, DatasetBatches):
-            self._left_out = self._batches.total - computation.behind
+        if self._batches.total is not None:
+            self._left_out = max(self._batches.total - computation.behind, 0)
+        if self.to.ids is None:
+            self._seen = computation.seen
 
     def _publish_now_and_then(self) -> None:
         """Seal what this rank has written; rank 0 publishes it, and what the others have sealed before."""
         if self._publishing.due():
             self._writer.seal()
             if self._publisher is not None:
-                self._to.publish_early(self._publisher)
+                self.to.publish_early(self._publisher)
 
     def _finish(self, error: BaseException | None = None) -> None:
         """Wait for all ranks, and publish what they have written."""
         text = None if error is None else describe(error)
-        reports = self.ranks.gather((text, self._failures, self._cut_short, self._left_out))
+        reports = self.ranks.gather(_Report(text, self._failures, self._cut_short, self._left_out, self._seen))
         self.ranks.together(partial(self._publish, reports))
-        for rank, (text, *_) in enumerate(reports):
-            if text is not None and rank != self.ranks.rank:
-                raise IncompleteError(f"rank {rank} failed with {text}; what was computed is kept")
+        for rank, report in enumerate(reports):
+            if report.error is not None and rank != self.ranks.rank:
+                raise IncompleteError(f"rank {rank} failed with {report.error}; what was computed is kept")
 
-    def _publish(self, reports: Sequence[tuple[str | None, list[Failure], bool, int]]) -> None:
+    def _publish(self, reports: Sequence[_Report]) -> None:
         if self._publisher is None:
             return
-        self._to.publish(
+        seen = [report.seen for report in reports if report.seen is not None]
+        self.to.publish(
             self._publisher,
-            [failure for _, failed, _, _ in reports for failure in failed],
-            left_out=sum(number for *_, number in reports),
-            stopped=any(text is not None or cut_short for text, _, cut_short, _ in reports),
+            [failure for report in reports for failure in report.failures],
+            seen=set().union(*seen) if len(seen) == len(reports) else None,
+            left_out=sum(report.left_out for report in reports),
+            stopped=any(report.error is not None or report.cut_short for report in reports),
         )

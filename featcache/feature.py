@@ -1,24 +1,24 @@
-"""How one feature is stored: the declaration, checked when it is made."""
+"""`FeatureStorageConfig`: how one feature is stored, checked when it is declared."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
-from featcache.errors import ConfigError, UnknownNameError, nearest
+from featcache._checks import errors_about, named_settings
+from featcache._dtypes import DTYPES as DTYPES
+from featcache._dtypes import dtype_name
+from featcache._options import split_options, without_defaults
+from featcache._shapes import guess, looks_batched
+from featcache.errors import ConfigError, FeatureError, UnknownNameError, nearest
 from featcache.interface import Backend, Blocks, Codec, FeatureSpec, SupportsBlocks
 from featcache.registry import RAW, get_backend, get_codec
 
-DTYPES = (
-    *("float16", "float32", "float64", "bfloat16"),
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    "bool",
-)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_FIELDS = ("name", "dtype", "backend", "codec", "options", "stats", "time_axis", "nonfinite")
 
 
 @dataclass(frozen=True, init=False)
@@ -26,19 +26,26 @@ class FeatureStorageConfig:
     """Declare how one feature is stored.
 
     Args:
-        name: a letter or `_`, then letters, digits, `_` and `-`; at most 64.
-        dtype: dtype on disk, one of float16/32/64, bfloat16, (u)int8/16/32/64, bool. Floats are rounded to it;
-            a value that it cannot hold is an error when written.
+        name: a letter or `_`, then letters, digits, `_` and `-`; at most 64; not `id`.
+        dtype: dtype on disk, one of float16/32/64, bfloat16, (u)int8/16/32/64, bool. Floats are
+            rounded to it, tiny ones to 0; a value that is too large is an error when written.
         backend: the storage format, one of `featcache.backend_names()`.
         codec: how arrays become bytes; None is the format's default.
         options: options of the format and of the codec, e.g. `{"tick_power": -6}`.
         stats: collect count, mean and variance while writing; None: for floats yes, for integers and bool no.
         time_axis: 0 if arrays are (frames, *dims), None for one array of a fixed shape an utterance (an embedding).
+            Nothing tells an embedding of shape (192,) from 192 frames of one number each: say
+            None, or declare `dims` to be told.
         nonfinite: "error" refuses NaN and infinity, "keep" stores them (no statistics then).
+        dims: shape of a frame, `[80]` for 80 mel bands, `[]` for one number; of the whole array
+            without a time axis. Others are refused, from the first utterance on, which decides if
+            this is None.
+        frame_s: seconds from one frame to the next; recorded, and compared with nothing.
+        offset_s: seconds at which the first frame begins; recorded likewise.
 
     Raises `ConfigError` if the declaration cannot work.
 
-    >>> FeatureStorageConfig("fbank", dtype="float16", backend="hdf5").codec
+    >>> FeatureStorageConfig("fbank", dtype="float16", backend="hdf5", dims=[80]).codec
     'raw'
     """
 
@@ -50,14 +57,11 @@ class FeatureStorageConfig:
     stats: bool
     time_axis: int | None
     nonfinite: str
+    dims: tuple[int, ...] | None
+    frame_s: float | None
+    offset_s: float
 
-    def __new__(cls, *args: object, **settings: object) -> Self:
-        """Refuse unknown settings: `__init__` would not say which one was meant, or that another is missing for it."""
-        for key in settings:
-            if key not in _FIELDS:
-                raise UnknownNameError(f"a feature's storage has no setting {key!r}; {nearest(key, _FIELDS)}")
-        return super().__new__(cls)
-
+    @named_settings("a feature's storage")
     def __init__(
         self,
         name: str,
@@ -68,68 +72,84 @@ class FeatureStorageConfig:
         stats: bool | None = None,
         time_axis: int | None = 0,
         nonfinite: str = "error",
+        *,
+        dims: Sequence[int] | None = None,
+        frame_s: float | None = None,
+        offset_s: float = 0.0,
     ) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"feature name {name!r} is not usable: a letter or '_', then letters, digits, '_' and '-', at most 64"
-            )
-        if not isinstance(options or {}, Mapping):
-            raise ConfigError(f"feature {name!r}: options are a dict by name, not {options!r}")
-        if stats not in (None, True, False):
-            raise ConfigError(f"feature {name!r}: stats is true, false or null, not {stats!r}")
-        dtype_name = _dtype_name(name, dtype)
-        if codec is None:
-            codec = get_backend(backend).codecs[0]
-        if stats is None:
-            stats = "float" in dtype_name and nonfinite != "keep"
-        for field, value in (
-            ("name", name),
-            ("dtype", dtype_name),
-            ("backend", backend),
-            ("codec", codec),
-            ("options", dict(options or {})),
-            ("stats", bool(stats)),
-            ("time_axis", time_axis),
-            ("nonfinite", nonfinite),
-        ):
-            object.__setattr__(self, field, value)
-        self._check()
+        _check_name(name)
+        with errors_about(f"feature {name!r}"):
+            if not isinstance(options or {}, Mapping):
+                raise ConfigError(f"options are a dict by name, not {options!r}")
+            if stats not in (None, True, False):
+                raise ConfigError(f"stats is true, false or null, not {stats!r}")
+            stored = dtype_name(dtype)
+            if codec is None:
+                codec = get_backend(backend).codecs[0]
+            if stats is None:
+                stats = "float" in stored and nonfinite != "keep"
+            for field, value in (
+                ("name", name),
+                ("dtype", stored),
+                ("backend", backend),
+                ("codec", codec),
+                ("options", dict(options or {})),
+                ("stats", bool(stats)),
+                ("time_axis", time_axis),
+                ("nonfinite", nonfinite),
+                ("dims", _dims(dims)),
+                ("frame_s", None if frame_s is None else _seconds("frame_s", frame_s, above=0)),
+                ("offset_s", _seconds("offset_s", offset_s)),
+            ):
+                object.__setattr__(self, field, value)
+            self._check_choices()
+            self._check_options()
 
-    def _check(self) -> None:
+    def _check_choices(self) -> None:
         if self.time_axis not in (0, None) or self.time_axis is False:
             raise ConfigError(
-                f"feature {self.name!r}: time_axis {self.time_axis!r} is not supported; use 0 and give arrays as "
+                f"time_axis {self.time_axis!r} is not supported; use 0 and give arrays as "
                 "(frames, ...), or None for one array of a fixed shape an utterance"
             )
         if self.nonfinite not in ("error", "keep"):
-            raise ConfigError(f"feature {self.name!r}: nonfinite is 'error' or 'keep', not {self.nonfinite!r}")
+            raise ConfigError(f"nonfinite is 'error' or 'keep', not {self.nonfinite!r}")
         if self.nonfinite == "keep" and self.stats:
-            raise ConfigError(f"feature {self.name!r}: no statistics of NaN and infinity; set stats: false")
-        backend = get_backend(self.backend)
-        if self.codec not in backend.codecs:
-            raise UnknownNameError(
-                f"feature {self.name!r}: backend {self.backend!r} has no codec {self.codec!r}; "
-                f"{nearest(self.codec, backend.codecs)}"
+            raise ConfigError("no statistics of NaN and infinity; set stats: false")
+        if self.time_axis is None and (self.frame_s is not None or self.offset_s):
+            raise ConfigError(
+                "without a time axis there are no frames; leave frame_s and offset_s out"
             )
-        codec = self.make_codec()
+
+    def _check_options(self) -> None:
+        codecs = get_backend(self.backend).codecs
+        if self.codec not in codecs:
+            raise UnknownNameError(
+                f"backend {self.backend!r} has no codec {self.codec!r}; "
+                f"{nearest(self.codec, codecs)}"
+            )
+        of_backend, of_codec = split_options(self.backend, self.codec, self.options)
+        object.__setattr__(self, "options", of_backend | of_codec)
+        codec, backend = self.make_codec(), self.make_backend()
         if codec is not None and codec.dtypes is not None and self.dtype not in codec.dtypes:
             raise ConfigError(
-                f"feature {self.name!r}: codec {self.codec!r} cannot hold {self.dtype!r}; "
+                f"codec {self.codec!r} cannot hold {self.dtype!r}; "
                 f"it holds {', '.join(sorted(codec.dtypes))}"
             )
-        made = self.make_backend()
-        if codec is not None and not isinstance(made, SupportsBlocks):
-            raise ConfigError(f"backend {self.backend!r} lists codec {self.codec!r} but does not say how to cut blocks")
+        if codec is not None and not isinstance(backend, SupportsBlocks):
+            raise ConfigError(
+                f"backend {self.backend!r} lists codec {self.codec!r} "
+                "but does not say how to cut blocks"
+            )
 
     def make_backend(self) -> Backend:
         """Make the storage format with the declared options."""
-        return get_backend(self.backend)(**self._options_of(get_backend(self.backend)))
+        return get_backend(self.backend)(**split_options(self.backend, self.codec, self.options)[0])
 
     def make_codec(self) -> Codec | None:
         """Make the codec with the declared options; None for raw bytes."""
         if self.codec == RAW:
             return None
-        return get_codec(self.codec)(**self._options_of(get_codec(self.codec)))
+        return get_codec(self.codec)(**split_options(self.backend, self.codec, self.options)[1])
 
     def spec(self, dims: tuple[int, ...]) -> FeatureSpec:
         """Return what a backend must know, now that the shape of a frame is known."""
@@ -138,35 +158,129 @@ class FeatureStorageConfig:
     def blocks(self, dims: tuple[int, ...]) -> Blocks | None:
         """Say how arrays are cut for the codec; None for raw bytes."""
         backend = self.make_backend()
-        return backend.blocks(self.spec(dims)) if self.codec != RAW and isinstance(backend, SupportsBlocks) else None
+        if self.codec == RAW or not isinstance(backend, SupportsBlocks):
+            return None
+        return backend.blocks(self.spec(dims))
 
     def to_json(self) -> dict[str, object]:
-        """Return the declaration as JSON-able values; options at their default are left out."""
-        known = _defaults(get_backend(self.backend)) | self._codec_defaults()
-        options = {key: value for key, value in sorted(self.options.items()) if known.get(key, self) != value}
-        return {field: getattr(self, field) for field in _FIELDS} | {"options": options}
+        """Return the declaration as JSON-able values.
 
-    def _options_of(self, owner: type) -> dict[str, object]:
-        known = _defaults(get_backend(self.backend)) | self._codec_defaults()
-        for key in self.options:
-            if key not in known:
-                what = f"backend {self.backend!r}" + (f" with codec {self.codec!r}" if self.codec != RAW else "")
-                raise UnknownNameError(f"feature {self.name!r}: {what} has no option {key!r}; {nearest(key, known)}")
-        return {key: value for key, value in self.options.items() if key in _defaults(owner)}
+        Options at their default are left out; so are `dims`, `frame_s` and `offset_s`.
+        """
+        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content["options"] = without_defaults(self.backend, self.codec, self.options)
+        content["dims"] = None if self.dims is None else list(self.dims)
+        content["offset_s"] = self.offset_s or None
+        unsaid = {key for key in ("dims", "frame_s", "offset_s") if content[key] is None}
+        return {key: value for key, value in content.items() if key not in unsaid}
 
-    def _codec_defaults(self) -> dict[str, object]:
-        return {} if self.codec == RAW else _defaults(get_codec(self.codec))
+    def check_dims(
+        self,
+        id: str,
+        dims: tuple[int, ...],
+        before: tuple[int, ...] | None = None,
+        rows: int | None = None,
+    ) -> None:
+        """Raise `FeatureError` unless frames have the declared shape, or that of earlier ones.
+
+        Args:
+            id: the utterance, for the message.
+            dims: shape of its frames; of its array where the feature has no time axis.
+            before: shape of the frames that are stored already, if there are any.
+            rows: number of its frames, for a guess at what is wrong.
+        """
+        expected = before if self.dims is None else self.dims
+        if expected is None or dims == expected:
+            return
+        axes = "arrays" if self.time_axis is None else "frames"
+        those = "those before have" if self.dims is None else "declared is"
+        rows = None if self.time_axis is None else rows
+        raise FeatureError(
+            f"utterance {id!r}, feature {self.name!r}: {axes} have shape {dims}, {those} "
+            f"{expected}; {guess(dims, expected, rows, declared=self.dims is not None)}"
+        )
+
+    def looks_wrong(self, shape: tuple[int, ...]) -> str | None:
+        """Say what looks wrong with an array (frames, *dims), if anything does.
+
+        A single frame of two axes or more looks like a batch of one. Where `dims` are declared,
+        nothing looks wrong: `check_dims` is sure.
+        """
+        return looks_batched(shape) if self.dims is None and self.time_axis == 0 else None
 
 
-def _defaults(options: type) -> dict[str, object]:
-    """Options are the fields of a frozen dataclass."""
-    return {field.name: field.default for field in dataclasses.fields(options)}
+Features = Mapping[str, FeatureStorageConfig] | Iterable[FeatureStorageConfig]
 
 
-def _dtype_name(feature: str, dtype: object) -> str:
-    """Take 'float32', numpy.float32, numpy.dtype('float32') or torch.float32."""
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or getattr(dtype, "name", str(dtype))
-    name = str(name).removeprefix("torch.").removesuffix("_")  # numpy.bool_
-    if name not in DTYPES:
-        raise UnknownNameError(f"feature {feature!r}: dtype {dtype!r} cannot be stored; {nearest(name, DTYPES)}")
-    return name
+def by_name(features: Features) -> dict[str, FeatureStorageConfig]:
+    """Return declarations by feature name; raises `ConfigError` for names that clash."""
+    if not isinstance(features, Iterable) or isinstance(features, str):
+        raise ConfigError(f"features are a list of FeatureStorageConfig, not {features!r}")
+    named = (
+        features.items()
+        if isinstance(features, Mapping)
+        else ((None, feature) for feature in features)
+    )
+    declared: dict[str, FeatureStorageConfig] = {}
+    for name, feature in named:
+        if not isinstance(feature, FeatureStorageConfig):
+            raise ConfigError(
+                f"a feature is declared by a FeatureStorageConfig, not by {feature!r}"
+            )
+        if name not in (None, feature.name):
+            raise ConfigError(f"feature {feature.name!r} is listed as {name!r}; give it one name")
+        for other in declared:
+            _check_pair(other, feature.name)
+        declared[feature.name] = feature
+    if not declared:
+        raise ConfigError("a cache needs at least one feature, declared by a FeatureStorageConfig")
+    return declared
+
+
+def _check_pair(one: str, other: str) -> None:
+    if one == other:
+        raise ConfigError(f"two features are called {one!r}; give each a name of its own")
+    if one.lower() == other.lower():  # WebDataset and some file systems do not tell them apart
+        raise ConfigError(
+            f"features {one!r} and {other!r} have the same name but for upper case; rename one"
+        )
+    short, long = sorted((one, other), key=len)
+    if long == f"{short}_lengths":
+        raise ConfigError(
+            f"features {short!r} and {long!r}: a batch has the lengths of {short!r} "
+            f"under {long!r}; rename one"
+        )
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"feature name {name!r} is not usable: a letter or '_', "
+            "then letters, digits, '_' and '-', at most 64"
+        )
+    if name == "id":
+        raise ConfigError(
+            "feature name 'id' is not usable: an item has the utterance id there; rename it"
+        )
+
+
+def _dims(dims: object) -> tuple[int, ...] | None:
+    if dims is None:
+        return None
+    try:
+        if isinstance(dims, str) or not isinstance(dims, Iterable):
+            raise TypeError
+        numbers = tuple(operator.index(number) for number in dims)
+    except TypeError:
+        numbers = (-1,)
+    if any(number < 0 for number in numbers):
+        raise ConfigError(f"dims is the shape of a frame, such as [80], not {dims!r}")
+    return numbers
+
+
+def _seconds(setting: str, value: object, above: float = -math.inf) -> float:
+    number = float(value) if isinstance(value, int | float) else math.nan
+    if isinstance(value, bool) or not above < number < math.inf:
+        what = "seconds" if above < 0 else "seconds, more than 0"
+        raise ConfigError(f"{setting} is a number of {what}, not {value!r}")
+    return number

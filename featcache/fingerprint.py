@@ -17,11 +17,13 @@ the plain values that these keep under the names of their constructors' argument
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import re
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -32,7 +34,11 @@ import xxhash
 
 from featcache.store.files import digest
 
-_PARSING = threading.Lock()  # ast may fail in two threads at once: https://github.com/python/cpython/issues/106905
+# ast may fail in two threads at once: https://github.com/python/cpython/issues/106905.
+# The lock keeps our own threads apart. Those of other libraries parse, too (numpy the header of
+# each .npy file): then the same is tried again.
+_PARSING = threading.Lock()
+PARSE_TRIES = 100
 MAX_SETTINGS = 256  # of one module; beyond, their digest
 _LIBRARIES = ("featcache", "speechbrain", "torch")  # whose code is followed no further: versions do not count
 _CONTAINERS = ("modules", "raw_modules", "hparams")
@@ -208,7 +214,8 @@ def _namespace(item: Any, tree: ast.AST) -> Iterator[tuple[str, object]]:
     else:
         values = dict(item.__globals__)
         for name, cell in zip(item.__code__.co_freevars, item.__closure__ or (), strict=True):
-            values[name] = cell.cell_contents
+            with contextlib.suppress(ValueError):  # an empty cell: the variable is not bound yet
+                values[name] = cell.cell_contents
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in values:
             value = values[node.id]
@@ -227,8 +234,7 @@ def _class_attributes(cls: type, names: _Names) -> Iterator[tuple[str, object]]:
 def _tree(item: Any) -> ast.AST | None:
     """Return the syntax tree of a function or class without its docstrings."""
     try:
-        with _PARSING:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(item)))
+        tree = _parsed(item)
     except (OSError, TypeError, SyntaxError):
         return None
     for node in ast.walk(tree):
@@ -238,6 +244,20 @@ def _tree(item: Any) -> ast.AST | None:
         ):
             node.body = node.body[1:]
     return tree
+
+
+def _parsed(item: Any) -> ast.AST:
+    """Parse the source of a function or class; again if another thread was parsing meanwhile."""
+    tries = 0
+    while True:
+        try:
+            with _PARSING:
+                return ast.parse(textwrap.dedent(inspect.getsource(item)))
+        except SystemError as error:
+            tries += 1
+            if tries == PARSE_TRIES or "recursion depth mismatch" not in str(error):
+                raise
+        time.sleep(0.001)
 
 
 def _bytecode(item: Any) -> object:

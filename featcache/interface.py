@@ -4,9 +4,9 @@ A backend writes its ecosystem's own standard file and tells, for every array, w
 durability, index, statistics, resume and all reading belong to the store, which goes straight to those bytes.
 
 A new format is one frozen dataclass (its fields are the format's options) and one `ContainerWriter`, entered under the
-entry point group `featcache.backends`; `featcache.container_files` has what writing files takes, and
-`featcache.testing.BackendContract` tells whether it keeps its word. No option of a backend may have the name of an
-option of one of its codecs: both are given in one dict.
+entry point group `featcache.backends`; `featcache.container_files` has what writing files takes,
+and `featcache.testing.BackendContract` tells whether it keeps its word. No option of a backend may
+have the name of an option of one of its codecs: both are given in one dict.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class ContainerWriter(Protocol):
         Without a codec, the extents of a feature joined together are the array's bytes; with one, there is one extent
         per block. An array of zero bytes has no extents. `id` is any non-empty Unicode string without NUL.
 
-        Raises `FeatureError`, having written nothing, for an array that the format cannot hold; what can be told
-        without its bytes `ChecksArrays.check` tells earlier. After any other error the writer is broken and only
-        `abort` is called.
+        Raises `FeatureError`, having written nothing, for an array that the format cannot hold; what
+        can be told without its bytes `ChecksArrays.check` tells earlier. After any other error the
+        writer is broken and only `abort` is called.
         """
         ...
 
@@ -112,24 +112,25 @@ class ChecksArrays(Protocol):
     """A `ContainerWriter` that can say, before it writes, that its format cannot hold an array."""
 
     def check(self, id: str, arrays: Mapping[str, tuple[int, int]]) -> None:
-        """Raise `FeatureError` if `append` would refuse this id, or arrays of these (rows, bytes without a codec).
+        """Raise `FeatureError` if `append` would refuse this id, or arrays of these sizes.
 
-        Called in the thread of the one who writes, while another one may be in the other methods: it must depend on
-        nothing that these change.
+        `arrays` has by feature the number of rows and of bytes, before a codec. Called in the
+        thread of the one who writes, while another thread may be in the other methods: it must
+        depend on nothing that these change.
         """
         ...
 
 
 @runtime_checkable
 class SupportsPages(Protocol):
-    """A `ContainerWriter` that knows the digests of the files it wrote; the others' are read again."""
+    """A `ContainerWriter` that knows the digests of its files; those of others are read again."""
 
     def pages(self) -> Mapping[str, NDArray[np.uint64]]:
         """Return the digests of the pages of each file, valid once the writer is closed.
 
-        By the path of the file, as in extents, also of files without an extent: the xxh3-64 of each run of
-        `featcache.container_files.PAGE_BYTES` bytes of the finished file, the last one shorter. What another library
-        wrote is left out: only it knows when its bytes are final.
+        By the path of the file, as in extents, also of files without an extent: the xxh3-64 of each
+        `featcache.container_files.PAGE_BYTES` bytes of the finished file, the last ones maybe fewer.
+        What another library wrote is left out: the writer cannot know its bytes.
         """
         ...
 
@@ -146,7 +147,9 @@ class Backend(Protocol):
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> ContainerWriter:
         """Start new files for `features` in the existing, empty or foreign `directory`.
 
-        Raises `MissingDependencyError` when the format's library is not installed.
+        Raises, having made no file, `MissingDependencyError` when the format's library is not
+        installed, `ConfigError` for features that the format cannot hold, `FeatureError` where only
+        the shape of a frame is at fault.
         """
         ...
 
@@ -203,8 +206,9 @@ class Codec(Protocol):
     ) -> Array:
         """Return the block of shape (up to `rows`, *dims) that `data` holds.
 
-        `data` is whatever lies on disk. Raises `CorruptCacheError`, and nothing else, if it holds no such block or
-        more rows, before it takes memory for these. It must neither end the process nor run on and on.
+        `data` is whatever lies on disk. Raises `CorruptCacheError`, and nothing else, if it holds no
+        such block or more rows, before it takes memory for these. It must neither end the process
+        nor run on and on.
         """
         ...
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from featcache._checks import check_complete
 from featcache.errors import FeatureError
 from featcache.stats import FeatureStats
+from featcache.store.cache import Cache, CachePath
 
 VARIANCE_FLOOR = 1e-10  # what SpeechBrain's InputNormalization uses
 
@@ -73,14 +76,21 @@ class GlobalMVN(torch.nn.Module):
     @classmethod
     def from_cache(
         cls,
-        cache: _HasStats,
+        cache: _HasStats | CachePath,
         feature: str,
         *,
+        allow_incomplete: bool = False,
         norm_means: bool = True,
         norm_vars: bool = True,
         variance_floor: float = VARIANCE_FLOOR,
     ) -> GlobalMVN:
-        """Normalise with the statistics of a feature of a cache; see `from_stats`."""
+        """Normalise with the statistics of a feature of a cache, or of its path; see `from_stats`.
+
+        Raises `IncompleteError` for a cache that lacks utterances, unless `allow_incomplete`.
+        """
+        if isinstance(cache, str | PathLike):
+            cache = Cache(cache)
+        check_complete(cache, allow_incomplete=allow_incomplete)
         return cls.from_stats(
             cache.stats(feature), norm_means=norm_means, norm_vars=norm_vars, variance_floor=variance_floor
         )

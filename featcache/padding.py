@@ -92,7 +92,12 @@ def _on_host(name: str, value: Padded) -> Padded:
 
 
 def _integers(name: str, lengths: Lengths) -> list[int]:
-    listed = lengths if isinstance(lengths, Sequence) else lengths.tolist()
+    listed = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
+        raise FeatureError(
+            f"feature {name!r}: lengths are one number of frames for each utterance, such as "
+            f"[5, 3], not {listed!r}"
+        )
     try:
         return [operator.index(length) for length in listed]
     except TypeError:

@@ -54,7 +54,7 @@ def get_codec(name: str) -> type[Codec]:
 
 def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
     entries = _entries(group)
-    if name not in entries:
+    if not isinstance(name, str) or name not in entries:  # a damaged manifest may name a list
         raise UnknownNameError(
             f"no {kind} {name!r} is installed; {nearest(name, entries)} "
             f"(a package can add one under the entry point group {group!r})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import zipfile
 from dataclasses import dataclass
+from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -125,14 +127,30 @@ class FeatureStats:
     def load(cls, file: str | PathLike[str] | BinaryIO) -> FeatureStats:
         """Read what `save` wrote; raises `CorruptCacheError` for anything else."""
         if isinstance(file, str | PathLike):
-            with Path(file).open("rb") as stream:  # given a path, NumPy would leave a damaged file open
-                return cls.load(stream)
+            name, data = str(file), Path(file).read_bytes()
+        else:
+            name, data = str(getattr(file, "name", "the file")), file.read()
         try:
-            with np.load(file, allow_pickle=False) as arrays:
-                return cls(int(arrays["count"]), arrays["mean"], arrays["m2"])
-        except (ValueError, LookupError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-            name = getattr(file, "name", "the file")
-            raise CorruptCacheError(f"{name!r} does not hold statistics that featcache wrote: {error}") from error
+            return cls(*_unpacked(data))
+        except Exception as error:  # of damaged bytes zipfile, zlib and NumPy raise a dozen kinds
+            raise CorruptCacheError(
+                f"{name!r} does not hold statistics that featcache wrote: {error}; "
+                "put a good copy of it back"
+            ) from error
+
+
+def _unpacked(data: bytes) -> tuple[int, NDArray[np.float64], NDArray[np.float64]]:
+    """Return count, mean and m2 of what `FeatureStats.save` wrote; anything else is an error."""
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        for member in archive.infolist():  # before NumPy reserves the memory
+            if member.compress_type != zipfile.ZIP_STORED or member.file_size > len(data):
+                raise ValueError(f"{member.filename!r} is compressed, or larger than the file")
+    with np.load(BytesIO(data), allow_pickle=False) as arrays:
+        count, mean, m2 = (arrays[name] for name in ("count", "mean", "m2"))
+    for array, kind in ((count, np.int64), (mean, np.float64), (m2, np.float64)):
+        if array.dtype != kind:
+            raise ValueError(f"numbers are {array.dtype}, not {np.dtype(kind)}")
+    return operator.index(count[()]), mean, m2
 
 
 def _nan_and_infinity_allowed() -> np.errstate:

@@ -104,3 +104,7 @@ def failures(storage: FeatureStorage, split: str = "train") -> list[dict[str, An
     path = storage.path(split) / "work-failures.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+
+
+def failed(cache: Cache) -> list[str]:
+    return sorted(cache.failed)

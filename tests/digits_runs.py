@@ -113,7 +113,7 @@ def committed(cache: Path) -> Iterator[set[str]]:
     for name, sealed in list_parts(cache):
         if sealed is not None:
             yield set(sealed.index(cache, []).ids())
-        elif journal := read_journal(cache / "parts" / name):
+        elif journal := read_journal(cache, f"parts/{name}"):
             yield {utterance.id for utterance in journal.utterances}
 
 
@@ -128,4 +128,4 @@ def assert_same(cache: featcache.Cache, expected: featcache.Cache) -> None:
     assert ours.count == theirs.count
     np.testing.assert_allclose(ours.mean, theirs.mean, rtol=1e-12)
     np.testing.assert_allclose(ours.std, theirs.std, rtol=1e-12)
-    assert not [path.name for path in cache.path.iterdir() if path.name.startswith(("extraction", "failures"))]
+    assert not [path.name for path in cache.path.iterdir() if path.name.startswith("work-")]

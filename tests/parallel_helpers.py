@@ -123,4 +123,4 @@ def assert_holds(cache: featcache.Cache, numbers: Iterable[int], *, complete: bo
     np.testing.assert_allclose(stats.mean, frames.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(stats.var, frames.var(axis=0), rtol=1e-12)
     assert cache.complete == complete
-    assert not list(cache.path.glob("work-extraction-*"))
+    assert not list(cache.path.glob("work-*-*"))

@@ -92,9 +92,11 @@ def check_cache(path: Path, numbers: Iterable[int], complete: bool | None = True
     assert_holds(cache, oracle(numbers))
 
 
-def read_everything(path: Path, verify: Verify = None, mapped: bool = True) -> None:
+def read_everything(
+    path: Path, verify: Verify = None, mapped: bool = True, check_reads: bool = False
+) -> None:
     """Read all there is, in every way."""
-    cache = featcache.open(path, verify, mapped=mapped)
+    cache = featcache.open(path, verify, mapped=mapped, check_reads=check_reads)
     ids = list(cache)
     for name in cache.features:
         cache.lengths(name, ids)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from featcache.batches import ids_of_batch, size_of, to_device, visible_ids
+from featcache.batches import to_device
+from featcache.datasets import ids_of_batch, size_of, visible_ids
 
 Padded = namedtuple("Padded", ["data", "lengths"])  # as SpeechBrain's
 
@@ -31,7 +32,12 @@ class Dataset:
         ({"data_ids": ["a", "b"], "ids": [1, 2]}, ["a", "b"]),
         ({"ids": ["of", "three", "speakers"]}, None),
         ({"ids": lambda: ["a", "b"]}, None),
-        ({"data_ids": [0, 1]}, None),
+        ({"data_ids": [0, 1]}, ["0", "1"]),
+        ({"ids": np.arange(2)}, ["0", "1"]),
+        ({"ids": torch.arange(2)}, ["0", "1"]),
+        ({"ids": ["a", 1]}, ["a", "1"]),
+        ({"ids": [0.5, 1.5]}, None),
+        ({"ids": torch.rand(2)}, None),
         ({}, None),
     ],
 )
@@ -62,8 +68,11 @@ def test_the_size_is_that_of_the_dataset_if_it_tells() -> None:
         (SimpleNamespace(id=["a", "b"]), ["a", "b"]),
         ({"id": ("a", "b")}, ["a", "b"]),
         ({"id": "a"}, ["a"]),
-        ({"id": torch.tensor([1, 2])}, None),
-        ({"id": [1, 2]}, None),
+        ({"id": torch.tensor([1, 2])}, ["1", "2"]),
+        ({"id": torch.tensor(3)}, ["3"]),
+        ({"id": np.int64(3)}, ["3"]),
+        ({"id": torch.tensor([1.5])}, None),
+        ({"id": [1, 2]}, ["1", "2"]),
         ({}, None),
         ([torch.zeros(1)], None),
     ],

@@ -54,6 +54,17 @@ def dataset(utterances):
     return DynamicItemDataset(data, items, ["id", "sig", "frames"])
 
 
+class Hidden(torch.utils.data.Dataset):
+    def __init__(self, dataset):
+        self.dataset_ = dataset
+
+    def __len__(self):
+        return len(self.dataset_)
+
+    def __getitem__(self, index):
+        return self.dataset_[index]
+
+
 def main(out, steps):
     ddp_init_group({"distributed_backend": "gloo"})
     torch.manual_seed(RANK)  # other weights on each rank: rank 0 says what the cache is made from
@@ -63,10 +74,14 @@ def main(out, steps):
     for step in steps:
         brain.computed, brain.bad, brain.interrupts = [], step.get("bad", []), step.get("interrupts", [])
         data = dataset(step["utterances"])
+        if step.get("hidden"):
+            data = Hidden(data)
+            step["arguments"]["loader_kwargs"] = {"collate_fn": PaddedBatch}
         if step.get("loader"):
             data = torch.utils.data.DataLoader(data, collate_fn=PaddedBatch)
         try:
-            cache = brain.cache_features(data, Stage.TRAIN, progressbar=False, **step["arguments"])
+            arguments = {"shared": True, **step["arguments"]}
+            cache = brain.cache_features(data, Stage.TRAIN, progressbar=False, **arguments)
             outcome = {"complete": cache.complete, "utterances": len(cache)}
         except (FeatcacheError, KeyboardInterrupt) as error:
             cache = storage.cache(step["arguments"]["split"])
@@ -109,7 +124,7 @@ def everything(reports: list[dict[str, Any]]) -> list[str]:
 def test_two_ranks_share_the_work_and_go_on_after_errors(tmp_path: Path) -> None:
     skip = {"split": "skipped", "on_error": "skip"}
     batches = {"loader_kwargs": {"batch_size": 2}}
-    first, again, more, failed, resumed, interrupted, skipped, retried, refused, stale = run(
+    first, again, more, failed, resumed, interrupted, skipped, left, retried, refused, stale = run(
         tmp_path,
         2,
         [
@@ -120,7 +135,8 @@ def test_two_ranks_share_the_work_and_go_on_after_errors(tmp_path: Path) -> None
             {"utterances": 8, "arguments": {"split": "failed"}},
             {"utterances": 8, "arguments": {"split": "stopped"}, "interrupts": ["utt-4"]},
             {"utterances": 6, "arguments": {**skip, **batches}, "bad": ["utt-0", "utt-3"]},
-            {"utterances": 6, "arguments": skip},
+            {"utterances": 7, "arguments": skip},
+            {"utterances": 7, "arguments": {"split": "skipped"}},
             {"utterances": 6, "arguments": {"split": "loader"}, "loader": True},
             {"utterances": 11, "arguments": {"split": "train", "fingerprint": {"layer": 2}}},
         ],
@@ -145,7 +161,9 @@ def test_two_ranks_share_the_work_and_go_on_after_errors(tmp_path: Path) -> None
     assert [report["error"] for report in interrupted] == ["KeyboardInterrupt", "IncompleteError"]
     assert "6 of 8 utterances are in cache" in interrupted[0]["notes"][0]  # two of rank 0, all four of rank 1
 
-    assert all((report["complete"], report["utterances"]) == (False, 4) for report in skipped)
+    assert all((report["complete"], report["utterances"]) == (True, 4) for report in skipped)
+    assert everything(left) == ["utt-6"]
+    assert all((report["complete"], report["utterances"]) == (True, 5) for report in left)
     assert everything(retried) == ["utt-0", "utt-3"]
     assert all(report["complete"] for report in retried)
     assert [report["error"] for report in refused] == ["ConfigError", "ConfigError"]
@@ -157,21 +175,28 @@ def test_two_ranks_share_the_work_and_go_on_after_errors(tmp_path: Path) -> None
 
 def test_three_ranks_with_less_to_do_than_ranks(tmp_path: Path) -> None:
     split = {"split": "train"}
-    few, failed, overwritten = run(
+    few, failed, overwritten, same, grown, hidden, fewer = run(
         tmp_path,
         3,
         [
             {"utterances": 2, "arguments": split},
             {"utterances": 4, "arguments": {**split, "on_error": "skip"}, "bad": ["utt-2", "utt-3"]},
             {"utterances": 4, "arguments": {**split, "overwrite": True}},
+            {"utterances": 4, "arguments": split, "hidden": True},
+            {"utterances": 6, "arguments": split, "hidden": True},
+            {"utterances": 5, "arguments": {"split": "hidden"}, "hidden": True},
+            {"utterances": 5, "arguments": {"split": "hidden", "shared": False}, "hidden": True},
         ],
     )
     assert [report["computed"] for report in few] == [["utt-0"], ["utt-1"], []]
     assert all(report["complete"] and report["utterances"] == 2 for report in few)
-    assert all((report["complete"], report["utterances"]) == (False, 2) for report in failed)
+    assert all((report["complete"], report["utterances"]) == (True, 2) for report in failed)
     assert everything(overwritten) == ids(4)
     assert all(report["complete"] for report in overwritten)
     assert not (tmp_path / "features" / "train" / "work-failures.jsonl").exists()
+    for step, computed, utterances in [(same, [], 4), (grown, ids(6)[4:], 6), (hidden, ids(5), 5), (fewer, [], 5)]:
+        assert everything(step) == computed
+        assert all((report["complete"], report["utterances"]) == (True, utterances) for report in step)
 
 
 def test_processes_that_are_not_connected_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import speechbrain as sb
 import torch
-from brain_helpers import Audio, Recipe, assert_holds, expected, failures, make_brain, make_dataset
+from brain_helpers import Audio, Recipe, assert_holds, expected, failed, failures, make_brain, make_dataset
 
 from featcache.brain import FeatureCacheMixin
 from featcache.config import FeatureStorage
@@ -107,20 +107,44 @@ def test_failing_utterances_are_skipped_recorded_and_tried_again(storage: Featur
     audio.missing = {"spk/utt-7"}
     loader_kwargs = {"batch_size": 4, "num_workers": workers}
     cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs, on_error="skip")
-    assert (len(cache), cache.complete) == (8, False)
+    assert (len(cache), cache.complete) == (8, True)
     assert [(line["id"], line["type"], line["error"]) for line in failures(storage)] == [
         ("spk/utt-2", "ValueError", "cannot compute spk/utt-2"),
         ("spk/utt-7", "FileNotFoundError", "no audio of spk/utt-7"),
     ]
     assert "compute_features" in failures(storage)[0]["traceback"]
     brain.bad = frozenset()
-    cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs, on_error="skip")
+    with pytest.raises(ComputeError, match="spk/utt-7"):
+        brain.cache_features(dataset, loader_kwargs=loader_kwargs)
     assert [line["id"] for line in failures(storage)] == ["spk/utt-7"]
     audio.missing = set()
-    cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs, on_error="skip")
+    cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs)
     assert cache.complete
     assert not (cache.path / "work-failures.jsonl").exists()
     assert_holds(cache, expected(brain, dataset))
+
+
+def test_what_failed_is_left_out_from_then_on_and_that_is_told(
+    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = make_brain(storage)
+    brain.bad = frozenset(["spk/utt-2"])
+    cache = brain.cache_features(make_dataset(5), on_error="skip")
+    assert (failed(cache), cache.complete) == (["spk/utt-2"], True)
+    brain.calls.clear()
+    caplog.clear()
+    brain.cache_features(make_dataset(5), on_error="skip")
+    (text,) = [record.getMessage() for record in caplog.records if record.name == "featcache"]
+    assert "1 utterance failed earlier and is left out: 'spk/utt-2', see" in text
+    assert "on_error='raise' tries again" in text
+    brain.bad = frozenset(["spk/utt-7"])
+    cache = brain.cache_features(make_dataset(), on_error="skip")  # others are computed, and it is left out again
+    assert sorted({id for batch in brain.calls for id in batch}) == [f"spk/utt-{number}" for number in range(5, 10)]
+    assert (failed(cache), cache.complete) == (["spk/utt-2", "spk/utt-7"], True)
+    assert sorted(line["id"] for line in failures(storage)) == ["spk/utt-2", "spk/utt-7"]
+    brain.bad = frozenset()
+    cache = brain.cache_features(make_dataset())
+    assert (failed(cache), len(cache), cache.complete) == ([], 10, True)
 
 
 def test_a_batch_that_fails_as_a_whole_is_computed_one_by_one(storage: FeatureStorage) -> None:

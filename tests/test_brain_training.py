@@ -195,7 +195,7 @@ def test_a_checkpoint_holds_the_state_as_json_and_refuses_another_cache_by_name(
     checkpointer = Checkpointer(tmp_path, {"loader": loader})
     saved = checkpointer.save_checkpoint(end_of_epoch=False)
     assert json.loads(saved.paramfiles["loader"].read_text()) == loader.state_dict()
-    other = BucketBatchSampler([3, 4, 5], max_frames=40, seed=5)
+    other = BucketBatchSampler([3, 4, 5], ids=["utt-00", "utt-01", "utt-02"], max_frames=40, seed=5)
     with pytest.raises(ConfigError, match="the state was saved with data="):
         Checkpointer(tmp_path, {"loader": FeatureLoader(cache, batch_sampler=other)}).recover_if_possible()
 

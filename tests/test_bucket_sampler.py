@@ -278,12 +278,23 @@ def test_lengths_may_be_any_integers_and_are_not_changed() -> None:
     assert ordered == np.argsort(lengths, kind="stable").tolist()
 
 
-def test_the_repr_says_what_the_batches_are_like() -> None:
+def test_the_repr_says_what_is_sampled_without_making_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings(action="ignore"):
-        sampler = BucketBatchSampler([10, 20, 999], max_frames=40, too_long="skip", shuffle=False)
-    assert repr(sampler) == (
-        "<BucketBatchSampler: 2 utterances in 1 batches, max_frames=40, padding efficiency 0.750, epoch 0, rank 0 of 1>"
-    )
+        sampler = BucketBatchSampler([10, 20, 999], max_frames=40, too_long="skip", rank=1, world_size=2)
+    monkeypatch.setattr(sampler, "epoch_batches", None)
+    assert repr(sampler) == "<BucketBatchSampler: 2 utterances, max_frames=40, epoch 0, rank 1 of 2>"
+
+
+@pytest.mark.parametrize("limits", [{"max_frames": 4000}, {"batch_size": 7}, {"max_elements": 40_000}])
+@pytest.mark.parametrize("count", [9, 60, 1000])
+def test_all_epochs_have_the_same_number_of_batches(count: int, limits: dict[str, int]) -> None:
+    for seed in range(3):
+        sampler = BucketBatchSampler(speech(count), seed=seed, **limits)  # type: ignore[arg-type]
+        later = BucketBatchSampler(speech(count), seed=seed, **limits)  # type: ignore[arg-type]
+        later.set_epoch(17)
+        assert {len(sampler.epoch_batches(epoch)) for epoch in range(30)} == {len(later)}
+        natural = len(BucketBatchSampler(speech(count), shuffle=False, **limits))  # type: ignore[arg-type]
+        assert len(later) <= 1.05 * natural + 2
 
 
 def test_a_loader_over_other_utterances_than_the_sampler_numbers_is_refused(tmp_path: Path) -> None:

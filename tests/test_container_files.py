@@ -1,4 +1,4 @@
-"""`featcache.container_files`: whole, durable files whose page digests are known when they are closed."""
+"""`featcache.container_files`: whole, durable files whose page digests are known when closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ import pytest
 import xxhash
 from hypothesis import example, given
 
-from featcache.container_files import PAGE_BYTES, PagedFile, create, sync_directory, sync_file, write_all
+from featcache.container_files import (
+    PAGE_BYTES,
+    PagedFile,
+    create,
+    sync_directory,
+    sync_file,
+    write_all,
+)
 
 SIZES = st.integers(0, 3 * PAGE_BYTES) | st.sampled_from(
     [1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 2 * PAGE_BYTES]
@@ -75,7 +82,9 @@ def test_a_patch_changes_the_bytes_and_their_pages(
     assert file.append(octets(more, seed=2)) == size
     file.close()
     first = octets(size)
-    assert path.read_bytes() == first[:start] + patch + first[start + len(patch) :] + octets(more, 2)
+    assert path.read_bytes() == first[:start] + patch + first[start + len(patch) :] + octets(
+        more, 2
+    )
     assert file.pages.tolist() == page_digests(path)
 
 
@@ -116,7 +125,9 @@ def test_only_what_was_written_can_be_patched(tmp_path: Path) -> None:
     file.abort()
 
 
-def test_a_file_is_made_new_and_its_name_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_made_new_and_its_name_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "old").write_bytes(b"precious")
     with pytest.raises(FileExistsError, match="old"):
         PagedFile(tmp_path / "old")
@@ -124,7 +135,10 @@ def test_a_file_is_made_new_and_its_name_is_durable(tmp_path: Path, monkeypatch:
     fsync = os.fsync
 
     def recorded(descriptor: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path and (tmp_path / "new").exists())
+        synced.append(
+            Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path
+            and (tmp_path / "new").exists()
+        )
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)

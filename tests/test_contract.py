@@ -1,26 +1,81 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar
 
+import native_readers
+from native_readers import Arrays, Places
+
+import featcache
+from featcache.interface import FeatureSpec, SupportsPages
 from featcache.testing import BackendContract
+from featcache.testing.durability import files_of
 from featcache.testing.reading import packages
+from featcache.testing.seam import append_all
+from featcache.testing.storage import Storage
 
 
-class TestEveryBackend(BackendContract):
+class WritesAllItself:
+    """No file is read again when the writer is closed."""
+
+    def test_the_pages_of_all_files_are_known(self, storage: Storage, tmp_path: Path) -> None:
+        writer, _ = append_all(storage, tmp_path)
+        writer.close()
+        assert isinstance(writer, SupportsPages)
+        assert set(writer.pages()) == set(files_of(tmp_path))
+
+
+class TestMemmap(BackendContract, WritesAllItself):
+    backend = "memmap"
+
+    def read_natively(self, directory: Path, feature: FeatureSpec, extents: Places) -> Arrays:
+        return native_readers.read_npy(directory, feature, extents)
+
+
+class TestHdf5(BackendContract):
+    backend = "hdf5"
     tolerance: ClassVar[Mapping[str, float]] = {"lilcom": 2.0**-5 / 2}
 
+    def read_natively(self, directory: Path, feature: FeatureSpec, extents: Places) -> Arrays:
+        return native_readers.read_hdf5(directory, feature, extents)
 
-class TestZarrInManyShards(BackendContract):
+
+class TestLilcom(BackendContract, WritesAllItself):
+    backend = "lilcom"
+    tolerance: ClassVar[Mapping[str, float]] = {"lilcom": 2.0**-5 / 2}
+
+    def read_natively(self, directory: Path, feature: FeatureSpec, extents: Places) -> Arrays:
+        return native_readers.read_lilcom(directory, feature, extents)
+
+
+class TestWebDataset(BackendContract, WritesAllItself):
+    backend = "webdataset"
+
+    def read_natively(self, directory: Path, feature: FeatureSpec, extents: Places) -> Arrays:
+        return native_readers.read_shards(directory, feature, extents)
+
+
+class TestZarr(BackendContract, WritesAllItself):
     backend = "zarr"
+
+    def read_natively(self, directory: Path, feature: FeatureSpec, extents: Places) -> Arrays:
+        return native_readers.read_zarr(directory, feature, extents)
+
+
+class TestZarrInManyShards(TestZarr):
     options: ClassVar[Mapping[str, object]] = {"chunk_bytes": 1 << 11, "shard_bytes": 1 << 13}
     examples = 3
 
 
-class TestWebDatasetInManyShards(BackendContract):
-    backend = "webdataset"
+class TestWebDatasetInManyShards(TestWebDataset):
     options: ClassVar[Mapping[str, object]] = {"shard_bytes": 1 << 13}
     examples = 3
+
+
+def test_every_backend_is_under_contract() -> None:
+    tested = {each.backend for each in BackendContract.__subclasses__()}
+    assert tested == set(featcache.backend_names())
 
 
 def test_looking_backends_up_imports_no_format_library() -> None:

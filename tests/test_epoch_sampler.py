@@ -185,11 +185,25 @@ def test_an_epoch_is_a_number(epoch: Any) -> None:
         ShuffledBatchSampler([[0]]).set_epoch(epoch)
 
 
-def test_processes_of_torchrun_that_nothing_connects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(ConfigError, match=r"not connected.*or give it rank and world_size"):
-        ShuffledBatchSampler([[0], [1]])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "2", "RANK": "1"},  # as torchrun
+        {"WORLD_SIZE": "2", "LOCAL_RANK": "1"},  # as Lightning's ddp in its children
+        {"WORLD_SIZE": "2"},
+        {"LOCAL_RANK": "1"},
+    ],
+)
+def test_processes_that_were_started_together_and_nothing_connects_are_refused(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    sampler = ShuffledBatchSampler([[0], [1]])  # they may be connected until it is used
+    for use in (lambda: next(iter(sampler)), lambda: len(sampler), sampler.state_dict):
+        with pytest.raises(ConfigError, match=r"not connected.*or give it rank and world_size"):
+            use()
+    assert repr(sampler) == "<ShuffledBatchSampler: <2 batches of 2 utterances>, epoch 0>"
     assert list(ShuffledBatchSampler([[0], [1]], shuffle=False, rank=1, world_size=2)) == [[1]]
 
 
@@ -198,12 +212,13 @@ def test_ranks_are_those_of_torch_distributed(tmp_path: Path) -> None:
         import sys, torch.distributed
         from featcache.loading.samplers.epoch import ShuffledBatchSampler
         rank, file = int(sys.argv[1]), sys.argv[2]
+        sampler = ShuffledBatchSampler([[0], [1], [2], [3]], shuffle=False)
         torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-        print(list(ShuffledBatchSampler([[0], [1], [2], [3]], shuffle=False)))
+        print(len(sampler), list(sampler))
         torch.distributed.destroy_process_group()"""
     arguments = [[sys.executable, "-c", code, str(rank), str(tmp_path / "meet")] for rank in range(2)]
     processes = [subprocess.Popen(argument, stdout=subprocess.PIPE) for argument in arguments]
-    assert [process.communicate()[0].strip() for process in processes] == [b"[[0], [2]]", b"[[1], [3]]"]
+    assert [process.communicate()[0].strip() for process in processes] == [b"2 [[0], [2]]", b"2 [[1], [3]]"]
 
 
 class Rows(Dataset[int]):
@@ -221,8 +236,11 @@ class Rows(Dataset[int]):
     ("workers", "start"), [(0, None), (1, "fork"), (2, "fork"), (4, "fork"), (1, "spawn"), (4, "spawn")]
 )
 def test_a_data_loader_takes_batches_of_an_epoch_and_of_its_rest(workers: int, start: str | None) -> None:
-    sampler = ShuffledBatchSampler(numbered([3] * 13 + [1]), rank=1, world_size=2, seed=7)
+    sampler, second = (
+        ShuffledBatchSampler(numbered([3] * 13 + [1]), rank=1, world_size=2, seed=7) for _ in range(2)
+    )
     expected = list(sampler)
+    second.set_epoch(1)
     loader = DataLoader(
         Rows(),
         batch_sampler=sampler,
@@ -232,7 +250,10 @@ def test_a_data_loader_takes_batches_of_an_epoch_and_of_its_rest(workers: int, s
         collate_fn=torch.tensor,
     )
     assert len(loader) == 7
+    sampler.set_epoch(0)
     assert [batch.tolist() for batch in loader] == expected
+    assert [batch.tolist() for batch in loader] == list(second)
+    sampler.set_epoch(0)
     sampler.load_state_dict(sampler.state_dict(steps=3))
-    assert len(loader) == 4
+    assert len(loader) == 7
     assert [batch.tolist() for batch in loader] == expected[3:]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from hyperpyyaml import load_hyperpyyaml
 
-from featcache import FeatureStorage, FeatureStorageConfig
-from featcache.errors import ConfigError, UnknownNameError
+from featcache import FeatureStorage, FeatureStorageConfig, _options, feature
+from featcache.errors import ConfigError, FeatureError, UnknownNameError
+from featcache.registry import get_backend, get_codec
 
 YAML = """
 output_folder: {root}
@@ -68,7 +72,7 @@ def test_one_storage_writes_and_reads_all_splits(tmp_path: Path) -> None:
         ("dtype: float16", "dtype: flaot16", r"'flaot16' cannot be stored; did you mean 'float16'"),
         ("name: fbank", "name: f/bank", "feature name 'f/bank' is not usable"),
         ("name: fbank", "nmae: fbank", r"no setting 'nmae'; did you mean 'name'\?"),
-        ("    root:", "    rot:", "no setting 'rot'; it has 'root' and 'features'"),
+        ("    root:", "    rot:", r"no setting 'rot'; did you mean 'root'\?"),
     ],
 )
 def test_what_is_misspelt_in_yaml_is_named_with_the_nearest(
@@ -158,3 +162,113 @@ def test_a_storage_refuses_names_that_do_not_fit(tmp_path: Path) -> None:
             FeatureStorage(tmp_path, [fbank]).path(split)
     with pytest.raises(UnknownNameError, match=r"'fbnk' is not declared; did you mean 'fbank'\?"):
         FeatureStorage(tmp_path, [fbank]).reader("train", "fbnk")
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """A format with options of all kinds."""
+
+    codecs: ClassVar[tuple[str, ...]] = ("raw", "squeeze", "broken")
+    width: int = 3
+    depths: list[int] = dataclasses.field(default_factory=lambda: [1])
+
+    def open_writer(self) -> None: ...
+
+    def blocks(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Squeeze:
+    """A codec that cannot do without one option, and shares a name with the format if told to."""
+
+    name: ClassVar[str] = "squeeze"
+    lossless: ClassVar[bool] = True
+    dtypes: ClassVar[None] = None
+    force: int
+
+
+@pytest.fixture
+def shelf(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_codec(name: str) -> type:
+        if name == "squeeze":
+            return Squeeze
+        raise ConfigError("codec 'broken' does not load")
+
+    for module in (_options, feature):
+        monkeypatch.setattr(module, "get_backend", lambda name: Shelf)
+        monkeypatch.setattr(module, "get_codec", get_codec)
+
+
+@pytest.mark.usefixtures("shelf")
+def test_an_option_belongs_to_the_format_or_to_the_codec() -> None:
+    options = {"force": 2.0, "width": 3, "depths": [1]}
+    config = FeatureStorageConfig("f", codec="squeeze", options=options)
+    assert _options.split_options("shelf", "squeeze", options) == (
+        {"width": 3, "depths": [1]},
+        {"force": 2},
+    )
+    assert config.to_json()["options"] == {"force": 2}
+    with pytest.raises(ConfigError, match="feature 'f': codec 'squeeze' needs an option 'force'"):
+        FeatureStorageConfig("f", codec="squeeze")
+    with pytest.raises(UnknownNameError, match="no option 'force'; codec 'squeeze' has it"):
+        FeatureStorageConfig("f", options={"force": 2})
+    with pytest.raises(UnknownNameError, match="no option 'weight'; did you mean 'width'"):
+        FeatureStorageConfig("f", options={"weight": 2})
+
+
+@pytest.mark.usefixtures("shelf")
+def test_an_option_that_format_and_codec_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Wide(Squeeze):
+        force: int = 1
+        width: int = 5
+
+    monkeypatch.setattr(_options, "get_codec", lambda name: Wide)
+    with pytest.raises(ConfigError, match=r"'shelf' and codec 'squeeze' both .*'width'.*rename"):
+        FeatureStorageConfig("f", backend="shelf", codec="squeeze")
+
+
+@pytest.mark.parametrize(
+    ("dims", "frames"), [((80,), (80,)), ([], ()), (np.array([3, 4]), (3, 4)), (torch.Size([2]), (2,))]
+)
+def test_declared_dims_are_what_frames_must_have(dims: Any, frames: tuple[int, ...]) -> None:
+    config = FeatureStorageConfig("f", dims=dims)
+    assert config.dims == frames
+    config.check_dims("u", frames, rows=7)
+    with pytest.raises(FeatureError, match="utterance 'u', feature 'f': frames have shape"):
+        config.check_dims("u", (*frames, 1), rows=7)
+
+
+def test_the_shape_of_earlier_frames_holds_where_none_is_declared() -> None:
+    config = FeatureStorageConfig("f", time_axis=None)
+    config.check_dims("u", (3,))
+    config.check_dims("u", (3,), before=(3,))
+    with pytest.raises(FeatureError, match=r"arrays have shape \(4,\), those before have \(3,\); over"):
+        config.check_dims("u", (4,), before=(3,))
+    with pytest.raises(FeatureError, match="batch axis left in"):
+        config.check_dims("u", (1, 3), before=(3,))
+
+
+def test_what_a_declaration_does_not_say_of_frames_is_not_in_its_json() -> None:
+    plain = FeatureStorageConfig("f")
+    assert not {"dims", "frame_s", "offset_s"} & plain.to_json().keys()
+    assert FeatureStorageConfig("f", offset_s=0, frame_s=None, dims=None) == plain
+    said = FeatureStorageConfig("f", dims=[], frame_s=0.01, offset_s=-0.0125)
+    assert said.to_json() == {
+        **plain.to_json(),
+        "dims": [],
+        "frame_s": 0.01,
+        "offset_s": -0.0125,
+    }
+    assert FeatureStorageConfig(**json.loads(json.dumps(said.to_json()))) == said
+    assert dataclasses.replace(said, dtype="float16").dims == ()
+    assert pickle.loads(pickle.dumps(said)) == said  # noqa: S301
+
+
+def test_a_codec_that_is_a_list_is_a_typed_error() -> None:
+    wrong: Any = ["gzip"]
+    for get in (get_backend, get_codec):
+        with pytest.raises(UnknownNameError, match=r"\['gzip'\] is installed"):
+            get(wrong)
+    with pytest.raises(UnknownNameError, match=r"has no codec \['gzip'\]"):
+        FeatureStorageConfig("f", codec=wrong)

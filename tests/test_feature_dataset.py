@@ -210,10 +210,11 @@ def test_what_cannot_be_read_is_refused_by_name(cache: Path, tmp_path: Path) -> 
         FeatureDataset(cache, [])
     with pytest.raises(ConfigError, match=r"collate_fn=FeatureDataset\.collate"):
         next(iter(DataLoader(dataset, batch_size=4)))
-    with CacheWriter(tmp_path, [FeatureStorageConfig("x"), FeatureStorageConfig("x_lengths")]):
-        pass
+    for name in ("x", "x_lengths"):
+        with CacheWriter(tmp_path / name, [FeatureStorageConfig(name)]):
+            pass
     with pytest.raises(ConfigError, match="other uses for these names"):
-        FeatureDataset(tmp_path)
+        FeatureDataset(featcache.join(tmp_path / "x", tmp_path / "x_lengths"))
 
 
 class HandedOver(FeatureDataset):

@@ -162,7 +162,7 @@ def test_a_full_disk_is_an_os_error_and_aborting_stays_quiet(tmp_path: Path, cod
         for action in (lambda: [writer.append(f"utt-{number}", array) for number in range(10)], writer.flush):
             with pytest.raises(OSError, match="File too large") as caught:
                 action()
-            assert caught.value.errno == errno.EFBIG
+            assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "f.h5"))
         writer.abort()
 
 

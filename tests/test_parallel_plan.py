@@ -101,7 +101,9 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
         sealed.close()
         write(dead, range(20, 25))
         dead.commit()
-        dead._stop(finish=False)  # its lock is free now, as after its process's end
+        dead._stop(finish=False)
+        for part in dead._unsealed:
+            part.release()  # its lock is free now, as after its process's end
         write(alive, range(30, 35))
         alive.commit()
         assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [*range(25, 30), *range(35, 40)]
@@ -119,9 +121,9 @@ def test_a_part_that_is_sealed_while_it_is_looked_at_counts(tmp_path: Path, monk
         part = part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT)
         write(part, range(3))
 
-        def seal_just_before(directory: Path) -> Journal | None:
+        def seal_just_before(cache: Path, directory: str) -> Journal | None:
             part.close()
-            return read_journal(directory)
+            return read_journal(cache, directory)
 
         monkeypatch.setattr(recover, "read_journal", seal_just_before)
         missing = missing_from(tmp_path, hashes_of([id_of(number) for number in range(5)]))

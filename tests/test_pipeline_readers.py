@@ -161,7 +161,7 @@ def test_a_key_that_the_dataset_has_already_is_refused(
         storage.attach(static, "train")
     assert "fbank" not in static.pipeline.key_to_node  # nothing of it was attached
     storage.attach(dataset, "train", ["fbank"])
-    with pytest.raises(ConfigError, match="key 'fbank' already"):
+    with pytest.raises(ConfigError, match="feature 'fbank' is attached to the dataset already"):
         storage.attach(dataset, "train")
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,30 @@ def test_declaring_features_of_all_formats_brings_in_neither_torch_nor_a_format(
 def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
     assert getattr(featcache, name).__doc__
     assert name in dir(featcache)
+
+
+def test_every_error_can_be_caught_by_its_name_in_the_package() -> None:
+    code = "import featcache; featcache.errors.nearest; featcache.StaleCacheError"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    errors = {
+        name: value
+        for name, value in vars(featcache.errors).items()
+        if isinstance(value, type) and issubclass(value, featcache.FeatcacheError)
+    }
+    assert errors.keys() <= set(featcache.__all__)
+    assert all(getattr(featcache, name) is value for name, value in errors.items())
+
+
+def test_type_checkers_know_the_same_names() -> None:
+    tree = ast.parse(Path(featcache.__file__).read_text())
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    names = {
+        alias.asname or alias.name
+        for node in ast.walk(typed)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("featcache")
+        for alias in node.names
+    }
+    assert names == set(featcache.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -74,7 +74,7 @@ def test_what_comes_after_a_resume_is_what_would_have_come(make: Make, drop_last
         again = make(rank=1, world_size=4, drop_last=drop_last)
         again.load_state_dict(sampler.state_dict(steps))
         assert again.epoch == 2
-        assert len(again) == len(expected) - steps
+        assert len(again) == len(expected)
         assert list(again) == expected[steps:]
         again.load_state_dict(again.state_dict(len(expected) - steps))
         assert list(again) == []
@@ -122,23 +122,80 @@ def test_set_epoch_keeps_the_position_in_the_loaded_epoch_only() -> None:
         sampler.set_epoch(epoch)
         whole.set_epoch(epoch)
         assert list(sampler) == list(whole)
+    whole.set_epoch(5)
     assert list(whole)[4:] == rest
 
 
-def test_an_iteration_that_came_to_its_end_is_followed_by_the_whole_epoch() -> None:
+def test_an_iteration_that_came_to_its_end_is_followed_by_the_next_epoch() -> None:
+    epochs = []
+    for epoch in range(3):
+        alone = shuffled()
+        alone.set_epoch(epoch)
+        epochs.append(list(alone))
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    sampler = shuffled()
+    assert [list(sampler), list(sampler), list(sampler)] == epochs
+    assert sampler.epoch == 2
+
+
+def test_an_iteration_that_is_left_is_followed_by_its_epoch_again() -> None:
     sampler = shuffled()
     whole = list(sampler)
-    assert list(sampler) == whole
-    for steps in (3, 18):
+    sampler.set_epoch(0)
+    for steps in (3, 16):
         sampler.load_state_dict(sampler.state_dict(steps))
-        next(iter(sampler), None)  # one that is broken off changes nothing
-        if steps == 3:
-            assert len(sampler) == 15
-            assert list(sampler) == whole[3:]
+        next(iter(sampler), None)
+        assert len(sampler) == 18
+        assert list(sampler) == whole[steps:]
         assert sampler.state_dict()["position"] == 90
         assert sampler.state_dict(steps=0)["position"] == 5 * steps
-        assert len(sampler) == 18
+        sampler.set_epoch(0)
         assert list(sampler) == whole
+        sampler.set_epoch(0)
+
+
+def test_the_last_word_on_the_epoch_is_that_of_set_epoch() -> None:
+    sampler, first = shuffled(), list(shuffled())
+    batches = iter(sampler)
+    next(batches)
+    sampler.set_epoch(0)  # since it began
+    assert [first[0], *batches] == first
+    assert list(sampler) == first
+    sampler.set_epoch(0)  # since it ended
+    assert list(sampler) == first
+    unused = iter(sampler)
+    sampler.set_epoch(0)  # before it begins
+    assert list(unused) == first
+
+
+@pytest.mark.parametrize("make", [shuffled, bucket])
+def test_the_state_of_an_epoch_that_ended_goes_on_with_the_next(make: Make) -> None:
+    sampler = make()
+    list(sampler)
+    ended, last = sampler.state_dict(), sampler.state_dict(steps=len(sampler))
+    following = list(sampler)
+    for state, told, expected in [
+        (ended, None, following),
+        (ended, 0, []),  # the epoch that is over
+        (ended, 1, following),
+        (last, None, []),  # saved within the loop over the epoch, which is gone through again
+        (last, 1, following),
+    ]:
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(state)))
+        assert again.state_dict() == state
+        if told is not None:
+            again.set_epoch(told)
+        assert list(again) == expected
+
+
+def test_the_state_of_an_iteration_is_the_same_when_all_was_read_ahead() -> None:
+    sampler, other = shuffled(), shuffled()
+    batches = list(sampler)
+    sampler.load_state_dict(other.state_dict(steps=0))
+    list(sampler)  # a DataLoader took the last batch long before it delivers it
+    other.load_state_dict(sampler.state_dict(steps=15))
+    assert list(other) == batches[15:]
 
 
 def changed(**entries: object) -> State:
@@ -199,7 +256,7 @@ def test_too_few_utterances_left_for_the_ranks_are_refused_before_any_is_given()
     sampler = shuffled(rank=0, world_size=6)
     sampler.load_state_dict(state)
     with pytest.raises(ConfigError, match="1 batches of 5 utterances cannot be shared by 6 ranks; use fewer ranks"):
-        iter(sampler)
+        next(iter(sampler))
     sampler = shuffled(rank=0, world_size=6, drop_last=True)
     sampler.load_state_dict(state)
     assert list(sampler) == []

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -219,3 +221,65 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 def test_statistics_load_no_torch() -> None:
     code = "import sys, featcache.stats; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def saved() -> bytes:
+    buffer = io.BytesIO()
+    FeatureStats.of(np.random.default_rng(9).normal(size=(4, 2))).save(buffer)
+    return buffer.getvalue()
+
+
+SAVED = saved()
+
+
+def assert_the_same_or_refused(damaged: bytes) -> None:
+    """Fail if damage changes what is read; bytes that nobody reads may be damaged unnoticed."""
+    with contextlib.suppress(CorruptCacheError):
+        loaded = FeatureStats.load(io.BytesIO(damaged))
+        stats = FeatureStats.load(io.BytesIO(SAVED))
+        assert loaded.count == stats.count
+        np.testing.assert_array_equal(loaded.mean, stats.mean)
+        np.testing.assert_array_equal(loaded.m2, stats.m2)
+
+
+@settings(max_examples=4000)
+@given(st.integers(0, len(SAVED) * 8 - 1))
+def test_a_flipped_bit_never_changes_what_is_read(bit: int) -> None:
+    damaged = bytearray(SAVED)
+    damaged[bit // 8] ^= 1 << bit % 8
+    assert_the_same_or_refused(bytes(damaged))
+
+
+@settings(max_examples=500)
+@given(st.integers(0, len(SAVED) - 1), st.integers(0, 600), st.binary(max_size=40))
+def test_bytes_that_are_replaced_never_change_what_is_read(
+    start: int, length: int, other: bytes
+) -> None:
+    assert_the_same_or_refused(SAVED[:start] + other + SAVED[start + length :])
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"count": np.inf},
+        {"count": np.float64(3)},
+        {"count": np.array([3])},
+        {"count": -1},
+        {"mean": np.array(["a", "b"])},
+        {"mean": np.zeros(2, ">f8")},
+        {"mean": np.zeros(3)},
+        {"m2": np.zeros(2, np.int64)},
+    ],
+)
+def test_arrays_of_another_kind_are_refused(arrays: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **{"count": np.int64(3), "mean": np.zeros(2), "m2": np.zeros(2), **arrays})
+    with pytest.raises(CorruptCacheError, match="does not hold statistics"):
+        FeatureStats.load(io.BytesIO(buffer.getvalue()))
+
+
+def test_a_compressed_file_is_refused_before_it_fills_the_memory() -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, count=np.int64(3), mean=np.zeros(10**6), m2=np.zeros(10**6))
+    with pytest.raises(CorruptCacheError, match="is compressed"):
+        FeatureStats.load(io.BytesIO(buffer.getvalue()))

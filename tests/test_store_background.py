@@ -24,6 +24,7 @@ from featcache.interface import EncodedArray, Extent
 from featcache.store import part_writer
 from featcache.store.background import Background
 from featcache.store.journal import read_journal
+from featcache.store.writing import free_space
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +159,7 @@ def test_what_is_written_is_committed_by_itself(tmp_path: Path, monkeypatch: pyt
     write(writer, range(3))
     (part,) = (tmp_path / "parts").iterdir()
     deadline = time.monotonic() + 10
-    while (journal := read_journal(part)) is None or len(journal.utterances) < 3:
+    while (journal := read_journal(tmp_path, f"parts/{part.name}")) is None or len(journal.utterances) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     writer.abort()
@@ -222,12 +223,13 @@ def test_a_closed_writer_lets_go_of_its_files_at_once(tmp_path: Path) -> None:
 
 
 def test_too_little_space_is_said_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = type("Usage", (), {"free": 100_000})
+    monkeypatch.setattr(free_space, "LOOK_INTERVAL_S", 0)
+    free = type("Usage", (), {"free": 1_100_000})
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         write(writer, range(3))
         assert writer.commit() == 3
         monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-        with pytest.raises(StorageFullError, match=r"100,000 bytes are free .* 160,000 .*; 3 utterances .* committed"):
+        with pytest.raises(StorageFullError, match=r"1,100,000 bytes are free .* 160,000 .*; 3 utterances .* committed"):
             writer.write("long", {"fbank": np.zeros((10_000, 4), np.float32), "units": np.zeros(0, np.int16)})
         write(writer, [3])
     monkeypatch.undo()
@@ -237,10 +239,10 @@ def test_too_little_space_is_said_before_it_is_used(tmp_path: Path, monkeypatch:
 def test_a_disk_too_small_for_what_is_expected_is_a_warning_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100_000}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1_200_000}))
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
-        writer.expect(10_000)
-        with pytest.warns(UserWarning, match=r"will need about [0-9,]+ more bytes, only 100,000 are free") as warned:
+        writer.expect_more(100_000)
+        with pytest.warns(UserWarning, match=r"will need about [0-9,]+ more bytes, only 1,200,000 are free") as warned:
             write(writer, range(110))
         assert len(warned) == 1
     monkeypatch.undo()

@@ -18,7 +18,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.store import extents
 from featcache.store.extents import Containers
-from featcache.store.index import load_index
+from featcache.store.format.column_file import ColumnFile
 
 
 def test_files_are_let_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,17 +40,17 @@ def test_a_cache_makes_do_with_one_file_when_others_have_opened_too_many(
     cache.read(id_of(3), "fbank")
     opened = os.open
 
-    def refuse(path: Path, flags: int) -> int:
+    def refuse(path: Path, flags: int, **where: int) -> int:
         if cache._containers._open:
             raise OSError(errno.EMFILE, "Too many open files")
-        return opened(path, flags)
+        return opened(path, flags, **where)
 
     monkeypatch.setattr(os, "open", refuse)
     assert cache.read(id_of(3), "units").tolist() == arrays_of(3)["units"].tolist()
     assert len(cache._containers._open) == 1
     monkeypatch.setattr(cache._containers, "_open", {99: None})
-    monkeypatch.setattr(os, "open", lambda path, flags: (_ for _ in ()).throw(PermissionError(path)))
-    with pytest.raises(PermissionError):
+    monkeypatch.setattr(os, "open", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
+    with pytest.raises(CacheError, match="cannot be read.*no"):
         cache.read(id_of(3), "fbank")
 
 
@@ -60,15 +60,15 @@ def test_a_reader_that_is_overtaken_while_it_opens_takes_the_newer_generation(
     make_cache(tmp_path, range(3))
     overtaken = False
 
-    def load_late(directory: Path, names: list[str]) -> Any:
+    def open_late(root: Path, path: str, **settings: Any) -> ColumnFile:
         nonlocal overtaken
         if not overtaken:
             overtaken = True
             for number in (3, 4):
                 make_cache(tmp_path, [number])
-        return load_index(directory, names)
+        return ColumnFile(root, path, **settings)
 
-    monkeypatch.setattr("featcache.store.cache.load_index", load_late)
+    monkeypatch.setattr("featcache.store.generation.ColumnFile", open_late)
     assert len(featcache.open(tmp_path)) == 5
 
 
@@ -92,9 +92,9 @@ def test_a_container_that_shrinks_while_it_is_read_is_an_error_without_mapping(t
 
 def test_an_index_that_is_gone_is_named(tmp_path: Path) -> None:
     make_cache(tmp_path, range(3))
-    generation = featcache.open(tmp_path).generation
-    (tmp_path / f"index-{generation:06d}" / "hashes.npy").unlink()
-    with pytest.raises(CacheError, match=r"lacks '.*hashes.npy'"):
+    index = featcache.open(tmp_path)._manifest.index
+    (tmp_path / index).unlink()
+    with pytest.raises(CacheError, match=rf"lacks '.*{index}'.*put it back, or remove featcache.json"):
         featcache.open(tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_what_is_not_in_memory_is_read_ahead(on_disk: Path) -> None:
     with file.open("rb+") as opened:
         os.fsync(opened.fileno())
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    containers = Containers(on_disk, ["data"], [8 << 20])
+    containers = Containers(on_disk, ["data"].__getitem__, [8 << 20])
     places = [(0, start << 20, 900_000) for start in range(8)]
     if all(containers._file(0).has(offset) for _, offset, _ in places):
         pytest.skip("this file system keeps its files in memory, or cannot tell")

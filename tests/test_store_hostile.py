@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,11 @@ from store_helpers import FINGERPRINT, make_cache, read_everything, two_features
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CorruptCacheError, FeatcacheError
+from featcache.store.columns import string_columns
 from featcache.store.files import digest, pack_json, unpack_json
+from featcache.store.format.column_file import ColumnFile, save_columns
+from featcache.store.format.strings import Strings
+from featcache.store.manifest import read_manifest, write_manifest
 
 
 def change(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], object]:
@@ -27,24 +34,32 @@ def change(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], obje
 
 
 HOSTILE: list[Callable[[dict[str, Any]], object]] = [
-    change(("parts", 0, "containers", 0, 0), "/etc/passwd"),
-    change(("parts", 0, "containers", 0, 0), "../outside"),
-    change(("parts", 0, "containers", 0, 0), "parts/../../outside"),
-    change(("parts", 0, "containers", 0, 0), "parts//outside"),
-    change(("parts", 0, "containers", 0, 0), "a\0b"),
-    change(("parts", 0, "containers", 0, 0), 7),
-    change(("parts", 0, "containers", 0, 1), -1),
-    change(("parts", 0, "containers", 0, 1), "7"),
-    change(("parts", 0, "containers", 0), ["only"]),
     change(("parts", 0, "name"), "../outside"),
     change(("parts", 0, "name"), ".."),
     change(("parts", 0, "block_rows"), {}),
     change(("parts", 0, "block_rows", "fbank"), None),
     change(("parts", 0), {}),
     change(("parts",), None),
-    change(("digests",), {"../../outside": "0" * 16}),
-    change(("digests",), {"/dev/zero": "0" * 16}),
-    change(("digests",), []),
+    change(("index",), "../index.columns"),
+    change(("index",), "/dev/zero"),
+    change(("index",), 7),
+    change(("index_digest",), "0" * 16),
+    change(("index_digest",), None),
+    change(("parts", 0, "tombstones"), {"file": "../x", "rows": 1, "digest": ""}),
+    change(("parts", 0, "tombstones"), 3),
+    change(("files",), {"../../outside": "0" * 16}),
+    change(("files",), {"/dev/zero": "0" * 16}),
+    change(("files",), []),
+    change(("tags",), {"best": "../../x"}),
+    change(("tags",), []),
+    change(("requires",), ["something new"]),
+    change(("requires",), [7]),
+    change(("requires_to_write",), None),
+    change(("kind",), "sets"),
+    change(("expected",), {"count": -1, "digest": ""}),
+    change(("expected",), 100),
+    change(("previous",), "../x"),
+    change(("complete",), "yes"),
     change(("generation",), "../../x"),
     change(("generation",), -1),
     change(("generation",), 1.5),
@@ -93,7 +108,7 @@ def test_a_hostile_seal_is_refused(tmp_path: Path) -> None:
     make_cache(tmp_path, range(6))
     (seal,) = tmp_path.glob("parts/*/part.json")
     before = seal.read_bytes()
-    for key, value in (("containers", [["../../../x", 1]]), ("digests", {"/dev/zero": "0"}), ("header", {})):
+    for key, value in (("columns", ["../../../x", 1]), ("rows", -1), ("block_rows", {"/": 1}), ("header", {})):
         content = unpack_json(before, "seal")
         assert isinstance(content, dict)
         seal.write_bytes(pack_json(content | {key: value}))
@@ -103,16 +118,70 @@ def test_a_hostile_seal_is_refused(tmp_path: Path) -> None:
             CacheWriter(tmp_path, two_features(), FINGERPRINT)
 
 
-def test_a_column_of_objects_is_never_unpickled(tmp_path: Path) -> None:
-    make_cache(tmp_path, range(6))
-    index = tmp_path / featcache.open(tmp_path)._manifest.index_directory
-    for wrong in (
-        np.array([{"a": 1}] * 6, object),
-        np.zeros(6, np.int32),
-        np.zeros(6, ">i8"),
-        np.zeros(6, np.float64),
-        np.zeros((3, 2), np.int64),
-    ):
-        np.save(index / "fbank.rows.npy", wrong, allow_pickle=True)
-        with pytest.raises(CorruptCacheError, match=r"fbank.rows.npy' is damaged"):
-            featcache.open(tmp_path)
+CONTAINERS: list[tuple[str, Any]] = [
+    ("container_path", Strings.of(["/etc/passwd", "x"])),
+    ("container_path", Strings.of(["../outside", "x"])),
+    ("container_path", Strings.of(["parts/../../outside", "x"])),
+    ("container_path", Strings.of(["parts//outside", "x"])),
+    ("container_path", Strings.of(["a\0b", "x"])),
+    ("container_path", Strings.of(["only"])),
+    ("container_size", np.array([-1, 7])),
+    ("container_size", np.array([1 << 62, 1 << 62])),
+    ("container_part", np.array([7, 7], np.int32)),
+    ("container_part", np.array([-7, 7], np.int32)),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CONTAINERS)))
+def test_hostile_containers_are_refused(tmp_path: Path, number: int) -> None:
+    make_cache(tmp_path / "train", range(6), two_features("memmap", "webdataset"))
+    (tmp_path / "outside").write_bytes(b"x" * 100_000)
+    name, value = CONTAINERS[number]
+    changed = dict(string_columns(name, value)) if isinstance(value, Strings) else {name: value}
+    change_index(tmp_path / "train", changed)
+    for verify in ("columns", "arrays", None):
+        with pytest.raises(FeatcacheError):
+            read_everything(tmp_path / "train", verify)
+
+
+def test_nothing_is_read_through_a_link_or_waited_for(tmp_path: Path) -> None:
+    make_cache(tmp_path / "train", range(6))
+    files = [file for file in (tmp_path / "train").rglob("*") if file.is_file() and not file.name.startswith("writer")]
+    for file in files:
+        aside = tmp_path / "aside"
+        file.rename(aside)
+        for place in (lambda: file.symlink_to(aside), lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):  # noqa: B023
+            place()
+            with pytest.raises(FeatcacheError, match=re.escape(file.name)):
+                read_everything(tmp_path / "train", "columns")
+            file.unlink()
+        aside.rename(file)
+    parts = tmp_path / "train" / "parts"
+    parts.rename(tmp_path / "parts")
+    parts.symlink_to(tmp_path / "parts")
+    with pytest.raises(FeatcacheError, match="is a link"):
+        read_everything(tmp_path / "train")
+
+
+def test_a_writer_leaves_what_a_link_leads_to_alone(tmp_path: Path) -> None:
+    make_cache(tmp_path / "train", range(6))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("journal.jsonl", "part.json", "writer.json"):
+        (elsewhere / name).write_text("mine")
+    (tmp_path / "train" / "parts" / "20200101T000000-deadbeef").symlink_to(elsewhere)
+    (tmp_path / "train" / "writer.json").symlink_to(elsewhere / "writer.json")
+    make_cache(tmp_path / "train", range(6, 9))
+    make_cache(tmp_path / "train", range(3), overwrite=True)
+    assert sorted(file.name for file in elsewhere.iterdir()) == ["journal.jsonl", "part.json", "writer.json"]
+    assert {file.read_text() for file in elsewhere.iterdir()} == {"mine"}
+
+
+def change_index(path: Path, changed: Mapping[str, Any]) -> None:
+    """Write the index of a cache anew, sealed as if it were right, with some other columns."""
+    manifest = read_manifest(path)
+    with ColumnFile(path, manifest.index) as file:
+        columns = {name: file.column(name, np.dtype(kind).type) for name, (kind, *_) in file._columns.items()}
+    (path / manifest.index).unlink()
+    digest = save_columns(path / manifest.index, (columns | dict(changed)).items())
+    write_manifest(path, replace(manifest, index_digest=digest))

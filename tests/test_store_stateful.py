@@ -77,10 +77,10 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def open(self) -> None:
         self.writer = CacheWriter(self.path, self.features, self.fingerprint(), overwrite=self.overwriting)
-        self.published = self.published or {}
         for id in self.safe:
             assert id in self.writer
         self.risky, self.of_others = {}, set()
+        self.recovered_is_visible()
 
     @precondition(lambda self: self.writer is None and self.published and not self.overwriting)
     @rule(new_model=st.booleans())
@@ -179,6 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
             writer.abort()
         if not self.overwriting:
             assert set(self.published or {}) <= set(self.safe)
+            self.published = dict(self.safe)
         self.risky = {}
 
     @precondition(lambda self: self.writer is not None)
@@ -202,6 +203,11 @@ class StoreMachine(RuleBasedStateMachine):
             assert id in self.writer
         self.safe |= {id: arrays for id, arrays in may_be_there.items() if id in self.writer}
         self.risky, self.of_part, self.of_others = {}, {}, set()
+        self.recovered_is_visible()
+
+    def recovered_is_visible(self) -> None:
+        """A writer publishes at once what it finds sealed or brings back."""
+        self.published = (self.published or {}) if self.overwriting else dict(self.safe)
 
     @invariant()
     def readers_see_what_is_published(self) -> None:

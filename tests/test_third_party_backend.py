@@ -24,26 +24,67 @@ class TestFlat(BackendContract):
     backend = "flat"
 """
 
+# asks the format's own library, too
+NATIVE = """
+from pathlib import Path
+import numpy as np
+from featcache.testing import BackendContract
+
+class FlatContract(BackendContract):
+    def read_natively(self, directory, feature, extents):
+        from flat_format import read_flat
+        arrays = {}
+        for id, (rows, blocks) in read_flat(directory / f"{feature.name}.flat").items():
+            if feature.codec is not None:
+                blocks = [
+                    feature.codec.decode(memoryview(block), feature.storage_dtype, feature.dims, 100).tobytes()
+                    for block in blocks
+                ]
+            numbers = np.frombuffer(b"".join(blocks), feature.storage_dtype)
+            arrays[id] = numbers.reshape(feature.shape(rows))
+        return arrays
+"""
+
+RIGHT_CLOSE = """        table = json.dumps(self._table).encode()
+        self._file.append(table + len(table).to_bytes(8, "little"))
+"""
+APPENDED = "extents = tuple(self._append(block) for block in array.blocks)\n"
+BOUNDED = """            octets = stream.decompress(data, most + 1)
+            if len(octets) > most or not stream.eof:
+"""
+NATIVELY = "test_the_formats_own_library_reads_it"
+FLUSHED = "test_what_was_flushed_survives_a_power_cut"
+CLOSED = "test_what_was_closed_survives_a_power_cut"
+LONG_IDS = "test_an_id_that_the_format_cannot_hold_is_refused_before"
+
 # what a backend could do wrong: the right code, the wrong one, tests that must notice
 MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "Shifted": (
-        "offset = file.tell()\n",
-        "offset = file.tell() + 1\n",
-        ("test_every_dtype_is_read_back_bit_for_bit", "test_extents_hold_the_written_bytes"),
+        "self._file.append(block), len(block)",
+        "self._file.append(block) + 1, len(block)",
+        ("test_every_dtype_is_read_back_bit_for_bit", "test_extents_hold_the_written_bytes", NATIVELY),
     ),
-    "Unflushed": (
-        "            file.flush()\n            os.fsync(file.fileno())\n",
-        "            pass\n",
-        ("test_what_was_committed_survives_a_killed_writer", "test_extents_hold_the_written_bytes"),
+    "Unflushed": ("        self._file.flush()\n", "        pass\n", (FLUSHED,)),
+    "Unclosed": ("        self._file.close()\n", "        self._file.abort()\n", (CLOSED,)),
+    "Unnamed": (
+        """        self._name = f"{name}.flat"\n""",
+        """        self._name = f"flat/{name}.flat"; (directory / "flat").mkdir(exist_ok=True)\n""",
+        (FLUSHED, CLOSED),
     ),
+    "Unfinished": (RIGHT_CLOSE, "", (NATIVELY,)),
+    "Misshapen": ("= [array.rows, ", "= [array.rows + 1, ", (NATIVELY,)),
+    "Colliding": ("self._table[id]", "self._table[id.casefold()]", (NATIVELY,)),
+    "Stumbling": (APPENDED, f"assert len(id) < 1 << 16\n        {APPENDED}", (LONG_IDS,)),
+    "Cutting": ("self._table[id]", "self._table[id[:10_000]]", (LONG_IDS,)),
+    "Paging": ("self._file.pages}", "self._file.pages + 1}", ("test_pages_are_those_of_the_files",)),
     "Overlapping": (
-        "file.write(block)\n",
-        "file.write(block); file.seek(offset + len(block) // 2)\n",
+        "self._file.append(block), len(block)",
+        "self._file.append(block) // 2, len(block)",
         ("test_every_rank_is_read_back", "test_extents_do_not_overlap"),
     ),
     "FilePerId": (
-        'self._append(self._files[name], f"{name}.flat", block)',
-        'self._append(Path(self._files[name].name).with_name(id).open("ab"), id, block)',
+        APPENDED,
+        "extents = ()\n        Path(self._file._file.name).with_name(id).write_bytes(b'')\n",
         ("test_ids_are_any_text",),
     ),
     "Thawed": (
@@ -52,19 +93,19 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         ("test_a_backend_is_made_of_its_options",),
     ),
     "Raising": (
-        "    def abort(self) -> None:\n",
-        "    def abort(self) -> None:\n        self.flush()\n",
+        "        self._file.abort()\n",
+        "        self._file.flush()\n",
         ("test_abort_never_raises",),
     ),
     "Wiping": (
-        "    def abort(self) -> None:\n        for file in self._files.values():\n",
-        "    def abort(self) -> None:\n        for file in self._files.values():\n            file.truncate(0)\n",
+        "        self._file.abort()\n",
+        "        self._file._file.truncate(0)\n        self._file.abort()\n",
         ("test_an_aborted_writer_leaves_flushed_bytes_in_place",),
     ),
     "Impatient": (
-        "            file.flush()\n            os.fsync",
-        "            assert file.tell()\n            file.flush()\n            os.fsync",
-        ("test_a_writer_without_arrays_closes_and_aborts", "test_one_utterance_without_frames_is_a_cache"),
+        RIGHT_CLOSE,
+        f"        assert self._table\n{RIGHT_CLOSE}",
+        ("test_a_writer_without_arrays_closes_and_aborts",),
     ),
     "Meddling": (
         "return zlib.compress(block.tobytes(), self.level)",
@@ -78,8 +119,33 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "Moody": (
         "return zlib.compress(block.tobytes(), self.level)",
-        "return zlib.compress(block.tobytes() + os.urandom(4), self.level)",
+        "return zlib.compress(block.tobytes() + np.random.bytes(4), self.level)",
         ("test_the_same_block_gives_the_same_bytes",),
+    ),
+    "Trusting": (
+        BOUNDED,
+        "            octets = stream.decompress(data)\n            if not stream.eof:\n",
+        ("test_a_block_holds_up_to_the_rows_that_it_may", "test_a_block_of_too_many_rows_takes_no_memory"),
+    ),
+    "Late": (
+        BOUNDED,
+        BOUNDED.replace("data, most + 1", "data"),
+        ("test_a_block_of_too_many_rows_takes_no_memory",),
+    ),
+    "Careless": (
+        BOUNDED,
+        BOUNDED.replace(" or not stream.eof", ""),
+        ("test_bytes_of_anything_else_are_refused",),
+    ),
+    "Untyped": (
+        "except (zlib.error, ValueError)",
+        "except ZeroDivisionError",
+        ("test_bytes_of_anything_else_are_refused", "test_a_damaged_block_is_refused_or_within_its_bounds"),
+    ),
+    "Sharing": (
+        "    alignment: int = 1\n",
+        "    alignment: int = 1\n    level: int = 1\n",
+        ("test_no_option_is_one_of_the_backend_too",),
     ),
 }
 
@@ -107,7 +173,8 @@ def install_flat(site: Path, name: str = "flat", source: str = SOURCE) -> None:
 def run_contract(site: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
     (site / "test_flat.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "test_flat.py"]
-    environment = os.environ | {"PYTHONPATH": str(site), "COLUMNS": "500"}
+    path = os.pathsep.join([str(site), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "500"}
     return subprocess.run([*command, *options], cwd=site, env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -146,12 +213,20 @@ def test_three_lines_test_a_third_partys_backend(tmp_path: Path) -> None:
     assert "passed" in ended.stdout
 
 
+def test_the_formats_own_library_can_be_asked(tmp_path: Path) -> None:
+    install_flat(tmp_path)
+    ended = run_contract(tmp_path, f"{NATIVE}\nclass TestFlat(FlatContract):\n    backend = 'flat'", "-k", NATIVELY)
+    assert ended.returncode == 0, ended.stdout
+    assert "2 passed" in ended.stdout
+
+
 def test_the_contract_notices_mistakes(tmp_path: Path) -> None:
-    lines = ["from featcache.testing import BackendContract"]
+    install_flat(tmp_path)
+    lines = [NATIVE]
     for name, (right, wrong, _) in MISTAKES.items():
-        assert SOURCE.count(right) == 1
+        assert SOURCE.count(right) == 1, name
         install_flat(tmp_path, name.lower(), SOURCE.replace(right, wrong))
-        lines += [f"class Test{name}(BackendContract):", f"    backend = {name.lower()!r}"]
+        lines += [f"class Test{name}(FlatContract):", f"    backend = {name.lower()!r}"]
     wanted = {f"Test{name}::{test}" for name, (_, _, tests) in MISTAKES.items() for test in tests}
     selected = " or ".join(f"({test.replace('::', ' and ')})" for test in wanted)
     ended = run_contract(tmp_path, "\n".join(lines), "-k", selected)

@@ -243,7 +243,7 @@ def test_an_array_too_large_for_a_tar_is_refused_before_anything_is_written(tmp_
     with (
         mmap.mmap(-1, 8**11 - 128) as large,
         memoryview(large) as block,
-        pytest.raises(FeatureError, match="feature 'x' of 'large' has 8589934464 bytes"),
+        pytest.raises(FeatureError, match="feature 'x' of 'large' has 8,589,934,464 bytes"),
     ):
         writer.append("large", {"x": EncodedArray(len(block), (block,))})
     place = writer.append("small", {"x": encoded(features[0], small[1]["x"])})

@@ -1,10 +1,13 @@
-"""A storage format as a stranger would add it, whole: `test_third_party_backend.py` installs copies of this file.
+"""A storage format as a stranger would add it, whole: `test_third_party_backend.py` installs it.
 
-One `<feature>.flat` a feature: the bytes of all arrays, or of their compressed blocks, one after another.
+One `<feature>.flat` a feature: the bytes of all arrays, or of their compressed blocks, one after
+another; then a table in JSON, `{id: [rows, [[offset, nbytes], ...]]}`, and its size in 8 bytes.
+`read_flat` is the format's own library.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from collections.abc import Sequence
@@ -26,7 +29,9 @@ class FlatBackend:
     alignment: int = 1
 
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
-        return FeatureFilesWriter({f.name: FlatFile(directory, f.name, self.alignment) for f in features})
+        return FeatureFilesWriter(
+            {f.name: FlatFile(directory, f.name, self.alignment) for f in features}
+        )
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
         return Blocks(rows=100)
@@ -48,9 +53,10 @@ class SqueezeCodec:
     ) -> Array:
         most = rows * math.prod(dims) * dtype.itemsize
         try:
-            octets = zlib.decompressobj().decompress(data, most + 1)
-            if len(octets) > most:
-                raise ValueError("it holds more")
+            stream = zlib.decompressobj()
+            octets = stream.decompress(data, most + 1)
+            if len(octets) > most or not stream.eof:
+                raise ValueError("it holds more, or is cut short")
             return np.frombuffer(octets, dtype).reshape(-1, *dims)
         except (zlib.error, ValueError) as error:
             raise CorruptCacheError(f"squeeze: {error}") from error
@@ -60,15 +66,20 @@ class FlatFile:
     def __init__(self, directory: Path, name: str, alignment: int) -> None:
         self._name = f"{name}.flat"
         self._alignment = alignment
+        self._table: dict[str, object] = {}
         self._file = PagedFile(directory / self._name)
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
-        return tuple(self._append(block) for block in array.blocks)
+        extents = tuple(self._append(block) for block in array.blocks)
+        self._table[id] = [array.rows, [[extent.offset, extent.nbytes] for extent in extents]]
+        return extents
 
     def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
+        table = json.dumps(self._table).encode()
+        self._file.append(table + len(table).to_bytes(8, "little"))
         self._file.close()
 
     def abort(self) -> None:
@@ -80,3 +91,13 @@ class FlatFile:
     def _append(self, block: bytes | memoryview) -> Extent:
         self._file.append(bytes(-self._file.size % self._alignment))
         return Extent(self._name, self._file.append(block), len(block))
+
+
+def read_flat(path: Path) -> dict[str, tuple[int, list[bytes]]]:
+    """Return the number of rows and the blocks of each id."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[-8:], "little")
+    table = json.loads(data[-8 - size : -8])
+    return {
+        id: (rows, [data[o : o + n] for o, n in places]) for id, (rows, places) in table.items()
+    }

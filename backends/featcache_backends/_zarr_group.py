@@ -88,7 +88,8 @@ class GroupWriter:
             self._write_column("offsets", "int64", 0, LITTLE_ENDIAN, _int64(self._offsets))
             self._write_column("lengths", "int64", 0, LITTLE_ENDIAN, _int64(self._lengths), counts)
         self._write_json(f"{self.name}/", self._frames_document())
-        self._write_json("", {"zarr_format": 3, "node_type": "group", "attributes": {"layout": layout}})
+        attributes = {"layout": layout}
+        self._write_json("", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
 
     def abort(self) -> None:
         """Close the shard without an index."""
@@ -115,7 +116,8 @@ class GroupWriter:
         key = ".".join(["c", str(self._shards), *("0" for _ in self._feature.dims)])
         chunk_bytes = self._grid.chunk_bytes if self._codec is None else None
         file = PagedFile(self._path / self.name / key)
-        shard = _Shard(file, f"{self._path.name}/{self.name}/{key}", self._grid.shard_chunks, chunk_bytes)
+        container = f"{self._path.name}/{self.name}/{key}"
+        shard = _Shard(file, container, self._grid.shard_chunks, chunk_bytes)
         self._shard = shard
         self._shards += 1
         return shard
@@ -179,7 +181,9 @@ class GroupWriter:
 class _Shard:
     """One shard file: inner chunks back to back, then their index."""
 
-    def __init__(self, file: PagedFile, container: str, slots: int, chunk_bytes: int | None) -> None:
+    def __init__(
+        self, file: PagedFile, container: str, slots: int, chunk_bytes: int | None
+    ) -> None:
         self.container = container
         self._file = file
         self._slots = slots
@@ -204,7 +208,7 @@ class _Shard:
         self._file.flush()
 
     def finish(self, crc32c: Callable[[bytes], int]) -> Pages:
-        """Fill up the last chunk, write the index, close the file; returns the digests of its pages."""
+        """Fill up the last chunk, write the index, close; returns the digests of the pages."""
         ends = np.array(self._ends, np.int64)
         if self._chunk_bytes is not None:
             chunks = -(-self._file.size // self._chunk_bytes)

@@ -15,16 +15,18 @@ the codec. bfloat16 is stored as the uint16 of its bits, and the group's attribu
 h5py's enumeration of one byte. Names, as HDF5 wants them: UTF-8, without a null byte. The file is of HDF5's earliest
 format, groups apart: HDF5 1.8 opens it, and a flush leaves it readable even if the process is then killed.
 HDF5's own records take about 400 bytes an array, with gzip about 3,000.
+
+Refused: more than 32 axes, frames included; with gzip, frames of 4 GiB; an id whose name takes more
+than 65,000 bytes (HDF5 2.0 cannot open a group again that has up to 8 links, one of them of 65,516 to
+65,522 bytes).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +34,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.container_files import sync_directory, sync_file
-from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
-from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
+from featcache.errors import FeatureError, MissingDependencyError
+from featcache.interface import Blocks, EncodedArray, Extent, FeatureSpec
+from featcache_backends._hdf5_gzip import GzipCodec as GzipCodec  # its entry point is here
 
 if TYPE_CHECKING:
     from h5py import File
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
     from h5py.h5t import TypeID
 
 ALIGNMENT = 64  # bytes: a cache line
+AXES = 32  # H5S_MAX_RANK
+CHUNK_LIMIT = 1 << 32  # bytes
+NAME_BYTES = 65_000
 BLOCK_BYTES = 96 * 1024  # about 300 frames of 80 float32: small enough for windows, large enough to compress
 
 
@@ -55,7 +60,12 @@ class Hdf5Backend:
     codecs: ClassVar[tuple[str, ...]] = ("raw", "gzip", "lilcom")
 
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> Hdf5Writer:
-        """Start one HDF5 file for all features."""
+        """Start one HDF5 file for all features.
+
+        Raises `FeatureError` for frames of more axes, or with gzip of more bytes, than HDF5 allows.
+        """
+        for feature in features:
+            _check_frames(feature)
         return Hdf5Writer(directory, features)
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
@@ -65,76 +75,46 @@ class Hdf5Backend:
         return Blocks(rows=None)
 
 
-@dataclass(frozen=True)
-class GzipCodec:
-    """HDF5's own compression: deflate, better with the bytes of the numbers shuffled by significance."""
-
-    name: ClassVar[str] = "gzip"
-    lossless: ClassVar[bool] = True
-    dtypes: ClassVar[frozenset[str] | None] = None
-
-    level: int = 4
-    shuffle: bool = True
-
-    def __post_init__(self) -> None:
-        if type(self.level) is not int or not 0 <= self.level <= 9:
-            raise ConfigError(f"gzip: level must be an integer from 0 to 9, not {self.level!r}")
-        if type(self.shuffle) is not bool:
-            raise ConfigError(f"gzip: shuffle must be true or false, not {self.shuffle!r}")
-
-    def encode(self, block: Array) -> bytes:
-        """Shuffle and deflate a block of shape (rows, *dims)."""
-        octets = block.reshape(-1).view(np.uint8)
-        if self.shuffle:
-            return zlib.compress(octets.reshape(-1, block.itemsize).T.tobytes(), self.level)
-        return zlib.compress(octets.data, self.level)
-
-    def decode(
-        self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
-    ) -> Array:
-        """Return the block that `data` holds, as `Codec` says."""
-        most = rows * math.prod(dims) * dtype.itemsize
-        inflate = zlib.decompressobj()
-        try:
-            octets = np.frombuffer(inflate.decompress(data, most + 1), np.uint8)
-            if len(octets) > most:
-                raise ValueError(f"it holds more than {rows} rows")
-            if not inflate.eof or inflate.unused_data:
-                raise ValueError("it ends too early, or goes on behind its end")
-            if self.shuffle:
-                octets = _unshuffled(octets, dtype.itemsize)
-            return octets.view(dtype).reshape(-1, *dims)
-        except (zlib.error, ValueError, OverflowError, MemoryError) as error:
-            raise CorruptCacheError(f"gzip: a block of {len(data)} bytes cannot be decompressed: {error}") from error
-
-
 class Hdf5Writer:
     """Adds datasets to an HDF5 file."""
 
     def __init__(self, directory: Path, features: Sequence[FeatureSpec]) -> None:
         h5py = _import_h5py()
-        path = directory / f"{features[0].name if len(features) == 1 else 'features'}.h5"
+        self._path = path = directory / (
+            f"{features[0].name if len(features) == 1 else 'features'}.h5"
+        )
         self._file: File = h5py.File(path, "x", alignment_threshold=1, alignment_interval=ALIGNMENT)
         # the same file once more: bytes are written beside HDF5, and made durable after HDF5 has closed it
         self._bytes = path.open("r+b", buffering=0)
         sync_directory(directory)
         self._groups = {
-            feature.name: _Group(h5py, self._file, path.name, self._bytes.fileno(), feature) for feature in features
+            feature.name: _Group(h5py, self._file, path, self._bytes.fileno(), feature)
+            for feature in features
         }
+
+    def check(self, id: str, arrays: Mapping[str, tuple[int, int]]) -> None:
+        """Raise `FeatureError` for an id that cannot be a name."""
+        nbytes = len(link_name(id).encode())
+        if nbytes > NAME_BYTES:
+            raise FeatureError(
+                f"id {id[:50]!r}... takes {nbytes:,} bytes as a name, HDF5 holds {NAME_BYTES:,}; "
+                "give a shorter one"
+            )
 
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
         """Add one dataset per feature; raises `FeatureError` for an array that HDF5 cannot hold."""
+        self.check(id, {})
         return {name: self._groups[name].append(id, array) for name, array in arrays.items()}
 
     def flush(self) -> None:
         """Make all datasets durable, and the file readable as it is now."""
-        with _system_errors():
+        with _system_errors(self._path):
             self._file.flush()
         sync_file(self._bytes)
 
     def close(self) -> None:
         """Close the HDF5 file durably."""
-        with _system_errors():
+        with _system_errors(self._path):
             self._file.close()
         sync_file(self._bytes)
         self._bytes.close()
@@ -152,13 +132,16 @@ class _Group:
     h5py's low-level interface, since `Group.create_dataset` takes two to three times as long as all of `append`.
     """
 
-    def __init__(self, h5py: ModuleType, file: File, container: str, descriptor: int, feature: FeatureSpec) -> None:
+    def __init__(
+        self, h5py: ModuleType, file: File, path: Path, descriptor: int, feature: FeatureSpec
+    ) -> None:
         group = file.create_group(feature.name)
         if feature.dtype == "bfloat16":
             group.attrs["dtype"] = feature.dtype
         self._group = group.id
         self._h5py = h5py
-        self._container = container
+        self._path = path
+        self._container = path.name
         self._descriptor = descriptor
         self._feature = feature
         self._number: TypeID = h5py.h5t.py_create(feature.storage_dtype, logical=True)
@@ -177,7 +160,7 @@ class _Group:
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
         try:
-            with _system_errors():
+            with _system_errors(self._path):
                 return self._append(link_name(id).encode(), array)
         except ValueError as error:
             shape = self._feature.shape(array.rows)
@@ -241,6 +224,19 @@ def link_name(id: str) -> str:
     return id.replace("%", "%25").replace("/", "%2F")
 
 
+def _check_frames(feature: FeatureSpec) -> None:
+    axes, nbytes = len(feature.shape(1)), feature.row_bytes
+    if axes > AXES:
+        raise FeatureError(
+            f"feature {feature.name!r}: arrays have {axes} axes, HDF5 holds {AXES} at most"
+        )
+    if isinstance(feature.codec, GzipCodec) and nbytes >= CHUNK_LIMIT:
+        raise FeatureError(
+            f"feature {feature.name!r}: a frame has {nbytes:,} bytes, a chunk of HDF5 holds less than "
+            "4 GiB; store it raw"
+        )
+
+
 def _chunk_rows(feature: FeatureSpec) -> int:
     if not feature.has_frames:
         return 1
@@ -254,14 +250,6 @@ def _creation_properties(h5py: ModuleType) -> PropDCID:
     return properties
 
 
-def _unshuffled(octets: NDArray[np.uint8], itemsize: int) -> NDArray[np.uint8]:
-    planes = octets.reshape(itemsize, -1)
-    numbers = np.empty((planes.shape[1], itemsize), np.uint8)
-    for significance, plane in enumerate(planes):  # four times as fast as a transposed copy
-        numbers[:, significance] = plane
-    return numbers.reshape(-1)
-
-
 def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     rest = memoryview(data).cast("B")
     while rest:  # the system takes at most 2 GiB at once
@@ -270,15 +258,16 @@ def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 
 @contextlib.contextmanager
-def _system_errors() -> Iterator[None]:
-    """Raise as `OSError`, with its number, what the system told HDF5 and h5py repeats only in words."""
+def _system_errors(path: Path) -> Iterator[None]:
+    """Raise as `OSError`, with number and file, what h5py repeats only in words."""
     try:
         yield
-    except (ValueError, RuntimeError) as error:
-        number = re.search(r"errno = (\d+)", str(error))
+    except (OSError, ValueError, RuntimeError) as error:
+        number = getattr(error, "errno", None) or re.search(r"errno = (\d+)", str(error))
         if number is None and isinstance(error, ValueError):
             raise
-        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
+        code = number if isinstance(number, int) else int(number[1]) if number else errno.EIO
+        raise OSError(code, getattr(error, "strerror", None) or str(error), str(path)) from error
 
 
 def _import_h5py() -> ModuleType:

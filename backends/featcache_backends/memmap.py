@@ -6,8 +6,9 @@ On disk::
     10    "{'descr': '<f4', 'fortran_order': False, 'shape': (total_frames, *dims), }", spaces, "\\n"
     256   frames of all utterances in the order of writing, C order, without gaps
 
-The header has its final size from the start, so `total_frames` (0 until then) is patched into it when the file is
-closed. A feature without a time axis counts as one frame an utterance. bfloat16 is stored as the uint16 of its bits.
+More than some fifty axes make the header longer, by a multiple of 64. It has its final size from
+the start, so `total_frames` (0 until then) is patched into it when the file is closed. A feature
+without a time axis counts as one frame an utterance. bfloat16 is stored as the uint16 of its bits.
 """
 
 from __future__ import annotations
@@ -66,11 +67,16 @@ class _NpyFile:
 
 
 def _header(feature: FeatureSpec, rows: int) -> bytes:
+    longest = 10 + len(_description(feature, 2**63)) + 1
+    length = max(HEADER_BYTES, -(-longest // 64) * 64) - 10
+    text = _description(feature, rows).encode("latin1")
+    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.ljust(length - 1) + b"\n"
+
+
+def _description(feature: FeatureSpec, rows: int) -> str:
     entries = {
         "descr": dtype_to_descr(feature.storage_dtype),
         "fortran_order": False,
         "shape": (rows, *feature.dims),
     }
-    text = "{" + "".join(f"'{key}': {value!r}, " for key, value in entries.items()) + "}"
-    length = HEADER_BYTES - 10
-    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.encode("latin1").ljust(length - 1) + b"\n"
+    return "{" + "".join(f"'{key}': {value!r}, " for key, value in entries.items()) + "}"

@@ -45,7 +45,7 @@ from featcache.interface import EncodedArray, Extent, FeatureSpec
 
 BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
 END = bytes(2 * BLOCK_BYTES)
-MEMBER_LIMIT = 8**11  # a ustar header has 11 octal digits for the size
+ARRAY_LIMIT = 8**11 - (1 << 16)  # bytes: 11 octal digits in a ustar header, and the .npy's header
 ENCODED = {ord(char): f"%{ord(char):02X}" for char in "%./"} | {
     code: "".join(f"%{byte:02X}" for byte in chr(code).encode()) for code in (*range(0x20), *range(0x7F, 0xA0))
 }
@@ -98,12 +98,11 @@ class WebDatasetWriter:
 
     def check(self, id: str, arrays: Mapping[str, tuple[int, int]]) -> None:
         """Raise `FeatureError` if an array is too large for a tar."""
-        for feature in self._features:
-            rows, nbytes = arrays[feature.name]
-            if len(_npy_header(feature, feature.shape(rows))) + nbytes >= MEMBER_LIMIT:
+        for name, (_, nbytes) in arrays.items():
+            if nbytes >= ARRAY_LIMIT:
                 raise FeatureError(
-                    f"feature {feature.name!r} of {id!r} has {nbytes!r} bytes, a tar holds less than 8 GiB an array; "
-                    "cut the utterance or choose another backend"
+                    f"feature {name!r} of {id!r} has {nbytes:,} bytes, a tar holds less than 8 GiB an "
+                    "array; cut the utterance or choose another backend"
                 )
 
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
@@ -121,8 +120,9 @@ class WebDatasetWriter:
         for piece in pieces:
             self._file.append(piece)
         return {
-            name: (Extent(self._container, begin + start, arrays[name].nbytes),) if arrays[name].nbytes else ()
+            name: (Extent(self._container, begin + start, nbytes),) if nbytes else ()
             for name, start in starts.items()
+            for nbytes in [arrays[name].nbytes]
         }
 
     def flush(self) -> None:

@@ -38,7 +38,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from featcache.container_files import FeatureFilesWriter
-from featcache.errors import ConfigError, CorruptCacheError, MissingDependencyError
+from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Array, Blocks, FeatureSpec
 from featcache_backends._zarr_group import COLUMNS, Grid, GroupWriter
 
@@ -46,6 +46,7 @@ PADDED_ROWS = 256  # most frames of an inner chunk with a codec: each utterance 
 SHARD_CHUNKS = 1 << 16  # most inner chunks of a shard: readers load its whole index
 COMPRESSORS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+BLOSC_BYTES = (1 << 31) - 17  # most that a buffer holds
 BLOSC_VERSION = 2  # of the format of its buffers
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of Blosc's numbers for them
 
@@ -73,7 +74,8 @@ class ZarrBackend:
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one group per feature.
 
-        Raises `ConfigError` for a name or a codec that cannot stand in a Zarr group.
+        Raises `ConfigError` for a name or a codec that cannot stand in a Zarr group, `FeatureError`
+        for frames that are too large for Blosc.
         """
         try:
             from google_crc32c import value as crc32c
@@ -82,6 +84,13 @@ class ZarrBackend:
                 "backend 'zarr' needs 'google_crc32c'; try: pip install 'featcache[zarr]'"
             ) from error
         codecs = [_zarr_codec(feature) for feature in features]  # all checks before the first file
+        for feature in features:
+            nbytes = self._grid(feature).chunk_bytes
+            if isinstance(feature.codec, BloscCodec) and nbytes > BLOSC_BYTES:
+                raise FeatureError(
+                    f"feature {feature.name!r}: a frame has {nbytes:,} bytes, Blosc holds less than "
+                    "2 GiB; use zstd"
+                )
         return FeatureFilesWriter(
             {
                 feature.name: GroupWriter(directory, feature, self._grid(feature), codec, crc32c)
@@ -184,7 +193,7 @@ def _decompressed(
     try:
         nbytes, row_bytes = size_of(data), dtype.itemsize * math.prod(dims)
         if not 0 < nbytes <= rows * row_bytes or nbytes % row_bytes:
-            raise ValueError(f"it says that it holds {nbytes} bytes, not up to {rows} rows of {row_bytes}")
+            raise ValueError(f"it says it holds {nbytes} bytes, not up to {rows} rows of {row_bytes}")
         block = np.empty((nbytes // row_bytes, *dims), dtype)
         numcodecs.decompress(data, block)
     except (ValueError, RuntimeError, SystemError, MemoryError, struct.error) as error:
@@ -198,7 +207,8 @@ def _zstd_size(data: memoryview) -> int:
         raise ValueError("it is no Zstandard frame")
     descriptor = data[4]
     flag, is_single = descriptor >> 6, descriptor >> 5 & 1
-    start = 5 + (1 - is_single) + (0, 1, 2, 4)[descriptor & 3]  # behind the window's size and a dictionary's number
+    # behind the size of the window and the number of a dictionary
+    start = 5 + (1 - is_single) + (0, 1, 2, 4)[descriptor & 3]
     width = (is_single, 2, 4, 8)[flag]
     if not width or len(data) < start + width:
         raise ValueError("it does not say how much it holds")
@@ -208,9 +218,9 @@ def _zstd_size(data: memoryview) -> int:
 def _blosc_size(data: memoryview) -> int:
     """Return how many bytes a Blosc buffer says that it holds.
 
-    Its header: u8 version, version of the compressor, flags, size of a number; u32 nbytes, blocksize, cbytes. C-Blosc
-    holds all that follows against `cbytes`, and numcodecs does not tell it how much there is: a greater `cbytes` would
-    read, and crash, behind the end of `data`.
+    Its header: u8 version, version of the compressor, flags, size of a number; u32 nbytes,
+    blocksize, cbytes. C-Blosc checks all that follows against `cbytes`, and numcodecs does not tell
+    it how much there is: a greater `cbytes` reads, and crashes, behind the end of `data`.
     """
     version, _, _, _, nbytes, blocksize, cbytes = struct.unpack_from("<4B3I", data)
     if version != BLOSC_VERSION or cbytes != len(data) or not 0 < blocksize <= nbytes:

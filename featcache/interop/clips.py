@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import ConfigError, FeatureError, MissingDependencyError
 from featcache.store.files import digest
 
 if TYPE_CHECKING:
@@ -126,3 +126,21 @@ class Rows:
             if row[name] is not None:
                 row[name] = Clip(row[name]["path"], row[name]["bytes"], rate)
         return row
+
+
+def as_float32(samples: Any) -> NDArray[np.float32]:
+    """Return samples as float32, integers scaled as a file's: -1 to just below 1 is the range of their dtype.
+
+    Unsigned ones have their zero in the middle, as those of an 8-bit WAV file.
+
+    >>> as_float32(np.array([0, 128, 192], np.uint8)).tolist()
+    [-1.0, 0.0, 0.5]
+    """
+    array = np.asarray(samples)
+    if array.dtype.kind == "f":
+        return array.astype(np.float32, copy=False)
+    if array.dtype.kind not in "iu":
+        raise FeatureError(f"samples of audio are floats or integers, not {array.dtype.name!r}")
+    half = 2.0 ** (8 * array.dtype.itemsize - 1)
+    zero = half if array.dtype.kind == "u" else 0.0
+    return ((array.astype(np.float64) - zero) / half).astype(np.float32)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError, describe, nearest
-from featcache.interop.clips import Clip, Rows
+from featcache.interop.clips import Clip, Rows, as_float32
 
 if TYPE_CHECKING:
     from lhotse import CutSet, MonoCut, Recording
@@ -216,7 +216,7 @@ def _recording(
 
 
 def _wav(samples: Any, sample_rate_hz: int) -> bytes:
-    array = np.asarray(samples, np.float32)
+    array = as_float32(samples)
     if array.ndim != 1:
         raise ConfigError(f"data_info['audio'] gives an array of shape {array.shape}, not (samples,)")
     file = io.BytesIO()

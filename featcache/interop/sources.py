@@ -13,9 +13,9 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.batches import is_map_style, visible_ids, visible_lengths
+from featcache.datasets import as_id, is_map_style, visible_ids, visible_lengths
 from featcache.errors import ConfigError, FeatureError, nearest
-from featcache.interop.clips import Clip, Rows
+from featcache.interop.clips import Clip, Rows, as_float32
 
 
 class Utterance(TypedDict):
@@ -153,9 +153,10 @@ def _of_items(items: Sequence[Any], audio: str, id: str) -> Utterances:
 
 
 def _as_id(value: object) -> str:
-    if not isinstance(value, str | int | np.integer) or value == "":
+    id = as_id(value)
+    if not isinstance(id, str) or id == "":
         raise ConfigError(f"an utterance has the id {value!r}; ids are strings or whole numbers")
-    return str(value)
+    return id
 
 
 def _sizes(items: Sequence[Any], audio: str) -> Sequence[float]:
@@ -181,8 +182,7 @@ def _decoded(audio: Any) -> Sound:
         samples = np.asarray(audio["array"])
         if samples.ndim != 1:
             raise FeatureError(f"an 'array' of audio has the shape (samples,), not {samples.shape}")
-        full_scale = -np.iinfo(samples.dtype).min if samples.dtype.kind == "i" else 1  # as of the samples of a file
-        return (samples / np.float32(full_scale)).astype(np.float32, copy=False), int(audio["sampling_rate"])
+        return as_float32(samples), int(audio["sampling_rate"])
     if isinstance(audio, Mapping) and (audio.get("bytes") is not None or audio.get("path") is not None):
         path, data = audio.get("path"), audio.get("bytes")
     elif isinstance(audio, str | os.PathLike):

@@ -8,13 +8,16 @@ from typing import overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from featcache.loading.numbering import Numbering, Rows
+
 Ints = NDArray[np.int64]
 
 
 class Batches(Sequence[list[int] | list[str]]):
     """A list of batches, each the list of its utterances: row numbers, or ids where `keys` are given.
 
-    `items` of all batches follow each other; batch b is items[ends[b]] to before items[ends[b + 1]].
+    `items` of all batches follow each other; batch b is items[ends[b]] to before items[ends[b + 1]]. `numbering` says
+    which utterances row numbers count, where that is known.
 
     >>> Batches([2, 0, 1], [0, 1, 3])[1]
     [0, 1]
@@ -22,10 +25,17 @@ class Batches(Sequence[list[int] | list[str]]):
     [['z'], ['x', 'y']]
     """
 
-    def __init__(self, items: ArrayLike, ends: ArrayLike, keys: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        items: ArrayLike,
+        ends: ArrayLike,
+        keys: Sequence[str] | None = None,
+        numbering: Numbering | None = None,
+    ) -> None:
         self.items: Ints = np.asarray(items, np.int64)
         self.ends: Ints = np.asarray(ends, np.int64)
         self.keys = keys
+        self.numbering = numbering
 
     @classmethod
     def of(cls, batches: Sequence[Sequence[int]]) -> Batches:
@@ -63,7 +73,9 @@ class Batches(Sequence[list[int] | list[str]]):
         sizes = self.sizes[order]
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         source = np.repeat(self.ends[order] - ends[:-1], sizes) + np.arange(ends[-1])
-        return Batches(self.items[source], ends, self.keys)
+        return Batches(self.items[source], ends, self.keys, self.numbering)
 
     def _named(self, rows: list[int]) -> list[int] | list[str]:
-        return rows if self.keys is None else [self.keys[row] for row in rows]
+        if self.keys is not None:
+            return [self.keys[row] for row in rows]
+        return rows if self.numbering is None else Rows(rows, self.numbering)

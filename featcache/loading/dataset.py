@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast, overload
 
 import numpy as np
 import torch
@@ -12,12 +13,14 @@ from torch.utils.data import Dataset, get_worker_info
 
 from featcache.errors import ConfigError, WindowError, nearest
 from featcache.loading.memory import Allocate, fresh
+from featcache.loading.numbering import Numbering, require_rows_of
 from featcache.loading.padded import Batch, Item, pad, rows_of, torch_dtype
 from featcache.loading.segments import worker_memory
 from featcache.loading.table import FeatureTable, Ints
 from featcache.store.cache import Cache, CachePath
 
 Index = int | str | tuple[int | str, slice]
+Dtype = str | torch.dtype
 Transform = Callable[[Item], Item]
 
 
@@ -45,7 +48,8 @@ class FeatureDataset(Dataset[Item]):
 
     An item is a dict: "id", per feature its tensor of shape (frames, *dims) and under "<feature>_lengths" its frames; a
     feature without a time axis has shape `dims` and no lengths. An index `(row or id, slice)` reads these frames alone,
-    of every feature with a time axis.
+    of every feature with a time axis. Negative rows count from the end, as in lists; a slice or a list of indices gives
+    a list of items.
 
     A batch, `__getitems__(indices)`, is one dict: "id" a list, tensors of shape (utterances, longest, *dims) with zeros
     behind the frames, lengths int64. torch's DataLoader asks for batches in this way; its
@@ -54,13 +58,17 @@ class FeatureDataset(Dataset[Item]):
     Args:
         source: a cache or its path, or caches put together by `join` or `concat`.
         features: those that are wanted, all by default.
-        dtypes: what features are converted to, e.g. {"ssl": "float32", "tokens": "int64"}; else as declared. As torch
-            does it: what does not fit into a smaller dtype overflows.
+        dtypes: what features are converted to, e.g. {"ssl": "float32", "tokens": torch.int64}; else as declared. As
+            torch does it: what does not fit into a smaller dtype overflows.
         transform: called with each item, returns an item. It runs where the reading runs. A tensor that it adds with
             "<name>_lengths" beside it is padded along axis 0, other tensors and numbers are stacked, the rest listed.
+            A note on its errors names the utterance.
+        allow_incomplete: also read caches that their writer has not finished.
 
-    Raises `KeyNotFoundError` for an unknown feature or id, `RowError` for an unknown row, `WindowError` for frames that
-    an utterance does not have.
+    Raises `IncompleteError` for an unfinished cache, `KeyNotFoundError` for an unknown feature or id, `RowError` for an
+    unknown row, `WindowError` for frames that an utterance does not have, and `ConfigError` for a batch of a sampler
+    that was made for other utterances. (A sampler made from bare lengths is trusted where they are those of all rows;
+    a host that copies the batches into lists of its own, as `torch.utils.data.Subset` does, hides what they number.)
 
     >>> dataset = FeatureDataset("features/train")            # doctest: +SKIP
     >>> dataset["utt-7", 100:200]["fbank"].shape              # doctest: +SKIP
@@ -72,10 +80,13 @@ class FeatureDataset(Dataset[Item]):
         source: FeatureTable | Cache | CachePath,
         features: str | Sequence[str] | None = None,
         *,
-        dtypes: Mapping[str, str] | None = None,
+        dtypes: Mapping[str, Dtype] | None = None,
         transform: Transform | None = None,
+        allow_incomplete: bool = False,
     ) -> None:
         self.table = FeatureTable.of(source)
+        if not allow_incomplete:
+            self.table.require_complete()
         features = self.table.features if features is None else features
         wanted = [features] if isinstance(features, str) else list(features)
         self._dtypes = {name: torch_dtype(self.table.dtype(name)) for name in wanted}
@@ -89,6 +100,7 @@ class FeatureDataset(Dataset[Item]):
             if name == "id" or f"{name}_lengths" in wanted:
                 raise ConfigError(f"features {', '.join(map(repr, wanted))}: an item has other uses for these names")
         self._transform = transform
+        self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -101,8 +113,16 @@ class FeatureDataset(Dataset[Item]):
     def __repr__(self) -> str:
         return f"<FeatureDataset: {len(self)} utterances of {', '.join(self.features)}>"
 
-    def __getitem__(self, index: Index) -> Item:
-        return next(self._items(self._read(self.plan([index]), fresh)))
+    @overload
+    def __getitem__(self, index: Index) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice | list[Index]) -> list[Item]: ...
+    def __getitem__(self, index: Index | slice | list[Index]) -> Item | list[Item]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        if isinstance(index, list):
+            return [self[one] for one in index]
+        return next(self._items(self._read(self.plan([self._from_the_end(index)]), fresh)))
 
     def __getitems__(self, indices: Sequence[Index]) -> Batch:
         return _WholeBatch(self.read(self.plan(indices), fresh if get_worker_info() is None else worker_memory()))
@@ -116,6 +136,10 @@ class FeatureDataset(Dataset[Item]):
         """Find out what a batch will hold and how large it becomes, without reading any array."""
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
+        numbering: Numbering | None = getattr(indices, "numbering", None)
+        if numbering is not None and numbering.table is not self.table and numbering.proof != self._proof:
+            require_rows_of(self.table, numbering)
+            self._proof = numbering.proof
         for index in indices:
             if isinstance(index, tuple) and not (len(index) == 2 and isinstance(index[1], slice)):
                 raise ConfigError(
@@ -167,7 +191,23 @@ class FeatureDataset(Dataset[Item]):
                 if self.table.has_frames(name):
                     length = item[f"{name}_lengths"] = int(batch[f"{name}_lengths"][number])
                     item[name] = item[name][:length]
-            yield item if self._transform is None else self._transform(item)
+            yield item if self._transform is None else self._transformed(item, self._transform)
+
+    def _transformed(self, item: Item, transform: Transform) -> Item:
+        id = item["id"]  # it may be taken out of the item
+        try:
+            return transform(item)
+        except Exception as error:
+            error.add_note(f"in the transform of utterance {id!r}")
+            raise
+
+    def _from_the_end(self, index: Index) -> Index:
+        """Return an index whose row, if it is negative, is counted from the end."""
+        if isinstance(index, tuple) and len(index) == 2:
+            return cast(int | str, self._from_the_end(index[0])), index[1]
+        if isinstance(index, int | np.integer) and -len(self) <= index < 0:
+            return int(index) + len(self)
+        return index
 
     def _span(self, name: str, key: int | str, length: int, cut: slice) -> tuple[int, int]:
         start, stop = cut.start or 0, length if cut.stop is None else cut.stop

@@ -7,6 +7,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from featcache.errors import ConfigError
+
 T = TypeVar("T")
 
 
@@ -20,6 +22,17 @@ def on_device(batches: Iterable[T], device: torch.device) -> Iterator[T]:
             yield _ready(*ahead.pop(0), device)
     for moved in ahead:
         yield _ready(*moved, device)
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return a device; raises `ConfigError` for one that torch does not know, or that is not there."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={str(device)!r} cannot be used here: {reason}") from error
+    return found
 
 
 def to_device(data: T, device: torch.device) -> T:

@@ -48,12 +48,13 @@ def pad(items: Sequence[Item], allocate: Allocate = fresh) -> Batch:
     return batch
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype of that name; raises `UnknownNameError`."""
+def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """Return torch's dtype of that name, or the dtype itself; raises `UnknownNameError`."""
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
     if name not in DTYPES:
         raise UnknownNameError(f"there is no dtype {name!r}; {nearest(name, DTYPES)}")
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def _joined(

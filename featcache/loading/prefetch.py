@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from os import getpid
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from featcache.errors import ConfigError
 
@@ -44,6 +46,8 @@ class Prefetch(Generic[T]):
         self._bytes = 0
         self._threads: set[threading.Thread] = set()
         self._lock = threading.Lock()
+        self._closed = False
+        _open.add(self)
 
     def __iter__(self) -> Iterator[T]:
         return self
@@ -65,7 +69,7 @@ class Prefetch(Generic[T]):
 
     def close(self) -> None:
         """Drop what is not begun, and wait for what is."""
-        if getpid() != self._process:
+        if self._closed or getpid() != self._process:
             return  # a fork has none of the threads, and one of them may have held the lock
         self._next = self._error = None
         self._results.clear()
@@ -74,6 +78,7 @@ class Prefetch(Generic[T]):
             threads = list(self._threads)
         for thread in threads:
             thread.join()
+        self._closed = True
 
     def _take_jobs(self) -> None:
         while self._next is not None and (not self._results or self._has_room_for(self._next[0])):
@@ -84,7 +89,8 @@ class Prefetch(Generic[T]):
             with self._lock:
                 self._todo.append((future, make))
                 if len(self._threads) < self._most_threads:
-                    thread = threading.Thread(target=self._work, name="featcache-loader")
+                    # as a daemon: else the interpreter would wait at its end until all jobs that were taken are done
+                    thread = threading.Thread(target=self._work, name="featcache-loader", daemon=True)
                     self._threads.add(thread)
                     thread.start()
             self._advance()
@@ -111,3 +117,14 @@ class Prefetch(Generic[T]):
                 future.set_exception(RuntimeError(f"a job raised {error!r}"))
             except BaseException as error:  # it is raised where the result is asked for
                 future.set_exception(error)
+
+
+# An iteration that is left may live as long as the interpreter. Closed when that begins to end, it needs nothing of
+# what is taken apart then.
+_open: weakref.WeakSet[Prefetch[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for prefetch in list(_open):
+        prefetch.close()

@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError, nearest
+from featcache.errors import ConfigError, IncompleteError, KeyNotFoundError, RowError, StaleCacheError, nearest
 from featcache.store.cache import Cache, CachePath
 from featcache.store.files import digest
 from featcache.store.reading import FeatureArrays
@@ -59,13 +59,25 @@ class FeatureTable:
         """Names of the features."""
         return tuple(self._arrays[0])
 
+    def require_complete(self) -> None:
+        """Raise `IncompleteError` for a cache that its writer has not finished."""
+        for cache in (cache for block in self._blocks for cache in block):
+            if not cache.complete:
+                expected = getattr(cache, "expected", None)
+                of = "" if expected is None else f" of {expected}"
+                raise IncompleteError(
+                    f"cache {str(cache.path)!r} is incomplete: {len(cache)}{of} utterances are there; go on with what "
+                    "fills it (cache_features, extract, CacheWriter), or read what is there: allow_incomplete=True"
+                )
+
     def has_frames(self, feature: str) -> bool:
         """Tell whether a feature has a time axis."""
         return self.arrays(feature, 0).has_frames
 
     def dims(self, feature: str) -> tuple[int, ...]:
         """Return the shape of one frame, or of the whole array of a feature without a time axis."""
-        return next((arrays[feature].dims for arrays in self._arrays if len(arrays[feature].lengths)), ())
+        blocks = [self.arrays(feature, block) for block in range(len(self._blocks))]
+        return next((arrays.dims for arrays in blocks if len(arrays.lengths)), ())
 
     def dtype(self, feature: str) -> str:
         """Return the declared dtype of a feature."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from featcache.destination import patiently
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError
 from featcache.loading.batches import Ints
 from featcache.parallel import stats_hooks
@@ -22,6 +21,7 @@ from featcache.parallel.provider import EnvironmentProvider
 from featcache.parallel.shards import FEATS, SHARDS, Shard, has_features, left_over, merge_shards, read_shard
 from featcache.parallel.stats_team import team_of
 from featcache.parallel.stats_worker import Job, Order
+from featcache.patience import patiently
 from featcache.store.closing import close_after
 from featcache.store.files import make_directory, pack_json, unpack_json, write_durably
 from featcache.store.fingerprint import canonical, differences

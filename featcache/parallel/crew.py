@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from featcache.account import Account, Progress
-from featcache.compute import failure_of
 from featcache.errors import ComputeError, IncompleteError
+from featcache.failures import failure_of
 from featcache.loading.batches import Batches
 from featcache.parallel.dispatch import Dispatch, Lost
 from featcache.parallel.plan import PLAN, Task, hashes_of, load_batches, missing_from, save_batches
@@ -103,9 +103,10 @@ class Crew:
             if self._deaths[index] <= self._job.retries:
                 continue
             id = self._ids[index]
+            times = "once" if self._deaths[index] == 1 else f"{self._deaths[index]} times"
             failure = ComputeError(
-                f"the worker that computed {id!r} died, {self._deaths[index]} times: out of memory, or a crash in a "
-                "library; its log may say more"
+                f"the worker that computed {id!r} died {times}: out of memory, or a crash in a library; its log may "
+                "say more"
             )
             if not self._job.skip_failures:
                 raise failure from error

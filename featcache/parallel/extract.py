@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from featcache.batches import visible_lengths
 from featcache.config import FeatureStorage
+from featcache.datasets import check_source, visible_lengths
 from featcache.destination import Destination, check_settings
 from featcache.errors import ConfigError
+from featcache.feature import Features
 from featcache.fingerprint import describe_module, find_ingredients
 from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.parallel.provider import EnvironmentProvider
 from featcache.parallel.runner import Run
 from featcache.parallel.sending import pack, unpack
 from featcache.parallel.worker import Environment, checked_environment
+from featcache.random_state import kept_random_state
 from featcache.store.cache import Cache
-from featcache.store.part_writer import Features
 
 if TYPE_CHECKING:
     from dask.distributed import Client
@@ -42,6 +43,7 @@ def extract(
     publish_every_s: float | None = None,
     resume: bool = True,
     overwrite: bool = False,
+    append: bool = False,
     progressbar: bool = True,
 ) -> Cache:
     """Compute what a cache lacks of the features of a dataset, on one or many workers, and open the cache.
@@ -66,11 +68,12 @@ def extract(
             and "constants" of `compute_features`, "modules" of the environment.
         batch_size: utterances a batch.
         retries: how often an utterance is tried again that fails, or that its worker dies of.
-        on_error: "skip" goes on with the next utterance then and leaves a line in the cache's `failures.jsonl`; the
-            next call tries these again.
+        on_error: "skip" goes on with the next utterance then and leaves a line in the cache's `work-failures.jsonl`;
+            the next call leaves these utterances out, too, or tries them again with "raise".
         publish_every_s: lets readers see what is there about every so many seconds; None only at the end.
         resume: False computes a cache that is incomplete from the start.
         overwrite: computes a complete one anew; it stays good until the new one is.
+        append: gives a complete cache the utterances of a dataset that shares none with it; otherwise that is refused.
         progressbar: shows one bar over the utterances of all workers.
 
     Raises `StaleCacheError` if the cache was made from something else, `CacheLockedError` if it is being written,
@@ -96,24 +99,27 @@ def extract(
     check_settings(on_error, retries, publish_every_s)
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ConfigError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
-    where = Path(path)
-    env = checked_environment(provider.build_env_local())
-    lengths = visible_lengths(env["dataset"]) if env.get("lengths") is None else env["lengths"]
-    run = Run(
-        to=Destination(FeatureStorage(where.parent, features), where.name, env["ids"], len(env["dataset"])),
-        ids=env["ids"],
-        lengths=lengths,
-        builder=partial(_constant, env) if parallel is None else partial(_sent, provider),
-        loader_kwargs={"batch_size": batch_size},
-        fingerprint=_made_from(env, fingerprint or {}),
-        parallel=None if parallel is None else config_or_client(parallel),
-        skip_failures=on_error == "skip",
-        retries=retries,
-        publish_every_s=publish_every_s,
-        progressbar=progressbar,
-    )
-    del env  # in the driver of other processes, a model would only take memory
-    return run.run(resume=resume, overwrite=overwrite)
+    where, skip = Path(path), on_error == "skip"
+    with kept_random_state():
+        env = checked_environment(provider.build_env_local())
+        check_source(env["dataset"])
+        lengths = visible_lengths(env["dataset"]) if env.get("lengths") is None else env["lengths"]
+        run = Run(
+            # a path names one cache: those beside it are no splits, but may well be other features of the same ids
+            to=Destination(FeatureStorage(where.parent, features), where.name, env["ids"], skip, append, shared=True),
+            ids=env["ids"],
+            lengths=lengths,
+            builder=partial(_constant, env) if parallel is None else partial(_sent, provider),
+            loader_kwargs={"batch_size": batch_size},
+            fingerprint=_made_from(env, fingerprint or {}),
+            parallel=None if parallel is None else config_or_client(parallel),
+            skip_failures=skip,
+            retries=retries,
+            publish_every_s=publish_every_s,
+            progressbar=progressbar,
+        )
+        del env  # in the driver of other processes, a model would only take memory
+        return run.run(resume=resume, overwrite=overwrite)
 
 
 def _constant(env: Environment) -> Callable[[], Environment]:

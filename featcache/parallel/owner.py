@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from featcache.batches import is_map_style, visible_lengths
 from featcache.compute import features_of
-from featcache.destination import Destination
+from featcache.datasets import is_map_style, visible_lengths
 from featcache.errors import ConfigError
 from featcache.extraction import Extraction
 from featcache.fingerprint import modules_of
@@ -47,7 +47,7 @@ def run_of(
     ids = checked_environment({"dataset": dataset, "compute_features": features_of})["ids"]
     colours = getattr(owner, "tqdm_barcolor", {})
     return Run(
-        to=Destination(extraction.storage, extraction.split, ids, len(dataset)),
+        to=dataclasses.replace(extraction.to, ids=ids),
         ids=ids,
         lengths=visible_lengths(dataset),
         builder=partial(environment_of, owner, dataset, stage, extraction.loader_kwargs, others),

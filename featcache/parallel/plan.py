@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +21,7 @@ from featcache.store.recover import committed
 
 TASKS_PER_WORKER = 32  # so that nobody waits for the last one longer than a thirtieth of the time
 PLAN = "plan"
+RUN = "work-extraction-"  # then 8 hexadecimal digits: the directory of a run, in that of the cache
 
 
 class Task(NamedTuple):
@@ -118,3 +122,16 @@ def load_batches(directory: Path, name: str) -> Batches:
     """Map a list of batches into memory."""
     items, ends = (np.load(directory / f"{name}-{column}.npy", mmap_mode="r") for column in ("items", "ends"))
     return Batches(items, ends)
+
+
+def remove_runs(cache: Path) -> None:
+    """Remove the directories of runs; what cannot be removed does no harm.
+
+    By another name first: a worker that wakes up late then finds its run over, and writes nothing more into it.
+    """
+    for directory in cache.glob(f"{RUN}*"):
+        gone = directory.with_name(f"work-removed-{secrets.token_hex(4)}")
+        with contextlib.suppress(OSError):
+            directory.rename(gone)
+    for directory in cache.glob("work-removed-*"):
+        shutil.rmtree(directory, ignore_errors=True)  # NFS keeps files that are open

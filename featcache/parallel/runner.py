@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +14,16 @@ from numpy.typing import NDArray
 
 from featcache.account import Account, Progress
 from featcache.batches import wanted_batches
-from featcache.compute import Failure
-from featcache.destination import Destination, patiently
+from featcache.datasets import counted
+from featcache.destination import Destination
 from featcache.errors import ConfigError, IncompleteError
 from featcache.every import Every
+from featcache.failures import Failure
 from featcache.loading.batches import Batches, Ints
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.plan import (
     PLAN,
+    RUN,
     TASKS_PER_WORKER,
     Task,
     batches_of,
@@ -32,9 +33,11 @@ from featcache.parallel.plan import (
     digest_of,
     hashes_of,
     missing_from,
+    remove_runs,
     save_batches,
 )
 from featcache.parallel.worker import Environment, Job, Work
+from featcache.patience import patiently
 from featcache.store.cache import Cache
 from featcache.store.closing import closed_after
 from featcache.store.writer import CacheWriter
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Ranges = Sequence[tuple[int, int]]
-RUN = "work-extraction-"  # then 8 hexadecimal digits: what the workers of an extraction share while it runs
 
 
 @dataclass
@@ -86,7 +88,7 @@ class Run:
 
     def _work(self, writer: CacheWriter) -> None:
         """Have all that is missing computed."""
-        missing = np.flatnonzero(missing_from(self.to.path, self._hashes))
+        missing = np.flatnonzero(self._missing())
         lengths = None if self.lengths is None else check_lengths(self.lengths, len(self.ids))
         batches = self._batches(missing, lengths)
         self._left_out = len(missing) - len(batches.items)
@@ -108,6 +110,13 @@ class Run:
                 self._work_on_dask(self.parallel, job, ranges, account, writer)
         self._stopped = len(computed) < len(batches)
 
+    def _missing(self) -> NDArray[np.bool_]:
+        """Say which utterances are to be computed: not committed, nor left out because they failed before."""
+        missing = missing_from(self.to.path, self._hashes)
+        if self.to.accepted:
+            missing &= np.fromiter((id not in self.to.accepted for id in self.ids), bool, len(self.ids))
+        return missing
+
     def _number_of_workers(self) -> int:
         if self.parallel is None:
             return 1
@@ -127,8 +136,7 @@ class Run:
 
     def _start_job(self, batches: Batches) -> Job:
         """Write down what the workers need to know; what a killed run has left of that is removed."""
-        for directory in self.to.path.glob(f"{RUN}*"):
-            shutil.rmtree(directory)
+        remove_runs(self.to.path)
         directory = self.to.path / f"{RUN}{secrets.token_hex(4)}"
         directory.mkdir()
         save_batches(directory, PLAN, batches)
@@ -174,22 +182,22 @@ class Run:
         """Gather what all have written, those that died included, and publish it."""
         try:
             patiently(writer.recover)
-            for directory in self.to.path.glob(f"{RUN}*"):
-                shutil.rmtree(directory)
+            remove_runs(self.to.path)
             lost = 0 if self._stopped else self._lost()
-            self.to.publish(writer, self._failures, left_out=self._left_out, stopped=self._stopped or lost > 0)
+            stopped = self._stopped or lost > 0
+            self.to.publish(writer, self._failures, seen=None, left_out=self._left_out, stopped=stopped)
         except BaseException:
             writer.abort()  # of nothing: what is sealed stays
             raise
         if lost:
             raise IncompleteError(
-                f"{lost} utterances of {str(self.to.path)!r} are neither stored nor reported as failures: were parts "
+                f"{counted(lost)} of {str(self.to.path)!r} are neither stored nor reported as failures: were parts "
                 "of it removed? The cache is not complete; the same call computes them"
             )
 
     def _lost(self) -> int:
         """Count what nobody accounts for: a cache is complete only if everything is there."""
-        missing = int(missing_from(self.to.path, self._hashes).sum())
+        missing = int(self._missing().sum())
         return missing - self._left_out - len({failure["id"] for failure in self._failures})
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from featcache.batches import visible_ids
+from featcache.datasets import visible_ids
 from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, IncompleteError, describe
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array

@@ -12,10 +12,12 @@ from typing import Any, cast
 import torch
 
 from featcache.account import Progress
-from featcache.batches import DatasetBatches, visible_ids
-from featcache.compute import Computation, Failure
+from featcache.batches import DatasetBatches
+from featcache.compute import Computation
+from featcache.datasets import as_ids, visible_ids
 from featcache.errors import ConfigError
 from featcache.every import Every
+from featcache.failures import Failure
 from featcache.feature import FeatureStorageConfig
 from featcache.parallel.claim import Claim
 from featcache.parallel.plan import Task, digest_of, load_batches
@@ -131,6 +133,11 @@ def checked_environment(env: Environment) -> Environment:
     ids = env.get("ids")
     if ids is None:
         ids = visible_ids(dataset)
+    elif isinstance(ids, Sequence) and as_ids(ids) is None:
+        odd = next(id for id in ids if as_ids([id]) is None)
+        raise ConfigError(f"'ids' are strings or whole numbers, not {odd!r}; give str(id)")
+    elif hasattr(ids, "__getitem__"):
+        ids = as_ids(ids)
     if ids is None or not hasattr(ids, "__getitem__") or len(ids) != len(dataset):
         raise ConfigError(
             f"the ids of {type(dataset).__name__!r} are not known before it is loaded; give it an attribute `ids`, or "

@@ -35,10 +35,12 @@ class Background:
         """Queue a task that holds `nbytes`; waits while the queue is full."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self.error
-                or self._stopping
-                or not self._tasks
-                or self.queued_bytes + nbytes <= self._limit
+                lambda: (
+                    self.error
+                    or self._stopping
+                    or not self._tasks
+                    or self.queued_bytes + nbytes <= self._limit
+                )
             )
             self._raise_error()
             if self._stopping:

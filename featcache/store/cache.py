@@ -17,8 +17,9 @@ from featcache.stats import FeatureStats
 from featcache.store.arrays import from_storage
 from featcache.store.checks import Checks
 from featcache.store.extents import Containers
-from featcache.store.reading import FeatureArrays
+from featcache.store.format.disk_errors import reading
 from featcache.store.generation import load_generation
+from featcache.store.reading import FeatureArrays
 from featcache.store.verify import container_damage, generation_damage, page_damage, raise_damage
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         self.path = _path(path)
         self._mapped = mapped
         self._check_reads = check_reads
-        self._manifest, self._index, self._failed = load_generation(self.path, mapped=mapped, checked=check_reads)
+        with reading(self.path):
+            self._manifest, self._index, self._failed = load_generation(self.path, mapped=mapped, checked=check_reads)
         columns = self._index.containers
         self._containers = Containers.of(self.path, columns, mapped)
         checks = Checks(self.path, self._manifest, columns, self._containers) if check_reads else None
@@ -92,7 +94,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
             for name in self._manifest.features
         }
         if verify is not None:
-            self._verify(verify)
+            with reading(self.path):
+                self._verify(verify)
 
     def _verify(self, level: str) -> None:
         found = [

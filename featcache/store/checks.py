@@ -23,13 +23,17 @@ from featcache.store.verify import check_pages
 class Checks:
     """Compares bytes of a generation's containers with what was written; safe to share between threads."""
 
-    def __init__(self, cache: Path, manifest: Manifest, columns: ContainerColumns, containers: Containers) -> None:
+    def __init__(
+        self, cache: Path, manifest: Manifest, columns: ContainerColumns, containers: Containers
+    ) -> None:
         self._cache = cache
         self._manifest = manifest
         self._columns = columns
         self._containers = containers
         self._pages: dict[int, list[Pages]] = {}  # by part
-        self._first = np.searchsorted(columns.parts, np.arange(len(manifest.parts)))  # container of each part
+        self._first = np.searchsorted(
+            columns.parts, np.arange(len(manifest.parts))
+        )  # container of each part
 
     def same_array(self, extents: Sequence[Piece], checksum: int) -> bool:
         """Tell whether the bytes of a whole array have its checksum."""
@@ -55,8 +59,14 @@ class Checks:
             part = read_part(self._cache, self._manifest.parts[number].name)
             self._pages[number] = [] if part is None else part.pages(self._cache)
         inner = container - int(self._first[number])
-        pages = self._pages[number][inner] if inner < len(self._pages[number]) else np.empty(0, np.uint64)
-        if container_digest(pages, int(self._columns.sizes[container])) != self._columns.digest(container):
+        pages = (
+            self._pages[number][inner]
+            if inner < len(self._pages[number])
+            else np.empty(0, np.uint64)
+        )
+        if container_digest(pages, int(self._columns.sizes[container])) != self._columns.digest(
+            container
+        ):
             raise CorruptCacheError(
                 f"container {str(self._cache / path)!r}: the checksums of its pages are not those that were written"
             )

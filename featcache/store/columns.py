@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from featcache.stats import FeatureStats
 from featcache.store.format.column_file import Number
 from featcache.store.format.strings import Ints, Strings, ends_of
-from featcache.store.index import ContainerColumns, FeatureColumns, Hashes, Index
+from featcache.store.index import ContainerColumns, FeatureColumns, Hashes, Index, hash_of
 from featcache.store.journal import Utterance
 from featcache.store.order import order_of, take
 
@@ -20,7 +19,10 @@ Columns = Iterator[tuple[str, NDArray[Any]]]
 
 
 def index_of(
-    utterances: Sequence[Utterance], containers: ContainerColumns, stats: Mapping[str, FeatureStats], names: Sequence[str]
+    utterances: Sequence[Utterance],
+    containers: ContainerColumns,
+    stats: Mapping[str, FeatureStats],
+    names: Sequence[str],
 ) -> Index:
     """Return the index of utterances as they come, for `index_columns`."""
     keys = [utterance.id.encode() for utterance in utterances]
@@ -38,7 +40,7 @@ def index_of(
             nbytes=np.array([extent.nbytes for extent in extents], np.int64),
         )
     return Index(
-        hashes=np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys)),
+        hashes=np.fromiter(map(hash_of, keys), np.uint64, len(keys)),
         hash_rows=np.arange(len(keys)),
         id_ends=ends_of([len(key) for key in keys]),
         id_bytes=np.frombuffer(b"".join(keys), np.uint8),
@@ -129,11 +131,20 @@ def index_columns(
 
 def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
     """Give the columns of the containers of all parts; `prefixes` lead from the cache to the parts."""
-    paths = Strings.of([prefix + path for prefix, each in zip(prefixes, containers, strict=True) for path in each.paths])
+    paths = Strings.of(
+        [
+            prefix + path
+            for prefix, each in zip(prefixes, containers, strict=True)
+            for path in each.paths
+        ]
+    )
     yield from string_columns("container_path", paths)
     yield "container_size", _joined([each.sizes for each in containers], np.int64)
     yield "container_digest", _joined([each.digests for each in containers], np.uint8)
-    yield "container_part", np.repeat(np.arange(len(containers), dtype=np.int32), [len(each) for each in containers])
+    yield (
+        "container_part",
+        np.repeat(np.arange(len(containers), dtype=np.int32), [len(each) for each in containers]),
+    )
 
 
 def string_columns(name: str, strings: Strings) -> Columns:

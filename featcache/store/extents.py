@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
 from featcache.store.files import open_within
 from featcache.store.index import ContainerColumns
 
@@ -125,8 +125,10 @@ class Containers:
         try:
             file = self._open_file(path, size)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if isinstance(error, FeatcacheError):
                 raise
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise CacheError(f"container {str(self._root / path)!r} cannot be read: {error}; try again") from error
             self._open.clear()  # others have opened too many files: make do with one
             file = self._open_file(path, size)
         self._make_room()

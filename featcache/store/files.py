@@ -122,7 +122,12 @@ def pack_json(content: object) -> bytes:
 def unpack_json(data: bytes, where: str) -> object:
     """Return the content that `pack_json` wrote; raises `CorruptCacheError` if any byte differs."""
     body = data[20:-1]
-    if data[:2] != b'["' or data[18:20] != b'",' or data[-1:] != b"]" or digest(body).encode() != data[2:18]:
+    if (
+        data[:2] != b'["'
+        or data[18:20] != b'",'
+        or data[-1:] != b"]"
+        or digest(body).encode() != data[2:18]
+    ):
         raise CorruptCacheError(f"{where} is damaged: its checksum does not match")
     try:
         return cast(object, json.loads(body))

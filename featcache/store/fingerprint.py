@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import cast
 
@@ -11,6 +12,7 @@ from featcache.feature import FeatureStorageConfig
 from featcache.store.files import digest
 
 ABSENT = object()
+_NOT_JSON = "the fingerprint must be made of JSON values"
 
 
 def cache_fingerprint(
@@ -26,13 +28,61 @@ def cache_fingerprint(
 
 
 def canonical(fingerprint: Mapping[str, object]) -> dict[str, object]:
-    """Return a fingerprint as it reads back from JSON; raises `ConfigError` if it does not fit JSON."""
+    """Return a fingerprint as it reads back from JSON: numbers as keys become text, tuples lists.
+
+    Raises `ConfigError`, naming the key, for what does not fit JSON.
+    """
     try:
-        text = json.dumps(fingerprint, sort_keys=True, allow_nan=False, ensure_ascii=False)
-        text.encode()
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the fingerprint must be made of JSON values: {error}") from error
+        jsonable = _jsonable(fingerprint, "")
+        text = json.dumps(jsonable, sort_keys=True, allow_nan=False, ensure_ascii=False)
+    except RecursionError:
+        raise ConfigError(f"{_NOT_JSON}, not nested without end") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise ConfigError(f"{_NOT_JSON}: {error}") from error
     return cast(dict[str, object], json.loads(text))
+
+
+def _jsonable(value: object, key: str) -> object:
+    """Return `value`, the one at `key` of a fingerprint, with text as the keys of all dicts."""
+    if isinstance(value, Mapping):
+        items: dict[str, object] = {}
+        for name, inner in value.items():
+            text = _text_key(name, key)
+            if text in items:
+                twice = f"{key or 'it'} has the key {text!r} twice, as text and as a number"
+                raise ConfigError(f"{_NOT_JSON}: {twice}")
+            items[text] = _jsonable(inner, f"{key}.{text}" if key else text)
+        return items
+    if isinstance(value, list | tuple):
+        return [_jsonable(inner, f"{key}[{number}]") for number, inner in enumerate(value)]
+    if isinstance(value, str):
+        return _unicode(value, key)
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
+    raise ConfigError(
+        f"{_NOT_JSON}: {key} is {what}; give what identifies it, as text, finite numbers, true, "
+        "false, null, or lists and dicts of them"
+    )
+
+
+def _text_key(name: object, key: str) -> str:
+    if isinstance(name, str):
+        return _unicode(name, key)
+    if name is None or isinstance(name, bool | int | float):
+        return json.dumps(name)  # as JSON writes them
+    raise ConfigError(f"{_NOT_JSON}: {key or 'it'} has the key {name!r}; keys are text")
+
+
+def _unicode(text: str, key: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        where = key or "a key"
+        raise ConfigError(f"{_NOT_JSON}: {where} is {text!r}, not valid Unicode") from error
+    return text
 
 
 def fingerprint_digest(fingerprint: Mapping[str, object]) -> str:

@@ -12,7 +12,9 @@ from featcache.store.manifest import Manifest, read_manifest
 from featcache.store.verify import raise_damage
 
 
-def load_generation(path: Path, *, mapped: bool = True, checked: bool = False) -> tuple[Manifest, Index, Strings]:
+def load_generation(
+    path: Path, *, mapped: bool = True, checked: bool = False
+) -> tuple[Manifest, Index, Strings]:
     """Read the manifest, the index and the failed ids of the current generation, whatever is published meanwhile.
 
     Args:
@@ -25,7 +27,9 @@ def load_generation(path: Path, *, mapped: bool = True, checked: bool = False) -
         try:
             file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
         except FileNotFoundError as error:
-            newer = read_manifest(path)  # published anew in between: the columns of the generation before go then
+            newer = read_manifest(
+                path
+            )  # published anew in between: the columns of the generation before go then
             if newer.write_id == manifest.write_id:
                 raise CacheError(
                     f"cache {str(path)!r} lacks {error.filename!r}; put it back, or remove featcache.json and write "
@@ -38,8 +42,21 @@ def load_generation(path: Path, *, mapped: bool = True, checked: bool = False) -
                 raise_damage(file.damage())
             index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
         if len(index) != manifest.rows:
-            raise CorruptCacheError(f"cache {str(path)!r} is damaged: {len(index)} of {manifest.rows} rows")
-        missing = [name for name, feature in manifest.features.items() if feature["stats"] and name not in index.stats]
+            raise CorruptCacheError(
+                f"cache {str(path)!r} is damaged: {len(index)} of {manifest.rows} rows"
+            )
+        parts = index.containers.parts
+        if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < len(manifest.parts):
+            raise CorruptCacheError(
+                f"cache {str(path)!r} is damaged: its containers are in parts that are not there"
+            )
+        missing = [
+            name
+            for name, feature in manifest.features.items()
+            if feature["stats"] and name not in index.stats
+        ]
         if missing:
-            raise CorruptCacheError(f"cache {str(path)!r} is damaged: it has no statistics of {missing[0]!r}")
+            raise CorruptCacheError(
+                f"cache {str(path)!r} is damaged: it has no statistics of {missing[0]!r}"
+            )
         return manifest, index, failed

@@ -24,6 +24,7 @@ from featcache.store.format.pages import DIGEST_BYTES
 from featcache.store.format.strings import Bytes, Ints, Strings
 
 Hashes = NDArray[np.uint64]
+hash_of = xxhash.xxh3_64_intdigest  # of an id's UTF-8
 DAMAGED = "the index is damaged (open the cache with verify='columns' to see which file)"
 
 
@@ -96,18 +97,22 @@ class Index:
 
     def ids(self) -> Iterator[str]:
         """Iterate over all ids in row order."""
-        for start in range(0, len(self), 65536):  # in pieces, so that ten million ids are never all in memory
+        for start in range(
+            0, len(self), 65536
+        ):  # in pieces, so that ten million ids are never all in memory
             ends = self.id_ends[start : start + 65537].tolist()
             data = self.id_bytes[ends[0] : ends[-1]].tobytes()
             try:
-                yield from [data[begin - ends[0] : end - ends[0]].decode() for begin, end in pairwise(ends)]
+                yield from [
+                    data[begin - ends[0] : end - ends[0]].decode() for begin, end in pairwise(ends)
+                ]
             except UnicodeDecodeError as error:
                 raise CorruptCacheError(f"{DAMAGED}: {error}") from error
 
     def find(self, id: str) -> int:
         """Return the row of an id, -1 if there is none."""
         key = id.encode("utf-8", "surrogatepass")
-        hash_ = xxhash.xxh3_64_intdigest(key)
+        hash_ = hash_of(key)
         hashes, hash_rows, ends, data = self._views
         position = bisect_left(hashes, hash_)
         try:
@@ -136,7 +141,7 @@ class Index:
         keys = [id.encode("utf-8", "surrogatepass") for id in ids]
         if len(self) == 0 or not keys:
             return np.full(len(keys), -1, np.int64)
-        hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(keys))
+        hashes = np.fromiter(map(hash_of, keys), np.uint64, len(keys))
         positions = np.minimum(self.hashes.searchsorted(hashes), len(self) - 1)
         rows = self.hash_rows[positions]
         if rows.min() < 0 or rows.max() >= len(self):
@@ -186,13 +191,18 @@ def read_strings(file: ColumnFile, name: str) -> Strings:
     """Take a column of strings out of a file of columns."""
     strings = Strings(file.column(f"{name}_ends", np.int64), file.column(f"{name}_bytes", np.uint8))
     if not strings.fits():
-        raise CorruptCacheError(f"{str(file.path)!r} is damaged: the columns of {name!r} do not fit each other")
+        raise CorruptCacheError(
+            f"{str(file.path)!r} is damaged: the columns of {name!r} do not fit each other"
+        )
     return strings
 
 
 def read_stats(file: ColumnFile, feature: str) -> FeatureStats:
     """Take the statistics of a feature out of a file of columns."""
-    count, shape = file.column(f"{feature}.count", np.int64), file.column(f"{feature}.dims", np.int64)
+    count, shape = (
+        file.column(f"{feature}.count", np.int64),
+        file.column(f"{feature}.dims", np.int64),
+    )
     mean, m2 = file.column(f"{feature}.mean", np.float64), file.column(f"{feature}.m2", np.float64)
     try:
         return FeatureStats(int(count[0]), mean.reshape(shape), m2.reshape(shape))
@@ -207,10 +217,17 @@ def _check_lengths(index: Index, file: ColumnFile) -> None:
     fits = len(index.hash_rows) == count and len(index.id_ends) == count + 1
     fits = fits and Strings(index.id_ends, index.id_bytes).fits()
     for columns in index.features.values():
-        fits = fits and len(columns.rows) == len(columns.checksum) == len(columns.first) - 1 == count
-        fits = fits and len(columns.container) == len(columns.offset) == len(columns.nbytes) == int(columns.first[-1])
+        fits = (
+            fits and len(columns.rows) == len(columns.checksum) == len(columns.first) - 1 == count
+        )
+        fits = fits and len(columns.container) == len(columns.offset) == len(columns.nbytes) == int(
+            columns.first[-1]
+        )
     containers = index.containers
     fits = fits and len(containers) == len(containers.paths) == len(containers.parts)
     fits = fits and len(containers.digests) == DIGEST_BYTES * len(containers)
+    fits = fits and int(containers.sizes.min(initial=0)) >= 0
     if not fits:
-        raise CorruptCacheError(f"index {str(file.path)!r} is damaged: its columns have different lengths")
+        raise CorruptCacheError(
+            f"index {str(file.path)!r} is damaged: its columns have different lengths"
+        )

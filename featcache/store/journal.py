@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from featcache.container_files import sync_directory
 from featcache.errors import CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
@@ -28,7 +29,6 @@ from featcache.store.files import (
     natural,
     open_within,
     pack_json,
-    sync_directory,
     text,
     unpack_json,
     within,
@@ -64,7 +64,9 @@ class Header:
     build: int  # counts up with each overwrite of the cache
     fingerprint: str  # digest of the cache's fingerprint
     dims: Mapping[str, tuple[int, ...]]
-    block_rows: Mapping[str, int]  # rows a block of the codec; 0: the whole array is one block, or raw
+    block_rows: Mapping[
+        str, int
+    ]  # rows a block of the codec; 0: the whole array is one block, or raw
 
     def to_json(self) -> dict[str, object]:
         """Return the header as JSON-able values."""
@@ -81,8 +83,12 @@ class Header:
         return cls(
             build=natural(content["build"]),
             fingerprint=text(content["fingerprint"]),
-            dims={within(name, 1): tuple(map(natural, dims)) for name, dims in content["dims"].items()},
-            block_rows={within(name, 1): natural(rows) for name, rows in content["block_rows"].items()},
+            dims={
+                within(name, 1): tuple(map(natural, dims)) for name, dims in content["dims"].items()
+            },
+            block_rows={
+                within(name, 1): natural(rows) for name, rows in content["block_rows"].items()
+            },
         )
 
 
@@ -112,12 +118,19 @@ class JournalWriter:
     def commit(self, stats: Mapping[str, FeatureStats]) -> None:
         """Make all notes count, durably, with the part's statistics up to here."""
         self._write_waiting()
-        self._write({"commit": {name: _stats_to_json(value) for name, value in stats.items()}, "header": self._header})
+        self._write(
+            {
+                "commit": {name: _stats_to_json(value) for name, value in stats.items()},
+                "header": self._header,
+            }
+        )
         self._sync()
 
     def close(self) -> None:
         """Let go of the file; what was not committed does not count; never raises."""
-        with contextlib.suppress(OSError):  # closing writes what waits in memory, on a full disk too
+        with contextlib.suppress(
+            OSError
+        ):  # closing writes what waits in memory, on a full disk too
             self._file.close()
 
     def _write_waiting(self) -> None:
@@ -206,7 +219,9 @@ def _is_torn(line: bytes) -> bool:
 def _record(line: bytes) -> _Record | None:
     """Return what a line says; None for a line that does not check."""
     for candidate in (line.removesuffix(b"\n"), line[:-1]):  # the line break itself may be damaged
-        with contextlib.suppress(CorruptCacheError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        with contextlib.suppress(
+            CorruptCacheError, LookupError, TypeError, ValueError, AttributeError, OverflowError
+        ):
             content = cast(dict[str, Any], unpack_json(candidate, "a line"))
             header = Header.from_json(content["header"]) if "header" in content else None
             utterances = [_utterance_from_json(*each) for each in content.get("utterances", ())]
@@ -219,7 +234,11 @@ def _record(line: bytes) -> _Record | None:
 
 def _utterance_to_json(utterance: Utterance) -> list[object]:
     arrays = {
-        name: [placed.rows, f"{placed.checksum:016x}", [[e.container, e.offset, e.nbytes] for e in placed.extents]]
+        name: [
+            placed.rows,
+            f"{placed.checksum:016x}",
+            [[e.container, e.offset, e.nbytes] for e in placed.extents],
+        ]
         for name, placed in utterance.arrays.items()
     }
     return [utterance.id, arrays]
@@ -231,7 +250,10 @@ def _utterance_from_json(id: object, arrays: Mapping[str, Any]) -> Utterance:
         within(name, 1): Placed(
             natural(rows),
             int(checksum, 16),
-            tuple(Extent(within(file), natural(offset), natural(nbytes)) for file, offset, nbytes in extents),
+            tuple(
+                Extent(within(file), natural(offset), natural(nbytes))
+                for file, offset, nbytes in extents
+            ),
         )
         for name, (rows, checksum, extents) in arrays.items()
     }
@@ -249,6 +271,7 @@ def _stats_to_json(stats: FeatureStats) -> dict[str, object]:
 
 def _stats_from_json(content: Mapping[str, Any]) -> FeatureStats:
     mean, m2 = (
-        np.frombuffer(base64.b64decode(content[key]), "<f8").reshape(content["dims"]) for key in ("mean", "m2")
+        np.frombuffer(base64.b64decode(content[key]), "<f8").reshape(content["dims"])
+        for key in ("mean", "m2")
     )
     return FeatureStats(natural(content["count"]), mean, m2)

@@ -6,6 +6,7 @@ itself then, but is broken by the next writer on the same host when its process 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -41,15 +42,18 @@ class WriterLock:
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
             self._holder.unlink(missing_ok=True)  # a link would lead elsewhere
-            self._holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}))
+            self._holder.write_text(
+                json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
+            )
         except BaseException:
-            self._lock.release()
+            self.release()
             raise
 
     def release(self) -> None:
         """Let others write; harmless the second time."""
         if self._lock.is_locked:
-            self._holder.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it names who held the lock, and is harmless
+                self._holder.unlink()
             self._lock.release()
 
 
@@ -66,7 +70,12 @@ def holder(directory: Path) -> Holder | None:
     try:
         content = json.loads((directory / HOLDER).read_text())
         return Holder(content["pid"], content["host"], content["since"])
-    except (OSError, ValueError, LookupError, TypeError):  # it is being written, or was left half written
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # it is being written, or was left half written
         return None
 
 
@@ -97,7 +106,10 @@ def _acquired(directory: Path, timeout_s: float) -> BaseFileLock:
     except OSError as error:
         if error.errno not in _NO_FLOCK:
             raise
-        _log.warning("%r lies on a file system without flock: see that one writer at a time works", str(directory))
+        _log.warning(
+            "%r lies on a file system without flock: see that one writer at a time works",
+            str(directory),
+        )
         lock = SoftFileLock(directory / NAME, thread_local=False)
         lock.acquire(timeout=timeout_s, poll_interval=0.005)
     return lock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +12,24 @@ from typing import Any, cast
 
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
 from featcache.feature import DTYPES
-from featcache.store.files import natural, pack_json, read_within, text, unpack_json, within, write_durably
+from featcache.store.files import (
+    natural,
+    pack_json,
+    read_within,
+    text,
+    unpack_json,
+    within,
+    write_durably,
+)
 
 FORMAT_VERSION = 1
 NAME = "featcache.json"
 PARTS = "parts"
 MANIFESTS = "manifests"  # one of each generation that is still there
-KNOWN: frozenset[str] = frozenset()  # names in `requires` and `requires_to_write` that this featcache knows
+INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of a generation
+KNOWN: frozenset[str] = (
+    frozenset()
+)  # names in `requires` and `requires_to_write` that this featcache knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +63,9 @@ class PartEntry:
         return cls(
             name=within(content["name"], 1),
             rows=natural(content["rows"]),
-            block_rows={within(name, 1): natural(rows) for name, rows in content["block_rows"].items()},
+            block_rows={
+                within(name, 1): natural(rows) for name, rows in content["block_rows"].items()
+            },
             digest=text(content["digest"]),
             tombstones=None if tombstones is None else Tombstones.from_json(tombstones),
         )
@@ -69,25 +83,37 @@ class Expected:
 class Manifest:
     """One generation of a cache."""
 
-    fingerprint: Mapping[str, Any]  # what it was made from; "features" are the declarations, by name
+    fingerprint: Mapping[
+        str, Any
+    ]  # what it was made from; "features" are the declarations, by name
     generation: int = 0
     write_id: str = ""  # random at each write of the file, so that a writer recognises its own
     previous: str | None = None  # name of the generation before
     index: str = ""  # the file of this generation's columns
     index_digest: str = ""
     build: int = 1  # counts up with each overwrite
-    building: int = 1  # the build that writers add parts to; an overwrite under way is ahead of `build`
+    building: int = (
+        1  # the build that writers add parts to; an overwrite under way is ahead of `build`
+    )
     building_fingerprint: str = ""  # xxh3-64 of the fingerprint that `building` is made with
     complete: bool = False
     expected: Expected | None = None
     rows: int = 0
-    dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shape of a frame; known after the first array
+    dims: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # shape of a frame; known after the first array
     parts: tuple[PartEntry, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)  # name -> name of a generation that is never removed
-    files: Mapping[str, str] = field(default_factory=dict)  # path -> xxh3-64, of what else belongs to the generation
+    tags: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name -> name of a generation that is never removed
+    files: Mapping[str, str] = field(
+        default_factory=dict
+    )  # path -> xxh3-64, of what else belongs to the generation
     requires: tuple[str, ...] = ()  # names that a reader must know
     requires_to_write: tuple[str, ...] = ()  # names that a writer must know
-    others: Mapping[str, Any] = field(default_factory=dict)  # keys that this featcache does not know
+    others: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # keys that this featcache does not know
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
@@ -108,6 +134,12 @@ def new_generation_name(generation: int) -> str:
     return f"{generation:06d}-{secrets.token_hex(4)}"
 
 
+def generation_number(name: str) -> int:
+    """Return the number in the name of a generation; 0 if there is none."""
+    digits = name.partition("-")[0]
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+
 def index_file(name: str) -> str:
     """Return the file of the columns of a generation, relative to the cache."""
     return f"index-{name}.columns"
@@ -125,8 +157,12 @@ def write_manifest(cache: Path, manifest: Manifest, *, keep: bool = False) -> Ma
     """
     manifest = dataclasses.replace(manifest, write_id=secrets.token_hex(8))
     content: dict[str, Any] = {"format": "featcache", "version": FORMAT_VERSION}
-    content |= {key: value for key, value in dataclasses.asdict(manifest).items() if key != "others"}
-    data = pack_json(content | {key: value for key, value in manifest.others.items() if key not in content})
+    content |= {
+        key: value for key, value in dataclasses.asdict(manifest).items() if key != "others"
+    }
+    data = pack_json(
+        content | {key: value for key, value in manifest.others.items() if key not in content}
+    )
     if keep:
         write_durably(cache / manifest_file(manifest.name), data)
     write_durably(cache / NAME, data)
@@ -228,7 +264,9 @@ def _from_json(content: dict[str, Any]) -> Manifest:
         building=natural(content["building"], 10**12),
         building_fingerprint=text(content["building_fingerprint"]),
         complete=_flag(content["complete"]),
-        expected=None if expected is None else Expected(natural(expected["count"]), text(expected["digest"])),
+        expected=None
+        if expected is None
+        else Expected(natural(expected["count"]), text(expected["digest"])),
         rows=natural(content["rows"]),
         dims={within(name, 1): tuple(map(natural, dims)) for name, dims in content["dims"].items()},
         parts=tuple(PartEntry.from_json(part) for part in content["parts"]),
@@ -236,7 +274,11 @@ def _from_json(content: dict[str, Any]) -> Manifest:
         files={within(path): text(value) for path, value in content["files"].items()},
         requires=tuple(map(text, content["requires"])),
         requires_to_write=tuple(map(text, content["requires_to_write"])),
-        others={key: value for key, value in content.items() if key not in (*_FIELDS, "format", "version")},
+        others={
+            key: value
+            for key, value in content.items()
+            if key not in (*_FIELDS, "format", "version")
+        },
     )
 
 

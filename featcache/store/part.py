@@ -53,7 +53,9 @@ class SealedPart:
         with self.open_columns(cache) as file:
             index = read_index(file, names)
         if len(index) != self.entry.rows:
-            raise CorruptCacheError(f"part {str(cache / self.directory)!r} is damaged: it has {len(index)} rows")
+            raise CorruptCacheError(
+                f"part {str(cache / self.directory)!r} is damaged: it has {len(index)} rows"
+            )
         return index
 
     def tombstones(self, cache: Path) -> Ints:
@@ -61,7 +63,9 @@ class SealedPart:
         stones = self.entry.tombstones
         if stones is None:
             return np.empty(0, np.int64)
-        with ColumnFile(cache, f"{self.directory}/{stones.file}", mapped=False, expected=stones.digest) as file:
+        with ColumnFile(
+            cache, f"{self.directory}/{stones.file}", mapped=False, expected=stones.digest
+        ) as file:
             return file.column("rows", np.int64)
 
     def pages(self, cache: Path) -> list[Pages]:
@@ -82,7 +86,9 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
     try:
         entry = PartEntry.from_json(content | {"digest": digest(data), "name": name})
         return SealedPart(
-            dataclasses.replace(entry, tombstones=None), Header.from_json(content["header"]), text(content["columns"])
+            dataclasses.replace(entry, tombstones=None),
+            Header.from_json(content["header"]),
+            text(content["columns"]),
         )
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CorruptCacheError(
@@ -114,7 +120,10 @@ def new_part_name() -> str:
 
 
 def header_for(
-    features: Mapping[str, FeatureStorageConfig], dims: Mapping[str, tuple[int, ...]], build: int, fingerprint: str
+    features: Mapping[str, FeatureStorageConfig],
+    dims: Mapping[str, tuple[int, ...]],
+    build: int,
+    fingerprint: str,
 ) -> Header:
     """Return the header of a new part whose frames have the shapes `dims`."""
     cut = {name: feature.blocks(dims[name]) for name, feature in features.items()}

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from featcache.errors import ConfigError, CorruptCacheError, DuplicateIdError, FeatureError, StaleCacheError
-from featcache.feature import FeatureStorageConfig
+from featcache._first_shapes import FirstShapes
+from featcache.errors import (
+    ConfigError,
+    CorruptCacheError,
+    DuplicateIdError,
+    StaleCacheError,
+)
+from featcache.feature import Features, by_name
 from featcache.interface import Array
 from featcache.store.arrays import ArrayLike, check_features, check_id, to_storage
 from featcache.store.background import Background
 from featcache.store.closing import close_after
 from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
-from featcache.store.format.disk_errors import explained
+from featcache.store.format.disk_errors import explained, reading
 from featcache.store.generation import load_generation
 from featcache.store.manifest import PARTS
 from featcache.store.part import header_for, remove_part
@@ -27,12 +32,15 @@ from featcache.store.writing.open_part import OpenPart
 from featcache.store.writing.publish import sealed_parts
 from featcache.store.writing.unclosed import close_at_exit
 
-COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has been written to the disk
+COMMIT_INTERVAL_S = (
+    2.0  # what a killed writer loses at most, in time, of what has been written to the disk
+)
 QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
-PART_BYTES = 8 << 30  # a killed writer's part is read once when it is recovered, and copied if it is an HDF5 file
+PART_BYTES = (
+    8 << 30
+)  # a killed writer's part is read once when it is recovered, and copied if it is an HDF5 file
 PART_ROWS = 100_000  # the notes on these stay in memory until the part is sealed, about 1 KB each
 
-Features = Mapping[str, FeatureStorageConfig] | Iterable[FeatureStorageConfig]
 
 
 class PartWriter:
@@ -47,14 +55,17 @@ class PartWriter:
         fingerprint: what the features are made from, the same as the `CacheWriter`'s.
     """
 
-    def __init__(self, path: str | Path, features: Features, fingerprint: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, path: str | Path, features: Features, fingerprint: Mapping[str, object] | None = None
+    ) -> None:
         self.path = Path(path).absolute()
         self.features = by_name(features)
         self.bytes_written = 0
         self.closed = False
         self._pid = os.getpid()
         self._one_at_a_time = threading.RLock()  # threads may share a writer
-        manifest, index, _ = load_generation(self.path)
+        with reading(self.path):
+            manifest, index, _ = load_generation(self.path)
         self._build = manifest.building
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         if self._fingerprint != manifest.building_fingerprint:
@@ -63,24 +74,35 @@ class PartWriter:
                 "here; give those of its CacheWriter"
             )
         stored = sealed_parts(self.path, self._build, self._fingerprint)
-        published = {entry.name for entry in manifest.parts} if manifest.build == manifest.building else set()
+        published = (
+            {entry.name for entry in manifest.parts}
+            if manifest.build == manifest.building
+            else set()
+        )
         if not published <= {part.entry.name for part in stored}:
             published = set()  # somebody removed a part: what it held is to be computed again
-        self._stored = [part.index(self.path, []) for part in stored if part.entry.name not in published]
+        self._stored = [
+            part.index(self.path, []) for part in stored if part.entry.name not in published
+        ]
         if published:
             self._stored.append(index)
         self._dims = stored[0].header.dims if stored else {}
         self._numbers: dict[str, int] = {}  # id -> its number, of what is in no sealed part
+        self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
         self._space = FreeSpace(self.path, len(self.features), sum(map(len, self._stored)))
-        self._part: OpenPart | None = None  # takes what is written now; the thread may still be at the one before
+        self._part: OpenPart | None = (
+            None  # takes what is written now; the thread may still be at the one before
+        )
         self._part_bytes = self._part_rows = 0
         self._unsealed: list[OpenPart] = []  # oldest first, as the thread works them off
         self._sealed: list[str] = []
         self._sealed_rows = 0
         self._committed = 0
         self._background = Background(self._commit, COMMIT_INTERVAL_S, QUEUE_BYTES)
-        self._forget = close_at_exit(self, f"the part writer of {str(self.path)!r}", PartWriter.close)
+        self._forget = close_at_exit(
+            self, f"the part writer of {str(self.path)!r}", PartWriter.close
+        )
 
     def __contains__(self, id: str) -> bool:
         """Say whether an utterance is stored already, or was written now."""
@@ -94,21 +116,28 @@ class PartWriter:
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("a writer cannot be pickled: it belongs to its process; open another one there")
+        raise TypeError(
+            "a writer cannot be pickled: it belongs to its process; open another one there"
+        )
 
     def write(self, id: str, arrays: Mapping[str, ArrayLike]) -> None:
         """Store the features of one utterance, as `CacheWriter.write` does."""
         check_id(id)
         check_features(id, arrays, self.features)
-        stored = {name: to_storage(id, arrays[name], feature) for name, feature in self.features.items()}
-        self._check_open()
+        stored = {
+            name: to_storage(id, arrays[name], feature) for name, feature in self.features.items()
+        }
+        self.check_open()
         with self._one_at_a_time:
             self._take(id, stored)
 
     def _take(self, id: str, stored: dict[str, Array]) -> None:
-        self._check_open()
+        self.check_open()
         self._check_new(id)
-        self._check_dims(id, stored)
+        for name, array in stored.items():
+            feature = self.features[name]
+            feature.check_dims(id, array.shape[1:], self._dims.get(name), len(array))
+            self._first_shapes.check(id, feature, array.shape)
         nbytes = sum(array.nbytes for array in stored.values())
         self._space.check(self._background.queued_bytes + nbytes, self._kept)
         part = self._start_part(stored) if self._part is None else self._part
@@ -127,19 +156,19 @@ class PartWriter:
 
     def expect_more(self, utterances: int) -> None:
         """Say how many utterances are still to come, so that a disk that is too small is noticed early."""
-        self._check_open()
+        self.check_open()
         self._space.expect(utterances)
 
     def commit(self) -> int:
         """Make all that was written durable; returns how many utterances this writer has made so."""
-        self._check_open()
+        self.check_open()
         self._put(self._commit, 0)
         self._drain()
         return self._committed
 
     def seal(self) -> None:
         """Finish the files of what was written so far, ready to be published; what follows goes to new ones."""
-        self._check_open()
+        self.check_open()
         with self._one_at_a_time:
             self._seal_all()
 
@@ -181,17 +210,23 @@ class PartWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         close_after(error, self.close)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise `ConfigError` for a writer that is closed, or belongs to another process."""
         self._check_process()
         if self.closed:
             raise ConfigError(f"the writer of {str(self.path)!r} is closed; open another one")
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:  # its thread is not there, and what it would be given were lost
+        if (
+            os.getpid() != self._pid
+        ):  # its thread is not there, and what it would be given were lost
             raise ConfigError(
                 f"the writer of {str(self.path)!r} belongs to process {self._pid}, and this is {os.getpid()}, forked "
                 "from it; let one process write, give each a cache of its own, or use featcache.extract(parallel=...)"
@@ -208,16 +243,6 @@ class PartWriter:
                 f"utterance {id!r} was given as number {self._count} of this run (counted from 0), but is stored in "
                 f"{str(self.path)!r} already; skip it (`id in writer` tells), or overwrite the cache"
             )
-
-    def _check_dims(self, id: str, arrays: Mapping[str, Array]) -> None:
-        for name, array in arrays.items():
-            dims = self._dims.get(name, array.shape[1:])
-            if array.shape[1:] != dims:
-                axes = "frames" if self.features[name].time_axis == 0 else "arrays"
-                raise FeatureError(
-                    f"utterance {id!r}, feature {name!r}: {axes} have shape {array.shape[1:]}, "
-                    f"those before have {dims}; overwrite the cache if they are wrong"
-                )
 
     def _kept(self) -> str:
         return f"{self._committed} utterances of this run are committed and kept"
@@ -273,21 +298,3 @@ class PartWriter:
                 del self._numbers[id]
 
 
-def by_name(features: Features) -> dict[str, FeatureStorageConfig]:
-    """Return declarations by feature name; raises `ConfigError` for two that files could not tell apart."""
-    if not isinstance(features, Iterable) or isinstance(features, str):
-        raise ConfigError(f"features are a list of FeatureStorageConfig, not {features!r}")
-    named = features.items() if isinstance(features, Mapping) else ((None, feature) for feature in features)
-    found: dict[str, FeatureStorageConfig] = {}
-    for name, feature in named:
-        if not isinstance(feature, FeatureStorageConfig):
-            raise ConfigError(f"a feature is declared by a FeatureStorageConfig, not by {feature!r}")
-        if name not in (None, feature.name):
-            raise ConfigError(f"feature {feature.name!r} is listed as {name!r}; give it one name")
-        for other in found:  # WebDataset and some file systems do not tell upper from lower case
-            if other.lower() == feature.name.lower():
-                raise ConfigError(f"features {other!r} and {feature.name!r} have the same name but for upper case")
-        found[feature.name] = feature
-    if not found:
-        raise ConfigError("a cache needs at least one feature, declared by a FeatureStorageConfig")
-    return found

@@ -26,7 +26,8 @@ from featcache.store.journal import Journal, Placed, Utterance, read_journal
 from featcache.store.lock import WriterLock, holder
 from featcache.store.manifest import PARTS, read_manifest
 from featcache.store.part import SEAL, checksum, list_parts, read_part, remove_part
-from featcache.store.writing.open_part import OpenPart, container_groups, seal_directory
+from featcache.store.writing.open_part import OpenPart, container_groups
+from featcache.store.writing.seal import seal_directory
 
 RECOVERED = "-recovered"
 DAMAGED = ".damaged"  # behind the name of a part that is set aside: nobody reads or removes it
@@ -43,7 +44,9 @@ def recover_parts(
     for name, sealed in list(list_parts(cache)):
         directory = cache / PARTS / name
         if sealed is not None:
-            (directory / journals.NAME).unlink(missing_ok=True)  # its writer failed, or died, just before
+            (directory / journals.NAME).unlink(
+                missing_ok=True
+            )  # its writer failed, or died, just before
             continue
         try:
             held = WriterLock(directory)
@@ -56,7 +59,9 @@ def recover_parts(
                 f"part {str(directory)!r} is still being written by another process; end it first{which}"
             ) from error
         try:
-            if read_part(cache, name) is None:  # or its writer has sealed it and ended in the meantime
+            if (
+                read_part(cache, name) is None
+            ):  # or its writer has sealed it and ended in the meantime
                 _recover(cache, name, features, (build, fingerprint))
         finally:
             held.release()
@@ -106,9 +111,15 @@ def _recover(
             _copy(cache, name, features, journal, good, whole=not (lost or journal.damaged))
         if lost and not journal.damaged:
             ids = ", ".join(repr(utterance.id) for utterance in lost[:5])
-            _set_aside(directory, f"{len(lost)} utterances are not what was committed ({ids}{', ...' * (len(lost) > 5)})")
+            _set_aside(
+                directory,
+                f"{len(lost)} utterances are not what was committed ({ids}{', ...' * (len(lost) > 5)})",
+            )
         elif journal.damaged:
-            _set_aside(directory, f"lines of its journal do not check; {len(good)} utterances were salvaged")
+            _set_aside(
+                directory,
+                f"lines of its journal do not check; {len(good)} utterances were salvaged",
+            )
         else:
             remove_part(directory)
 
@@ -132,12 +143,21 @@ def _seal_in_place(
     cache: Path, name: str, features: Mapping[str, FeatureStorageConfig], journal: Journal
 ) -> bool:
     """Seal a part where it lies, if all its formats can finish their files; tells whether."""
-    groups = [(prefix, names, features[names[0]].make_backend()) for prefix, names in container_groups(features)]
+    groups = [
+        (prefix, names, features[names[0]].make_backend())
+        for prefix, names in container_groups(features)
+    ]
     if not all(isinstance(backend, FinishesFiles) for _, _, backend in groups):
         return False
     for prefix, names, backend in groups:
         written = [
-            (each.id, {key: (each.arrays[key].rows, _without(prefix, each.arrays[key].extents)) for key in names})
+            (
+                each.id,
+                {
+                    key: (each.arrays[key].rows, _without(prefix, each.arrays[key].extents))
+                    for key in names
+                },
+            )
             for each in journal.utterances
         ]
         specs = [features[key].spec(journal.header.dims[key]) for key in names]
@@ -169,7 +189,10 @@ def _copy(
             encoded = source.encoded(utterance)
             if not whole:
                 part.add_to_stats(
-                    {key: _decoded(features[key], journal.header.dims[key], each) for key, each in encoded.items()}
+                    {
+                        key: _decoded(features[key], journal.header.dims[key], each)
+                        for key, each in encoded.items()
+                    }
                 )
             part.append_encoded(utterance.id, encoded)
         part.commit(stats=journal.stats if whole else None)
@@ -192,13 +215,16 @@ def _check_space(cache: Path, name: str, utterances: Sequence[Utterance]) -> Non
 
 def _decoded(feature: FeatureStorageConfig, dims: tuple[int, ...], array: EncodedArray) -> Array:
     spec = feature.spec(dims)
-    if spec.codec is None or not array.rows:
+    if spec.codec is None or not array.blocks:
         flat = np.frombuffer(b"".join(array.blocks), spec.storage_dtype)
         return cast(Array, flat.reshape(array.rows, *dims))
     cut = feature.blocks(dims)
     size = array.rows if cut is None or cut.rows is None else cut.rows
-    blocks = [spec.codec.decode(memoryview(block), spec.storage_dtype, dims, size) for block in array.blocks]
-    return cast(Array, np.concatenate(blocks)[: array.rows])
+    blocks = [
+        spec.codec.decode(memoryview(block), spec.storage_dtype, dims, size)
+        for block in array.blocks
+    ]
+    return np.concatenate(blocks)[: array.rows]
 
 
 def _set_aside(directory: Path, why: str) -> None:
@@ -207,37 +233,53 @@ def _set_aside(directory: Path, why: str) -> None:
     sync_directory(directory.parent)
     _log.warning(
         "part %r is damaged: %s; what cannot be used of it was set aside in %r, and is computed again",
-        str(directory), why, str(aside),
+        str(directory),
+        why,
+        str(aside),
     )
 
 
 def _without(prefix: str, extents: Sequence[Extent]) -> tuple[Extent, ...]:
     start = len(prefix) + 1 if prefix else 0
-    return tuple(dataclasses.replace(extent, container=extent.container[start:]) for extent in extents)
+    return tuple(
+        dataclasses.replace(extent, container=extent.container[start:]) for extent in extents
+    )
 
 
 class _Source:
     """The containers of a part that was never sealed."""
 
     def __init__(self, directory: Path, journal: Journal) -> None:
-        arrays = (placed for utterance in journal.utterances for placed in utterance.arrays.values())
+        arrays = (
+            placed for utterance in journal.utterances for placed in utterance.arrays.values()
+        )
         paths = sorted({extent.container for placed in arrays for extent in placed.extents})
         self._numbers = {path: number for number, path in enumerate(paths)}
-        self._containers = Containers(directory, paths.__getitem__, [_size(directory / path) for path in paths])
+        self._containers = Containers(
+            directory, paths.__getitem__, [_size(directory / path) for path in paths]
+        )
 
     def holds(self, utterance: Utterance) -> bool:
         """Tell whether all bytes of an utterance are what the journal says."""
         try:
-            return all(checksum(self._blocks(placed)) == placed.checksum for placed in utterance.arrays.values())
+            return all(
+                checksum(self._blocks(placed)) == placed.checksum
+                for placed in utterance.arrays.values()
+            )
         except CorruptCacheError:
             return False
 
     def encoded(self, utterance: Utterance) -> dict[str, EncodedArray]:
-        return {name: EncodedArray(placed.rows, self._blocks(placed)) for name, placed in utterance.arrays.items()}
+        return {
+            name: EncodedArray(placed.rows, self._blocks(placed))
+            for name, placed in utterance.arrays.items()
+        }
 
     def _blocks(self, placed: Placed) -> tuple[memoryview, ...]:
         return tuple(
-            np.ascontiguousarray(self._containers.view(self._numbers[each.container], each.offset, each.nbytes)).data
+            np.ascontiguousarray(
+                self._containers.view(self._numbers[each.container], each.offset, each.nbytes)
+            ).data
             for each in placed.extents
         )
 

@@ -15,7 +15,14 @@ from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.pages import container_digest, pages_of
 from featcache.store.format.strings import Ints
 from featcache.store.index import ContainerColumns, Index
-from featcache.store.manifest import PARTS, Manifest, PartEntry, kept_manifests, manifest_file, read_manifest
+from featcache.store.manifest import (
+    PARTS,
+    Manifest,
+    PartEntry,
+    kept_manifests,
+    manifest_file,
+    read_manifest,
+)
 from featcache.store.part import SEAL, SealedPart, read_part
 
 MOST_TOLD = 20
@@ -26,7 +33,9 @@ def raise_damage(found: Iterable[str], what: str = "") -> None:
     sentences = list(found)
     if sentences:
         more = [f"... and {len(sentences) - MOST_TOLD} more"] if len(sentences) > MOST_TOLD else []
-        raise CorruptCacheError("\n".join(sentences[:MOST_TOLD] + more) + (f"\n{what}" if what else ""))
+        raise CorruptCacheError(
+            "\n".join(sentences[:MOST_TOLD] + more) + (f"\n{what}" if what else "")
+        )
 
 
 def container_damage(
@@ -63,8 +72,8 @@ def generation_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
         else:
             if other.name in (manifest.name, manifest.previous):
                 with_index[other.index] = other.index_digest
-    for name in (manifest.name, manifest.previous):
-        if name and not (cache / manifest_file(name)).exists():
+    for name in filter(None, (manifest.name, manifest.previous)):
+        if not (cache / manifest_file(name)).exists():
             yield f"{str(cache / manifest_file(name))!r} is missing"
     for path, expected in with_index.items():
         yield from _column_damage(cache, path, expected)
@@ -81,7 +90,9 @@ def page_damage(cache: Path, manifest: Manifest, index: Index) -> Iterator[str]:
     for part_number, entry in enumerate(manifest.parts):
         part = read_part(cache, entry.name)
         containers = np.flatnonzero(numbers == part_number).tolist()
-        for container, pages in zip(containers, [] if part is None else part.pages(cache), strict=False):
+        for container, pages in zip(
+            containers, [] if part is None else part.pages(cache), strict=False
+        ):
             path, size = index.containers.path(container), int(index.containers.sizes[container])
             if container_digest(pages, size) != index.containers.digest(container):
                 yield f"container {str(cache / path)!r}: the checksums of its pages are not those that were written"
@@ -134,7 +145,9 @@ def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
         yield f"{str(cache / directory / SEAL)!r} is damaged: its checksum does not match"
     yield from _column_damage(cache, f"{directory}/index.columns", part.columns)
     if entry.tombstones is not None:
-        yield from _column_damage(cache, f"{directory}/{entry.tombstones.file}", entry.tombstones.digest)
+        yield from _column_damage(
+            cache, f"{directory}/{entry.tombstones.file}", entry.tombstones.digest
+        )
 
 
 def _utterances_on(index: Index, container: int, pages: Ints) -> str:
@@ -148,11 +161,15 @@ def _utterances_on(index: Index, container: int, pages: Ints) -> str:
         rows.update((columns.first.searchsorted(extents[hit], side="right") - 1).tolist())
     ids: Sequence[str] = [index.id(row) for row in sorted(rows)]
     if not ids:
-        return f"{len(pages)} of its pages are not what was written, none of which holds an utterance"
+        return (
+            f"{len(pages)} of its pages are not what was written, none of which holds an utterance"
+        )
     names = ", ".join(map(repr, ids[:5])) + ", ..." * (len(ids) > 5)
     return f"{len(ids)} utterances lie on pages that are not what was written: {names}"
 
 
 def _remedy(cache: Path, path: str) -> str:
     part = "/".join(path.split("/")[:2])
-    return f"; put it back, or remove its part, {str(cache / part)!r}, to compute its utterances again"
+    return (
+        f"; put it back, or remove its part, {str(cache / part)!r}, to compute its utterances again"
+    )

@@ -9,6 +9,9 @@ import pytest
 
 import featcache
 from featcache.errors import MissingDependencyError
+from featcache.testing.decoding import Decoding
+from featcache.testing.durability import Durability
+from featcache.testing.native import NativeFiles
 from featcache.testing.reading import Reading
 from featcache.testing.round_trips import RoundTrips
 from featcache.testing.seam import Seam, append_all
@@ -16,7 +19,7 @@ from featcache.testing.storage import Storage
 from featcache.testing.writing import Writing
 
 
-class BackendContract(RoundTrips, Reading, Writing, Seam):
+class BackendContract(RoundTrips, Reading, Writing, Seam, Decoding, Durability, NativeFiles):
     """Test a backend with each of its codecs; inherit from it and name the backend.
 
     A backend whose library is not installed is skipped.

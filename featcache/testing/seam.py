@@ -7,10 +7,21 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path, PurePosixPath
 
+import numpy as np
 import pytest
+import xxhash
 
+from featcache.container_files import PAGE_BYTES
 from featcache.feature import DTYPES
-from featcache.interface import Backend, ContainerWriter, EncodedArray, Extent, FeatureSpec, SupportsBlocks
+from featcache.interface import (
+    Backend,
+    ContainerWriter,
+    EncodedArray,
+    Extent,
+    FeatureSpec,
+    SupportsBlocks,
+    SupportsPages,
+)
 from featcache.registry import RAW, get_codec
 from featcache.testing.storage import DIMS, Storage, encode, random_numbers, some_features, some_utterances
 
@@ -47,6 +58,20 @@ class Seam:
         for extent in sorted(extents, key=lambda extent: extent.offset):
             assert extent.offset >= end[extent.container]
             end[extent.container] = extent.offset + extent.nbytes
+
+    def test_pages_are_those_of_the_files(self, storage: Storage, tmp_path: Path) -> None:
+        writer, _ = append_all(storage, tmp_path)
+        writer.close()
+        if not isinstance(writer, SupportsPages):
+            pytest.skip("the store reads the files again")
+        for path, pages in writer.pages().items():
+            data = memoryview((tmp_path / path).read_bytes())
+            starts = range(0, len(data), PAGE_BYTES)
+            assert pages.dtype == np.uint64
+            assert pages.tolist() == [
+                xxhash.xxh3_64_intdigest(data[start : start + PAGE_BYTES]) for start in starts
+            ], path
+            assert PurePosixPath(path).as_posix() == path
 
     def test_an_aborted_writer_leaves_flushed_bytes_in_place(self, storage: Storage, tmp_path: Path) -> None:
         writer, written = append_all(storage, tmp_path)

@@ -5,6 +5,7 @@ As in `featcache.testing.storage`, arrays are as they are stored: bfloat16 is th
 
 from __future__ import annotations
 
+import dataclasses
 import unicodedata
 from collections.abc import Callable, Sequence
 from urllib.parse import quote
@@ -86,6 +87,10 @@ def caches(draw: st.DrawFn, storage: Storage, max_utterances: int = 4, max_frame
     """Declarations, and utterances that fit them."""
     declared = draw(features(storage))
     dims = {feature.name: draw(frame_shapes()) for feature in declared}
+    declared = [  # a single frame of two axes looks like a batch of one unless it is declared
+        dataclasses.replace(feature, dims=dims[feature.name] if len(dims[feature.name]) > 1 else None)
+        for feature in declared
+    ]
     utterances = {}
     for id in draw(id_lists(max_utterances)):
         utterances[id] = {

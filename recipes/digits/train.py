@@ -218,7 +218,8 @@ def main(arguments: list[str]) -> None:
         loaders[split] = open_loader(split, datasets[split], cache, hparams["max_frames"], hparams["seed"])
 
     # 2. Train from the cache: its statistics normalise the features, its lengths make the batches.
-    modules["mvn"] = featcache.GlobalMVN.from_cache(hparams["storage"].cache("train"), "fbank")
+    train = hparams["storage"].cache("train")
+    modules["mvn"] = featcache.GlobalMVN.from_cache(train, "fbank", allow_incomplete=brain.debug)
     brain.modules["mvn"] = modules["mvn"].to(brain.device)
     brain.fit(hparams["epoch_counter"], loaders["train"], loaders["valid"], progressbar=False)
     if brain.waited_s:  # nothing where no epoch was left

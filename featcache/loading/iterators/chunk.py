@@ -91,6 +91,11 @@ class ChunkIterFactory:
             pin_memory=pin_memory,
         )
 
+    @property
+    def excluded_key_pattern(self) -> str:
+        """Regular expression for the names of which every chunk gets all."""
+        return self._chunker.excluded_key_pattern
+
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
         """Give the batches of an epoch, counted from 1: ids and tensors of shape (batch_size, chunk, ...).
 
@@ -153,6 +158,11 @@ class CategoryChunkIterFactory:
             collate_fn=collate_fn,
             pin_memory=pin_memory,
         )
+
+    @property
+    def excluded_key_pattern(self) -> str:
+        """Regular expression for the names of which every chunk gets all."""
+        return self._chunker.excluded_key_pattern
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
         """Give the batches of an epoch, counted from 1: ids and tensors of shape (batch_size, chunk, ...).

@@ -122,9 +122,15 @@ class Chunker:
     def _timed(self, dataset: FeatureDataset) -> list[str]:
         return [name for name in dataset.features if dataset.table.has_frames(name)]
 
+    @property
+    def excluded_key_pattern(self) -> str:
+        """Regular expression for the names of which chunks get all, as ESPnet writes it."""
+        given = list(self.excluded_key_prefixes or ())
+        prefixes = [*given, *(name for name in (CATEGORY, SAMPLE_RATE) if name not in given)]
+        return "|".join(f"({prefix}[0-9]*)" for prefix in prefixes)
+
     def _excluded(self, name: str) -> bool:
-        prefixes = (CATEGORY, SAMPLE_RATE, *(self.excluded_key_prefixes or ()))
-        return any(re.fullmatch(f"{prefix}[0-9]*", name) for prefix in prefixes)
+        return re.fullmatch(self.excluded_key_pattern, name) is not None
 
 
 def _number(id: str, name: str, numbers: Mapping[str, torch.Tensor], default: int) -> int:

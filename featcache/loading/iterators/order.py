@@ -83,7 +83,7 @@ def mixed(batches: BatchList, epoch: int, seed: int) -> BatchList:
     if isinstance(batches, Batches):
         items = batches.items[batches.ends[0] : batches.ends[-1]]
         shuffled = items[random_state(epoch, seed).permutation(len(items))]
-        return Batches(shuffled, np.append(np.arange(0, len(items), size), len(items)), batches.keys)
+        return Batches(shuffled, np.append(np.arange(0, len(items), size), len(items)), batches.keys, batches.numbering)
     flat = [utterance for batch in batches for utterance in batch]
     flat = [flat[place] for place in random_state(epoch, seed).permutation(len(flat)).tolist()]
     return [flat[start : start + size] for start in range(0, len(flat), size)]

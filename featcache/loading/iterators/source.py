@@ -13,9 +13,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from featcache.errors import ConfigError, nearest
+from featcache.loading.batches import Batches
 from featcache.loading.collate import Array, CommonCollateFn, PaddedBatch
 from featcache.loading.dataset import FeatureDataset
 from featcache.loading.iterators.order import BatchList
+from featcache.loading.numbering import require_rows_of
 from featcache.loading.samplers.build import build_batch_sampler
 
 Collate = Callable[[Any], Any]
@@ -65,7 +67,9 @@ def batch_list(batches: BatchList | Mapping[str, object] | Iterable[Any], datase
     """
     if isinstance(batches, Mapping):
         check_names("batches", batches, build_batch_sampler)
-        return build_batch_sampler(**with_lengths(batches, dataset))
+        batches = build_batch_sampler(**with_lengths(batches, dataset))
+    if isinstance(batches, Batches) and batches.numbering and isinstance(dataset, FeatureDataset):
+        require_rows_of(dataset.table, batches.numbering)
     if isinstance(batches, str) or not isinstance(batches, Iterable):
         raise ConfigError(f"batches are lists of ids or rows, or the arguments of build_batch_sampler, not {batches!r}")
     listed = batches if isinstance(batches, Sequence) else list(batches)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.loading.batches import Batches
+from featcache.loading.numbering import Numbering, column_digest
 from featcache.loading.samplers.epoch import EpochSampler, State
-from featcache.loading.samplers.sharing import shuffled_in_groups, whole_number
-from featcache.loading.samplers.utterances import HasTable
-from featcache.loading.table import FeatureTable
-from featcache.store.cache import Cache, CachePath
+from featcache.loading.samplers.lengths import Lengths, columns_of
+from featcache.loading.samplers.sharing import shuffled_in_groups, split_up, whole_number
 from featcache.store.files import digest
 
 Ints = NDArray[np.int64]
@@ -27,23 +25,22 @@ TOO_LONG = ("error", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the most that is padded
 # for it, and half of it on average.
 SPREAD = 1.05
-
-
-Frames = NDArray[np.integer[Any]] | Sequence[int]
-Lengths = Frames | Sequence[Frames] | Cache | CachePath | FeatureTable | HasTable
+DRAWS = 20  # of an epoch's batches, until they are not too many; then the shortest come first
 
 
 class BucketBatchSampler(EpochSampler):
     """Batches of row numbers of utterances of similar length, which change companions from epoch to epoch.
 
     Each utterance comes once per epoch. In every batch, the longest utterance times the number of utterances is at
-    most `max_frames`, and what all its padded features hold is at most `max_elements` numbers. The number of batches
-    may differ a little from epoch to epoch. For how ranks share an epoch and resume, and for the other arguments, see
+    most `max_frames`, and what all its padded features hold is at most `max_elements` numbers. All epochs have the same
+    number of batches: hosts ask for it once. For how ranks share an epoch and resume, and for the other arguments, see
     `EpochSampler`.
 
     Args:
         lengths: frames of each utterance, integers; or a list of such arrays, one per feature of the same utterances;
-            or a cache, its path, a `FeatureTable` or a data set, whose features with a time axis all count.
+            or a cache, its path, a `FeatureTable` or a data set, whose features with a time axis all count. Frames are
+            seconds divided by the frame shift: 400 s of 10 ms are 40,000.
+        ids: the utterances that `lengths` are of, in their order; of a cache those to take. Batches then hold ids.
         max_frames: the most frames in a batch, padding included; of each feature on its own.
         max_elements: the most numbers in a batch, padding included, over all features: frames times the numbers of a
             frame, which a cache knows; of arrays of lengths a frame counts as one.
@@ -63,6 +60,7 @@ class BucketBatchSampler(EpochSampler):
         self,
         lengths: Lengths,
         *,
+        ids: Iterable[str] | None = None,
         max_frames: int | None = None,
         max_elements: int | None = None,
         batch_size: int | None = None,
@@ -82,7 +80,8 @@ class BucketBatchSampler(EpochSampler):
         self.max_elements = None if max_elements is None else whole_number("max_elements", max_elements, 1)
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         self.shuffle = shuffle
-        self._lengths, self._frame_elements, self.table = _columns(lengths)
+        self._lengths, self._frame_elements, self.table = columns_of(lengths)
+        self._ids = None if ids is None else self._name(list(ids))
         self._longest: Ints = self._lengths[0] if len(self._lengths) == 1 else np.max(self._lengths, axis=0)
         rows = _argsort(self._longest)  # the shortest first
         fits = self._fits()[rows]
@@ -90,20 +89,17 @@ class BucketBatchSampler(EpochSampler):
         if len(self.too_long):
             self._report(int(rows[~fits][-1]), leave_out=too_long == "skip")
         self._digest: str | None = None
+        self._count: int | None = None
 
     def __repr__(self) -> str:
         limits = {"max_frames": self.max_frames, "max_elements": self.max_elements, "batch_size": self.batch_size}
-        return (
-            f"<BucketBatchSampler: {len(self._rows)} utterances in {len(self._all_batches())} batches, "
-            + "".join(f"{name}={limit}, " for name, limit in limits.items() if limit is not None)
-            + f"padding efficiency {self.padding_efficiency:.3f}, epoch {self.epoch}, "
-            f"rank {self.rank} of {self.world_size}>"
-        )
+        given = "".join(f"{name}={limit}, " for name, limit in limits.items() if limit is not None)
+        return f"<BucketBatchSampler: {len(self._rows)} utterances, {given}{self._where()}>"
 
     @property
     def padding_efficiency(self) -> float:
         """Share of real frames among all frames of this epoch's batches, over all features and ranks."""
-        batches = self._all_batches()
+        batches = self._epoch(self.epoch)
         real = padded = 0.0
         for column in self._lengths:
             frames = column[batches.items]
@@ -111,23 +107,36 @@ class BucketBatchSampler(EpochSampler):
             padded += float(np.maximum.reduceat(frames, batches.ends[:-1]).astype(float) @ batches.sizes)
         return real / padded if padded else 1.0
 
+    @cached_property
+    def numbering(self) -> Numbering | None:
+        """The utterances that row numbers count; None where batches hold ids."""
+        if self._ids is not None:
+            return None
+        return Numbering(len(self._longest), self.table, self._lengths)
+
     def epoch_batches(self, epoch: int) -> Batches:
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
-            return Batches(self._rows, self._cut(self._rows, 0))
+            return self._batches_of(self._rows, self._cut(self._rows, 0))
+        if self._count is None:
+            self._count = self._count_batches()
         random = np.random.default_rng((self.seed, epoch))
-        rows = self._rows.copy()
-        for begin, end in pairwise(_bucket_ends(self._longest[rows], random.random())):
-            random.shuffle(rows[begin:end])
-        # a first batch of any size moves the ends of all others: neighbours part also where utterances are few
-        batches = Batches(rows, self._cut(rows, random.random()))
+        for _ in range(DRAWS):
+            rows = self._drawn(random)
+            # a first batch of any size moves the ends of all others: neighbours part also where utterances are few
+            ends = self._cut(rows, random.random())
+            if len(ends) - 1 <= self._count:
+                break
+        else:
+            rows, ends = self._rows, self._cut(self._rows, 0)
+        batches = self._batches_of(rows, split_up(ends, self._count))
         return batches.take(shuffled_in_groups(len(batches), random))
 
     def settings(self) -> State:
         """Return what the order depends on: the limits, whether it is shuffled, and a digest of the lengths."""
         if self._digest is None:
-            digests = [digest(np.ascontiguousarray(column).data) for column in self._lengths]
-            self._digest = digest("".join(digests).encode())
+            named = "" if self._ids is None else digest("\0".join(self._ids).encode(errors="surrogatepass"))
+            self._digest = digest("".join([*map(column_digest, self._lengths), named]).encode())
         return {
             "data": self._digest,
             "max_frames": self.max_frames,
@@ -135,6 +144,22 @@ class BucketBatchSampler(EpochSampler):
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
         }
+
+    def _drawn(self, random: np.random.Generator) -> Ints:
+        """Return the rows by length, those of about the same length in random order."""
+        rows = self._rows.copy()
+        for begin, end in pairwise(_bucket_ends(self._longest[rows], random.random())):
+            random.shuffle(rows[begin:end])
+        return rows
+
+    def _count_batches(self) -> int:
+        """Return a number of batches that epochs seldom exceed, and that none is far below."""
+        fewest = len(self._cut(self._rows, 0)) - 1
+        usual = len(self._cut(self._drawn(np.random.default_rng(self.seed)), 0.5)) - 1
+        return min(max(usual + (usual - fewest) // 4, fewest), len(self._rows))
+
+    def _batches_of(self, rows: Ints, ends: Ints) -> Batches:
+        return Batches(rows, ends, self._ids, self.numbering)
 
     def _cut(self, rows: Ints, phase: float) -> Ints:
         first = next(self._ends(rows))
@@ -162,8 +187,23 @@ class BucketBatchSampler(EpochSampler):
             fits &= np.sum(elements, axis=0) <= self.max_elements
         return fits
 
+    def _name(self, ids: list[str]) -> list[str]:
+        """Take the lengths of these utterances, where they come from a table."""
+        if len(set(ids)) < len(ids):
+            raise ConfigError("ids names an utterance twice")
+        if self.table is not None:
+            rows = self.table.rows(ids)
+            self._lengths = [column[rows] for column in self._lengths]
+        elif len(ids) != len(self._lengths[0]):
+            raise ConfigError(f"{len(ids)} ids for {len(self._lengths[0])} lengths")
+        if not ids:
+            raise ConfigError("there are no utterances to sample: ids is empty")
+        return ids
+
     def _report(self, longest: int, *, leave_out: bool) -> None:
         named = f"row {longest}" if self.table is None else f"{self.table.id(longest)!r} (row {longest})"
+        if self._ids is not None:
+            named = repr(self._ids[longest])
         limits = {"max_frames": self.max_frames, "max_elements": self.max_elements}
         given = {name: limit for name, limit in limits.items() if limit is not None}
         what = (
@@ -218,35 +258,3 @@ def _argsort(lengths: Ints) -> Ints:
     """Sort the row numbers by length, rows of one length in their order."""
     # NumPy sorts 16 bits by radix: a third of the time
     return np.argsort(lengths.astype(np.uint16) if lengths.max() < 1 << 16 else lengths, kind="stable")
-
-
-def _columns(lengths: Lengths) -> tuple[list[Ints], list[int], FeatureTable | None]:
-    """Return the lengths of each feature, the numbers of a frame, and the table that they come from, if any."""
-    if isinstance(lengths, Cache | str | os.PathLike):
-        lengths = FeatureTable.of(lengths)
-    table = lengths if isinstance(lengths, FeatureTable) else getattr(lengths, "table", None)
-    if isinstance(table, FeatureTable):
-        source = cast(FeatureTable | HasTable, lengths)
-        names = [name for name in source.features if table.has_frames(name)]
-        if not names:
-            raise ConfigError(f"no feature of {source!r} has a time axis; give lengths of your own")
-        frame_elements = [math.prod(table.dims(name)) for name in names]
-        return [_checked(table.lengths(name)) for name in names], frame_elements, table
-    several = isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) == 1
-    columns = [_checked(column) for column in (cast(list[object], lengths) if several else [lengths])]
-    if len(set(map(len, columns))) > 1:
-        raise ConfigError(f"the features have lengths for {[*map(len, columns)]} utterances, not for the same ones")
-    return columns, [1] * len(columns), None
-
-
-def _checked(lengths: object) -> Ints:
-    array = np.asarray(lengths)
-    if array.ndim == 1 and len(array) == 0:
-        raise ConfigError("there are no utterances to sample: lengths is empty")
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ConfigError(f"lengths are frames of each utterance, integers, not {array.dtype} of shape {array.shape}")
-    frames = array.astype(np.int64, copy=False)
-    if frames.min() < 0:
-        row = int(frames.argmin())
-        raise ConfigError(f"lengths cannot be negative: row {row} has {array[row]}")
-    return frames

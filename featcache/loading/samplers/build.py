@@ -100,7 +100,7 @@ def build_batch_sampler(
         bins = frame_counts(found.shapes) if type == "length" else element_counts(found.shapes, padding)
         most, by = _count("batch_bins", batch_bins), found.shapes[0].lengths
         batches = binned_batches(by, bins, most, minimum, drop_last, padding, sort_in_batch, sort_batch)
-    return Batches(batches.items, batches.ends, found.keys)
+    return found.batches(batches)
 
 
 def build_category_batch_sampler(
@@ -188,13 +188,13 @@ def build_category_batch_sampler(
             f"no batch could be made: fewer than {limits.min_batch_size} utterances (min_batch_size) were drawn"
             + (f", or none was larger than {limits.bins} frames (batch_bins) with drop_last=True" if drop_last else "")
         )
-    return Batches(batches.items, batches.ends, found.keys), arguments
+    return found.batches(batches), arguments
 
 
 def _balanced(
     batch_size: int, path: str | None, lengths: Lengths | None, categories: Labels | None, epoch: int
 ) -> Batches:
-    keys = None
+    keys, found = None, None
     if lengths is not None:
         found = utterances_of(None, lengths, shaped=0)
         members = _categories(found, path, categories)
@@ -210,7 +210,7 @@ def _balanced(
             f"no batch of {batch_size} utterances (batch_size) can be filled from {len(members.rows)} utterances of "
             f"{len(members.sizes)} categories with about as many of each; try a smaller batch_size"
         )
-    return Batches(batches.items, batches.ends, keys)
+    return Batches(batches.items, batches.ends, keys) if found is None else found.batches(batches)
 
 
 def _categories(found: Utterances, path: str | None, labels: Labels | None) -> Members:

@@ -70,6 +70,22 @@ def shuffled_in_groups(count: int, random: np.random.Generator) -> Ints:
     return np.concatenate([random.permuted(whole, axis=1).ravel(), random.permutation(last)])
 
 
+def split_up(ends: Ints, count: int) -> Ints:
+    """Return where `count` batches begin and end: those of `ends`, the largest of them halved until there are enough.
+
+    >>> split_up(np.array([0, 4, 5, 9]), 5).tolist()
+    [0, 2, 4, 5, 7, 9]
+    """
+    while (missing := count - (len(ends) - 1)) > 0:
+        sizes = np.diff(ends)
+        largest = np.argsort(-sizes, kind="stable")[:missing]
+        largest = largest[sizes[largest] > 1]
+        if not len(largest):
+            return ends
+        ends = np.sort(np.concatenate([ends, ends[largest] + sizes[largest] // 2]))
+    return ends
+
+
 def whole_number(name: str, value: object, least: int) -> int:
     """Return an integer argument of any integer type; raises `ConfigError` below `least` or for what is none."""
     try:
@@ -84,8 +100,8 @@ def whole_number(name: str, value: object, least: int) -> int:
 def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and number of ranks: those given, else those of `torch.distributed`, else 0 of 1.
 
-    Raises `ConfigError` for one without the other, a rank that there is not, and for a process that torchrun started
-    but nothing has connected.
+    Raises `ConfigError` for one without the other, a rank that there is not, and for one of several processes that a
+    launcher started but nothing has connected.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(f"rank and world_size are given together, not rank={rank!r} and world_size={world_size!r}")
@@ -97,10 +113,17 @@ def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     torch = sys.modules.get("torch")  # a process that has not loaded it is in no group
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+    if _launched_with_others():
         # alone, each of them would train on everything
         raise ConfigError(
-            "torchrun started several processes, but they are not connected; call torch.distributed.init_process_group "
-            "before the sampler is made, or give it rank and world_size"
+            "several processes were started, but they are not connected; call torch.distributed.init_process_group "
+            "before the sampler is used, or give it rank and world_size"
         )
     return 0, 1
+
+
+def _launched_with_others() -> bool:
+    """Tell whether a launcher's variables name other processes: torchrun sets all, Lightning's ddp the last two."""
+    numbers = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    found = {name: int(value) for name, value in numbers.items() if value.isdigit()}
+    return found.get("WORLD_SIZE", 1) > 1 or found.get("RANK", 0) > 0 or found.get("LOCAL_RANK", 0) > 0

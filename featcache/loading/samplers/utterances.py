@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ConfigError, KeyNotFoundError
+from featcache.loading.batches import Batches
+from featcache.loading.numbering import Numbering
 from featcache.loading.samplers.shapes import Shapes, read_shapes, shapes_of
 from featcache.loading.samplers.text import Keys, read_table
 from featcache.loading.table import FeatureTable
@@ -49,6 +51,14 @@ class Utterances:
     def keys(self) -> Keys | None:
         """What batches name utterances by: the keys of the shape files; None for row numbers."""
         return self.ids if isinstance(self.ids, Keys) else None
+
+    def batches(self, rows: Batches) -> Batches:
+        """Return batches of rows by what they name utterances by; row numbers know which utterances they count."""
+        if isinstance(self.ids, Keys):
+            return Batches(rows.items, rows.ends, self.ids)
+        lengths = [shapes.lengths for shapes in self.shapes]
+        numbering = Numbering(self.count, self.ids, lengths)
+        return Batches(rows.items, rows.ends, numbering=numbering)
 
     def find(self, ids: Keys, where: str) -> Ints:
         """Return the row of each id, -1 where there is none; raises `ConfigError` if rows have no ids."""

@@ -31,9 +31,13 @@ from featcache.store.files import digest, natural, open_within, pack_json, unpac
 
 Number = TypeVar("Number", bound=np.generic)
 ALIGNMENT = 64
-FOOTER_GUESS = 1 << 16  # bytes at the end that are read at once, in the hope that they hold the footer
+FOOTER_GUESS = (
+    1 << 16
+)  # bytes at the end that are read at once, in the hope that they hold the footer
 MOST_FOOTER_BYTES = 64 << 20
-SMALL_BYTES = 1 << 16  # files up to this are read: a mapping takes one of the files that a process may open
+SMALL_BYTES = (
+    1 << 16
+)  # files up to this are read: a mapping takes one of the files that a process may open
 DTYPES = ("|u1", "<i4", "<i8", "<u8", "<f8")
 
 
@@ -60,7 +64,9 @@ def save_columns(path: Path, columns: Iterable[tuple[str, NDArray[Any]]]) -> str
         sync_file(file)
         size = os.fstat(file.fileno()).st_size
         if size != end + len(footer):
-            raise OSError(errno.EIO, f"it has {size} bytes after {end + len(footer)} were written", str(path))
+            raise OSError(
+                errno.EIO, f"it has {size} bytes after {end + len(footer)} were written", str(path)
+            )
     return digest(footer)
 
 
@@ -76,7 +82,9 @@ class ColumnFile:
     Raises `CorruptCacheError` for what `save_columns` did not write, `FileNotFoundError` without a file.
     """
 
-    def __init__(self, root: Path, path: str, *, mapped: bool = True, expected: str | None = None) -> None:
+    def __init__(
+        self, root: Path, path: str, *, mapped: bool = True, expected: str | None = None
+    ) -> None:
         self.path = root / path
         self._descriptor = open_within(root, path)
         try:
@@ -131,7 +139,9 @@ class ColumnFile:
             for start in range(offset, end, 1 << 20):
                 state.update(self._read(start, min(1 << 20, end - start)))
             if state.hexdigest() != expected:
-                found.append(f"{str(self.path)!r} is damaged: the checksum of column {name!r} does not match")
+                found.append(
+                    f"{str(self.path)!r} is damaged: the checksum of column {name!r} does not match"
+                )
         return found
 
     def _footer(self) -> bytes:
@@ -147,7 +157,9 @@ class ColumnFile:
         columns = {}
         end = 0
         try:
-            for name, (kind, length, offset, expected) in cast(dict[str, Any], content)["columns"].items():
+            for name, (kind, length, offset, expected) in cast(dict[str, Any], content)[
+                "columns"
+            ].items():
                 if kind not in DTYPES or natural(offset) != end:
                     raise ValueError(f"column {name!r} is {kind!r} at {offset}")
                 end = offset + natural(length) * np.dtype(kind).itemsize

@@ -23,6 +23,27 @@ _REMEDIES = {
 
 
 @contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise an error of the system while a cache is read as a `CacheError` that names the path and says what to do."""
+    try:
+        yield
+    except FeatcacheError:
+        raise
+    except OSError as error:
+        where = f" at {error.filename!r}" if error.filename not in (None, str(path)) else ""
+        remedy = (
+            "get the right to read it"
+            if error.errno in (errno.EACCES, errno.EPERM)
+            else "see to the disk"
+        )
+        told = CacheError(
+            f"cache {str(path)!r} cannot be read{where}: {error.strerror or error}; {remedy}, and try again"
+        )
+        told.errno = error.errno
+        raise told from error
+
+
+@contextlib.contextmanager
 def explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
     """Raise an error of the system as a `CacheError`, or `StorageFullError`, that names the path and says what to do.
 
@@ -37,9 +58,13 @@ def explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
     except OSError as error:
         where = f" at {error.filename!r}" if error.filename not in (None, str(path)) else ""
         if error.errno in _FULL:
-            told: CacheError = StorageFullError(f"the disk of {str(path)!r} is full{where}; {kept()}: {FREE_SPACE}")
+            told: CacheError = StorageFullError(
+                f"the disk of {str(path)!r} is full{where}; {kept()}: {FREE_SPACE}"
+            )
         else:
             remedy = _REMEDIES.get(error.errno or 0, f"see to the disk, and {GO_ON}")
-            told = CacheError(f"cache {str(path)!r} cannot be written{where}: {error.strerror or error}; {kept()}: {remedy}")
+            told = CacheError(
+                f"cache {str(path)!r} cannot be written{where}: {error.strerror or error}; {kept()}: {remedy}"
+            )
         told.errno = error.errno
         raise told from error

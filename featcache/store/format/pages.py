@@ -30,9 +30,9 @@ def pages_of(descriptor: int, first: int = 0, count: int | None = None) -> Pages
 
 def _read_page(descriptor: int, number: int) -> bytes:
     page = os.pread(descriptor, PAGE_BYTES, number * PAGE_BYTES)
-    while len(page) < PAGE_BYTES and (more := os.pread(
-        descriptor, PAGE_BYTES - len(page), number * PAGE_BYTES + len(page)
-    )):
+    while len(page) < PAGE_BYTES and (
+        more := os.pread(descriptor, PAGE_BYTES - len(page), number * PAGE_BYTES + len(page))
+    ):
         page += more
     return page
 
@@ -42,6 +42,8 @@ def container_digest(pages: Pages, size: int) -> bytes:
 
     16 bytes, the most significant one first.
     """
-    state = xxhash.xxh3_128(np.ascontiguousarray(pages, "<u8").data.cast("B") if len(pages) else b"")
+    state = xxhash.xxh3_128(
+        np.ascontiguousarray(pages, "<u8").data.cast("B") if len(pages) else b""
+    )
     state.update(size.to_bytes(8, "little"))
     return state.digest()

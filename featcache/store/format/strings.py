@@ -33,17 +33,23 @@ class Strings:
         for start in range(0, len(self), _AT_ONCE):
             ends = self.ends[start : start + _AT_ONCE + 1].tolist()
             data = self.data[ends[0] : ends[-1]].tobytes()
-            yield from [_decoded(data[begin - ends[0] : end - ends[0]]) for begin, end in pairwise(ends)]
+            yield from [
+                _decoded(data[begin - ends[0] : end - ends[0]]) for begin, end in pairwise(ends)
+            ]
 
     @classmethod
     def of(cls, strings: Sequence[str]) -> Strings:
         """Pack strings."""
         encoded = [string.encode() for string in strings]
-        return cls(ends_of([len(each) for each in encoded]), np.frombuffer(b"".join(encoded), np.uint8))
+        return cls(
+            ends_of([len(each) for each in encoded]), np.frombuffer(b"".join(encoded), np.uint8)
+        )
 
     def fits(self) -> bool:
         """Tell whether the columns belong together, as far as their lengths show."""
-        return len(self.ends) > 0 and int(self.ends[0]) == 0 and int(self.ends[-1]) == len(self.data)
+        return (
+            len(self.ends) > 0 and int(self.ends[0]) == 0 and int(self.ends[-1]) == len(self.data)
+        )
 
 
 def ends_of(counts: Sequence[int] | Ints) -> Ints:

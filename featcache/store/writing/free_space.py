@@ -12,8 +12,13 @@ from featcache.errors import StorageFullError
 from featcache.store.format.disk_errors import FREE_SPACE, explained
 
 MARGIN_BYTES = 1 << 20
-ROW_BYTES, FEATURE_BYTES = 128, 128  # an utterance in an index, and each of its arrays in index and container
-LOOK_INTERVAL_S = 1.0  # asking takes microseconds on a local disk, milliseconds on a busy network file system
+ROW_BYTES, FEATURE_BYTES = (
+    128,
+    128,
+)  # an utterance in an index, and each of its arrays in index and container
+LOOK_INTERVAL_S = (
+    1.0  # asking takes microseconds on a local disk, milliseconds on a busy network file system
+)
 WIDE = 16  # while this many times of what is coming and the margin are free, the interval holds
 ESTIMATE_AFTER = 100  # utterances that tell what those to come will take
 
@@ -47,8 +52,8 @@ class FreeSpace:
             needed = self._bytes * (self._expected - self._taken) // self._taken
             if needed > self._free:
                 warnings.warn(
-                    f"{str(self._path)!r} will need about {needed:,} more bytes (before any codec), only "
-                    f"{int(self._free):,} are free on its disk",
+                    f"{str(self._path)!r} will need about {needed:,} more bytes, only "
+                    f"{int(self._free):,} are free on its disk (a codec may make do with less)",
                     stacklevel=4,
                 )
                 self._expected = None

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
-from featcache.container_files import PAGE_BYTES, Pages, sync_directory
-from featcache.errors import CacheLockedError, CorruptCacheError, FeatureError
+from featcache.container_files import Pages, sync_directory
+from featcache.errors import CacheLockedError, FeatureError
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import (
     Array,
@@ -28,16 +24,19 @@ from featcache.interface import (
 from featcache.stats import FeatureStats
 from featcache.store import journal, lock
 from featcache.store.arrays import from_storage
-from featcache.store.columns import container_columns, index_columns, index_of, rows_of
-from featcache.store.files import make_directory, open_within, pack_json, write_durably
-from featcache.store.format.column_file import save_columns
-from featcache.store.format.pages import container_digest, page_count, pages_of
-from featcache.store.format.strings import Strings, ends_of
-from featcache.store.index import ContainerColumns
+from featcache.store.files import make_directory
 from featcache.store.journal import Header, JournalWriter, Placed, Utterance
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import PARTS
-from featcache.store.part import COLUMNS, SEAL, SealedPart, checksum, new_part_name, read_part, remove_part
+from featcache.store.part import (
+    COLUMNS,
+    SEAL,
+    SealedPart,
+    checksum,
+    new_part_name,
+    remove_part,
+)
+from featcache.store.writing.seal import seal_directory
 
 _NO_CONTAINERS = (journal.NAME, lock.NAME, lock.HOLDER, COLUMNS, SEAL)
 _TRIES = 5
@@ -54,7 +53,11 @@ class OpenPart:
     """
 
     def __init__(
-        self, cache: Path, features: Mapping[str, FeatureStorageConfig], header: Header, name: str | None = None
+        self,
+        cache: Path,
+        features: Mapping[str, FeatureStorageConfig],
+        header: Header,
+        name: str | None = None,
     ) -> None:
         self.dims = header.dims
         self._cache = cache
@@ -63,7 +66,9 @@ class OpenPart:
         self._specs = {key: feature.spec(header.dims[key]) for key, feature in features.items()}
         self._blocks = {key: feature.blocks(header.dims[key]) for key, feature in features.items()}
         self._stats = {
-            key: FeatureStats.empty(header.dims[key]) for key, feature in features.items() if feature.stats
+            key: FeatureStats.empty(header.dims[key])
+            for key, feature in features.items()
+            if feature.stats
         }
         self._utterances: list[Utterance] = []
         self._committed = 0
@@ -89,15 +94,27 @@ class OpenPart:
         """Raise `FeatureError` for what a format cannot hold; in any thread."""
         for _, names, container in self._containers:
             if isinstance(container, ChecksArrays):
-                container.check(id, {name: (len(arrays[name]), arrays[name].nbytes) for name in names})
+                container.check(
+                    id, {name: (len(arrays[name]), arrays[name].nbytes) for name in names}
+                )
 
     def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
         """Encode the arrays of lossy codecs, which may refuse numbers, with `FeatureError`."""
-        return {name: self._encode(id, name, array) for name, array in arrays.items() if self._is_lossy(name)}
+        return {
+            name: self._encode(id, name, array)
+            for name, array in arrays.items()
+            if self._is_lossy(name)
+        }
 
-    def append(self, id: str, arrays: Mapping[str, Array], encoded: Mapping[str, EncodedArray]) -> None:
+    def append(
+        self, id: str, arrays: Mapping[str, Array], encoded: Mapping[str, EncodedArray]
+    ) -> None:
         """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype; `encoded` is from before."""
-        rest = {name: self._encode(id, name, array) for name, array in arrays.items() if name not in encoded}
+        rest = {
+            name: self._encode(id, name, array)
+            for name, array in arrays.items()
+            if name not in encoded
+        }
         self.add_to_stats(arrays)
         self.append_encoded(id, {**encoded, **rest})
 
@@ -108,7 +125,9 @@ class OpenPart:
             extents = container.append(id, {name: arrays[name] for name in names})
             for name in names:
                 array = arrays[name]
-                moved = tuple(dataclasses.replace(e, container=prefix + e.container) for e in extents[name])
+                moved = tuple(
+                    dataclasses.replace(e, container=prefix + e.container) for e in extents[name]
+                )
                 placed[name] = Placed(array.rows, checksum(array.blocks), moved)
                 self.nbytes += array.nbytes
         utterance = Utterance(id, placed)
@@ -145,7 +164,15 @@ class OpenPart:
             if isinstance(container, SupportsPages):
                 pages |= {prefix + path: each for path, each in container.pages().items()}
             self._containers.pop()
-        sealed = seal_directory(self._cache, self.name, self._features, self._header, self._utterances, self._stats, pages)
+        sealed = seal_directory(
+            self._cache,
+            self.name,
+            self._features,
+            self._header,
+            self._utterances,
+            self._stats,
+            pages,
+        )
         self.release()
         (self.directory / lock.NAME).unlink(missing_ok=True)
         return sealed
@@ -188,38 +215,6 @@ class OpenPart:
         sync_directory(self.directory)
 
 
-def seal_directory(
-    cache: Path,
-    name: str,
-    features: Mapping[str, FeatureStorageConfig],
-    header: Header,
-    utterances: Sequence[Utterance],
-    stats: Mapping[str, FeatureStats],
-    pages: Mapping[str, Pages],
-) -> SealedPart:
-    """Seal a part whose containers are finished, as holder of its lock: write the columns, name them in `part.json`.
-
-    Its journal is gone afterwards. `pages` are those that are known; those of other files are read.
-    """
-    directory = cache / PARTS / name
-    (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
-    content = {
-        "name": name,
-        "rows": len(utterances),
-        "page_bytes": PAGE_BYTES,
-        "block_rows": dict(header.block_rows),
-        "header": header.to_json(),
-        "columns": _save_columns(directory, list(features), utterances, stats, pages),
-    }
-    sync_directory(directory)
-    write_durably(directory / SEAL, pack_json(content))
-    sealed = read_part(cache, name)
-    if sealed is None:
-        raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
-    (directory / journal.NAME).unlink(missing_ok=True)
-    return sealed
-
-
 def container_groups(features: Mapping[str, FeatureStorageConfig]) -> list[tuple[str, list[str]]]:
     """Say which features share containers: (directory within the part, names).
 
@@ -230,7 +225,9 @@ def container_groups(features: Mapping[str, FeatureStorageConfig]) -> list[tuple
     for name, feature in features.items():
         groups.setdefault((feature.backend, feature.make_backend()), []).append(name)
     backends = [backend for backend, _ in groups]
-    return [("" if backends.count(key[0]) == 1 else names[0], names) for key, names in groups.items()]
+    return [
+        ("" if backends.count(key[0]) == 1 else names[0], names) for key, names in groups.items()
+    ]
 
 
 def _new_directory(cache: Path, name: str | None) -> tuple[str, WriterLock]:
@@ -248,50 +245,6 @@ def _new_directory(cache: Path, name: str | None) -> tuple[str, WriterLock]:
     raise AssertionError("unreachable")
 
 
-def _save_columns(
-    directory: Path,
-    names: list[str],
-    utterances: Sequence[Utterance],
-    stats: Mapping[str, FeatureStats],
-    known_pages: Mapping[str, Pages],
-) -> str:
-    pages = dict(_all_pages(directory, known_pages))
-    sizes = {path: (directory / path).stat().st_size for path in pages}
-    for path, size in sizes.items():
-        if page_count(size) != len(pages[path]):
-            raise CorruptCacheError(f"container {str(directory / path)!r} has {size} bytes, not what was written")
-    containers = ContainerColumns(
-        paths=Strings.of(list(pages)),
-        sizes=np.array(list(sizes.values()), np.int64),
-        digests=np.frombuffer(b"".join(container_digest(pages[path], sizes[path]) for path in pages), np.uint8),
-        parts=np.zeros(len(pages), np.int32),
-    )
-    index = index_of(utterances, containers, stats, names)
-    columns = itertools.chain(
-        index_columns([index], rows_of([index], []), names, stats),
-        container_columns([""], [containers]),
-        [
-            ("page_ends", ends_of([len(each) for each in pages.values()])),
-            ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),
-        ],
-    )
-    return save_columns(directory / COLUMNS, columns)
-
-
-def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[str, Pages]]:
-    """Give the pages of all files below a part's directory, in the order of their paths."""
-    below = (
-        (Path(top) / file).relative_to(directory).as_posix() for top, _, files in os.walk(directory) for file in files
-    )
-    for path in sorted(below):
-        if path in known:
-            yield path, known[path]
-        elif path not in _NO_CONTAINERS:
-            descriptor = open_within(directory, path)
-            with contextlib.closing(os.fdopen(descriptor, "rb")):
-                yield path, pages_of(descriptor)
-
-
 def _encode(array: Array, spec: FeatureSpec, blocks: Blocks | None) -> EncodedArray:
     rows = len(array)
     if array.size == 0:
@@ -302,4 +255,9 @@ def _encode(array: Array, spec: FeatureSpec, blocks: Blocks | None) -> EncodedAr
     if blocks.padded and rows % size:
         filling = np.zeros((size - rows % size, *spec.dims), array.dtype)
         array = np.concatenate([array, filling])
-    return EncodedArray(rows, tuple(spec.codec.encode(cast(Array, array[i : i + size])) for i in range(0, len(array), size)))
+    return EncodedArray(
+        rows,
+        tuple(
+            spec.codec.encode(array[i : i + size]) for i in range(0, len(array), size)
+        ),
+    )

@@ -4,57 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
-import re
-import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
 import xxhash
 
-from featcache.container_files import sync_directory
 from featcache.errors import FeatureError
 from featcache.stats import FeatureStats
-from featcache.store.arrays import from_storage
 from featcache.store.columns import (
-    Columns,
     container_columns,
     doubled_rows,
     index_columns,
     rows_of,
-    stats_columns,
     string_columns,
 )
-from featcache.store.extents import Containers
-from featcache.store.fingerprint import fingerprint_digest
-from featcache.store.format.column_file import ColumnFile, save_columns
-from featcache.store.format.strings import Ints, Strings
-from featcache.store.index import Index, read_index, read_stats, read_strings
-from featcache.store.journal import read_journal
-from featcache.store.lock import is_locked
 from featcache.store.files import make_directory
+from featcache.store.format.column_file import ColumnFile, save_columns
+from featcache.store.format.strings import Strings
+from featcache.store.index import Index, read_index, read_stats, read_strings
 from featcache.store.manifest import (
+    INDEX,
     MANIFESTS,
     NAME,
-    PARTS,
     Expected,
     Manifest,
-    PartEntry,
-    Tombstones,
+    generation_number,
     index_file,
     kept_manifests,
-    manifest_file,
     new_generation_name,
     read_manifest,
     write_manifest,
 )
-from featcache.store.part import SealedPart, list_parts, remove_part
-from featcache.store.reading import FeatureArrays
+from featcache.store.part import SealedPart, list_parts
 from featcache.store.verify import container_damage, raise_damage
-
-_log = logging.getLogger("featcache")
-_INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")
+from featcache.store.writing.superseded import remove_superseded
+from featcache.store.writing.tombstones import without_rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,13 +67,17 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
     """
     before = read_manifest(cache) if (cache / NAME).exists() else manifest
     names = list(manifest.features)
-    parts = _with_tombstones(sealed_parts(cache, manifest.building, manifest.building_fingerprint), before)
+    parts = _with_tombstones(
+        sealed_parts(cache, manifest.building, manifest.building_fingerprint), before
+    )
     _check_dims(parts)
     indexes = [part.index(cache, names) for part in parts]
     rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     doubled = doubled_rows(indexes, rows)
     if any(map(len, doubled)):
-        parts = [_without(cache, part, some, manifest) for part, some in zip(parts, doubled, strict=True)]
+        parts = [
+            without_rows(cache, part, some, manifest) for part, some in zip(parts, doubled, strict=True)
+        ]
         rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     failed = _failed(cache, before, manifest, outcome, indexes)
     complete, expected = _completeness(outcome, rows.ids, failed, indexes)
@@ -98,7 +86,9 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
     stats = _merged_stats(cache, parts, manifest)
     columns = itertools.chain(
         index_columns(indexes, rows, names, stats),
-        container_columns([f"{part.directory}/" for part in parts], [index.containers for index in indexes]),
+        container_columns(
+            [f"{part.directory}/" for part in parts], [index.containers for index in indexes]
+        ),
         string_columns("failed", Strings.of(failed)),
     )
     digest = save_columns(cache / index_file(name), columns)
@@ -114,46 +104,19 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
-        **{key: getattr(before, key) for key in ("tags", "files", "requires", "requires_to_write", "others")},
+        **{
+            key: getattr(before, key)
+            for key in ("tags", "files", "requires", "requires_to_write", "others")
+        },
     )
     with ColumnFile(cache, index_file(name), expected=digest) as file:
-        raise_damage(container_damage(cache, read_index(file, []).containers), "the cache is not published")
+        raise_damage(
+            container_damage(cache, read_index(file, []).containers), "the cache is not published"
+        )
     make_directory(cache / MANIFESTS)
     after = write_manifest(cache, after, keep=True)
     remove_superseded(cache, after)
     return after
-
-
-def remove_superseded(cache: Path, manifest: Manifest) -> None:
-    """Remove what no reader of this generation or of the one before needs, and the parts of overwritten builds.
-
-    These are the parts of lower builds, and those of an overwrite that was given up for the one that took its number.
-    What a tag names stays.
-    """
-    sync_directory(cache)  # a killed writer may not have come to make its manifest durable
-    kept = {manifest.name, manifest.previous, *manifest.tags.values()}
-    for entry in list(cache.iterdir()):
-        found = _INDEX.fullmatch(entry.name)
-        if found and found[1] not in kept and _number(found[1]) < manifest.generation:
-            entry.unlink(missing_ok=True)
-    for name in list(kept_manifests(cache)):
-        if name not in kept and _number(name) < manifest.generation:
-            (cache / manifest_file(name)).unlink(missing_ok=True)
-    tagged = [read_manifest(cache, manifest_file(name)) for name in set(manifest.tags.values())]
-    tagged_parts = {part.name for each in tagged for part in each.parts}
-    current = (manifest.build, fingerprint_digest(manifest.fingerprint))
-    for name, part in list(list_parts(cache)):
-        if part is not None:
-            header = part.header
-        else:
-            journal = read_journal(cache, f"{PARTS}/{name}")
-            if journal is None or journal.damaged:
-                continue
-            header = journal.header
-        if header.build > manifest.build or (header.build, header.fingerprint) == current or name in tagged_parts:
-            continue
-        if not is_locked(cache / PARTS / name):
-            remove_part(cache / PARTS / name)
 
 
 def expected_digest(ids: Iterable[str]) -> str:
@@ -171,7 +134,10 @@ def expected_digest(ids: Iterable[str]) -> str:
 def _with_tombstones(parts: Sequence[SealedPart], before: Manifest) -> list[SealedPart]:
     known = {entry.name: entry for entry in before.parts}
     return [
-        dataclasses.replace(part, entry=dataclasses.replace(part.entry, tombstones=known[part.entry.name].tombstones))
+        dataclasses.replace(
+            part,
+            entry=dataclasses.replace(part.entry, tombstones=known[part.entry.name].tombstones),
+        )
         if part.entry.name in known
         else part
         for part in parts
@@ -188,49 +154,21 @@ def _check_dims(parts: Sequence[SealedPart]) -> None:
                 )
 
 
-def _without(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) -> SealedPart:
-    """Leave rows out of a part: write them beside it, with the statistics of what remains."""
-    if not len(rows):
-        return part
-    ids = [Strings(index.id_ends, index.id_bytes)[row] for index in [part.index(cache, [])] for row in rows[:5].tolist()]
-    _log.warning(
-        "%d utterances were stored twice (%s%s): what part %r holds of them is left out",
-        len(rows), ", ".join(map(repr, ids)), ", ..." * (len(rows) > 5), part.entry.name,
-    )
-    out = np.union1d(part.tombstones(cache), rows).astype(np.int64)
+def _merged_stats(
+    cache: Path, parts: Sequence[SealedPart], manifest: Manifest
+) -> dict[str, FeatureStats]:
     names = [name for name, feature in manifest.features.items() if feature["stats"]]
-    file = f"tombstones-{secrets.token_hex(4)}.columns"
-    stats = {name: _stats_of(cache, part, out, name, manifest) for name in names}
-    digest = save_columns(
-        cache / part.directory / file,
-        itertools.chain([("rows", out)], *(stats_columns(name, value) for name, value in stats.items())),
-    )
-    sync_directory(cache / part.directory)
-    entry = dataclasses.replace(part.entry, tombstones=Tombstones(file, len(out), digest))
-    return dataclasses.replace(part, entry=entry)
-
-
-def _stats_of(cache: Path, part: SealedPart, left_out: Ints, name: str, manifest: Manifest) -> FeatureStats:
-    """Compute the statistics of a feature over the rows of a part that remain."""
-    index = part.index(cache, [name])
-    alone = dataclasses.replace(manifest, dims=part.header.dims, parts=(part.entry,))
-    arrays = FeatureArrays(alone, name, index, Containers.of(cache / part.directory, index.containers))
-    stats = FeatureStats.empty(part.header.dims[name])
-    for row in np.setdiff1d(np.arange(len(index)), left_out).tolist():
-        frames = from_storage(arrays.read(row), arrays.declared_dtype)
-        stats = stats.merge(FeatureStats.of(frames if arrays.has_frames else frames[np.newaxis]))
-    return stats
-
-
-def _merged_stats(cache: Path, parts: Sequence[SealedPart], manifest: Manifest) -> dict[str, FeatureStats]:
-    names = [name for name, feature in manifest.features.items() if feature["stats"]]
-    merged = {name: FeatureStats.empty(parts[0].header.dims[name] if parts else ()) for name in names}
+    merged = {
+        name: FeatureStats.empty(parts[0].header.dims[name] if parts else ()) for name in names
+    }
     for part in parts:
         stones = part.entry.tombstones
         file = (
             part.open_columns(cache)
             if stones is None
-            else ColumnFile(cache, f"{part.directory}/{stones.file}", mapped=False, expected=stones.digest)
+            else ColumnFile(
+                cache, f"{part.directory}/{stones.file}", mapped=False, expected=stones.digest
+            )
         )
         with file:
             merged = {name: merged[name].merge(read_stats(file, name)) for name in names}
@@ -261,7 +199,9 @@ def _completeness(
     everything: Iterable[str] = stored
     if failed or missing:
         everything = sorted({*stored, *failed, *missing}, key=str.encode)
-    return not missing, Expected(len(stored) + len(failed) + len(missing), expected_digest(everything))
+    return not missing, Expected(
+        len(stored) + len(failed) + len(missing), expected_digest(everything)
+    )
 
 
 def _among(indexes: Sequence[Index], ids: Iterable[str]) -> set[str]:
@@ -277,10 +217,7 @@ def _among(indexes: Sequence[Index], ids: Iterable[str]) -> set[str]:
 
 def _next_generation(cache: Path, before: Manifest) -> int:
     """Return a number above that of all generations of which anything lies on disk."""
-    found = [_number(match[1]) for entry in cache.iterdir() if (match := _INDEX.fullmatch(entry.name))]
-    return max([before.generation, *found, *map(_number, kept_manifests(cache))]) + 1
-
-
-def _number(name: str) -> int:
-    digits = name.partition("-")[0]
-    return int(digits) if digits.isascii() and digits.isdigit() else 0
+    found = [
+        generation_number(match[1]) for entry in cache.iterdir() if (match := INDEX.fullmatch(entry.name))
+    ]
+    return max([before.generation, *found, *map(generation_number, kept_manifests(cache))]) + 1

@@ -9,7 +9,9 @@ from multiprocessing.util import Finalize
 from typing import TypeVar
 
 W = TypeVar("W")
-BEFORE_CHILDREN = 10  # before multiprocessing waits for child processes, which may wait for the lock
+BEFORE_CHILDREN = (
+    10  # before multiprocessing waits for child processes, which may wait for the lock
+)
 _log = logging.getLogger("featcache")
 
 
@@ -22,7 +24,9 @@ def close_at_exit(writer: W, what: str, close: Callable[[W], None]) -> Callable[
     return Finalize(None, _close, (writer, what, close), exitpriority=BEFORE_CHILDREN).cancel
 
 
-def close_when_dropped(owner: object, writer: W, what: str, close: Callable[[W], None]) -> Callable[[], object]:
+def close_when_dropped(
+    owner: object, writer: W, what: str, close: Callable[[W], None]
+) -> Callable[[], object]:
     """Have a writer closed when `owner` is collected or the process ends; returns what calls that off.
 
     `writer` must not know `owner`.

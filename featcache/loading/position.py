@@ -1,0 +1,143 @@
+"""Where a loader is within its epochs: batches that it delivered, not those that were read ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
+from typing import Protocol, cast, runtime_checkable
+
+from featcache.errors import ConfigError
+from featcache.loading.dataset import Index
+from featcache.loading.samplers.epoch import EpochSampler
+from featcache.loading.samplers.iteration import Iteration
+from featcache.loading.samplers.sharing import whole_number
+
+State = Mapping[str, object]
+Batches = Iterable[Sequence[Index]]
+
+
+@runtime_checkable
+class SupportsEpoch(Protocol):
+    """A batch sampler with another order each epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        ...
+
+
+@runtime_checkable
+class SupportsState(Protocol):
+    """A batch sampler that can go on from where it was."""
+
+    def state_dict(self, steps: int | None = None) -> dict[str, object]:
+        """Return the state after `steps` batches of the running iteration."""
+        ...
+
+    def load_state_dict(self, state: State) -> None:
+        """Have the next iteration go on from there."""
+        ...
+
+
+class Position:
+    """The epoch that a loader is in, and how many batches of it were delivered, for samplers of any kind.
+
+    featcache's samplers know their epoch and what was delivered; for others it is counted here. Other people's samplers
+    move on as they like; those that show their `epoch` are told the next one when an iteration came to its end.
+    """
+
+    def __init__(self, sampler: Batches) -> None:
+        self._sampler = sampler
+        self._epoch = 0
+        self._start = 0  # batches that the running or the next iteration leaves out
+        self._delivered = 0
+        self._ended = False  # the next iteration is that of the next epoch
+        self._told = False  # set_epoch was called since the iteration began
+        self._iteration: Iteration | None = None  # of a sampler that knows what was delivered
+
+    def begin(self) -> Iterator[Sequence[Index]]:
+        """Begin an iteration: return its batches."""
+        self._follow()
+        if self._ended:
+            self._move_on()
+        self._delivered, self._told, self._ended = 0, False, False
+        batches = iter(self._sampler)
+        if isinstance(batches, Iteration):
+            self._iteration, batches.delivered = batches, 0
+        return islice(batches, self._start, None)
+
+    def deliver(self) -> None:
+        """Count a batch that is handed on."""
+        self._delivered += 1
+        if self._iteration is not None:
+            self._iteration.delivered = self._delivered
+
+    def end(self) -> None:
+        """Note that the iteration came to its end."""
+        if self._iteration is not None:
+            self._iteration.ended = True
+        elif not isinstance(self._sampler, SupportsState):
+            self._follow()
+            self._delivered, self._start = self._start + self._delivered, 0
+            self._ended = not self._told
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        number = whole_number("epoch", epoch, 0)
+        if isinstance(self._sampler, SupportsEpoch):
+            self._sampler.set_epoch(number)
+        self._told, self._ended = True, False
+        self._enter(number)
+
+    def state_dict(self) -> dict[str, object]:
+        """Return epoch and place in it, as plain numbers and strings."""
+        sampler = self._sampler
+        if isinstance(sampler, EpochSampler):
+            state = sampler.state_dict()
+            return {"epoch": state["epoch"], "sampler": state}
+        self._follow()
+        if isinstance(sampler, SupportsState):
+            return {"epoch": self._epoch, "sampler": sampler.state_dict(self._delivered)}
+        done = self._start + self._delivered
+        return {"epoch": self._epoch, "batches": done, "of": self._count(), "ended": self._ended}
+
+    def load_state_dict(self, state: State) -> None:
+        """Have the next iteration go on from there."""
+        sampler = self._sampler
+        stateful = isinstance(sampler, SupportsState)
+        if state.keys() != ({"epoch", "sampler"} if stateful else {"epoch", "batches", "of", "ended"}):
+            raise ConfigError(f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}")
+        epoch = whole_number("epoch", state["epoch"], 0)
+        if isinstance(sampler, SupportsState):
+            sampler.load_state_dict(cast(State, state["sampler"]))  # refused, all stays as it was
+            self._epoch, self._start = epoch, 0
+        else:
+            if state["of"] != self._count():
+                raise ConfigError(f"the state is that of {state['of']} batches, but there are {self._count()} now")
+            done = whole_number("batches", state["batches"], 0)
+            self.set_epoch(epoch)
+            self._start, self._ended = done, state["ended"] is True
+        self._delivered = 0
+
+    def _follow(self) -> None:
+        """Enter the epoch that the sampler shows, which another may have told it."""
+        if not isinstance(self._sampler, EpochSampler):
+            self._enter(getattr(self._sampler, "epoch", self._epoch))
+
+    def _enter(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._start, self._delivered = epoch, 0, 0
+            self._told, self._ended = True, False
+
+    def _move_on(self) -> None:
+        """Enter the next epoch; a sampler that does not show its own is left alone, others may have told it."""
+        shows = hasattr(self._sampler, "epoch")
+        if isinstance(self._sampler, SupportsEpoch):
+            if shows:
+                self._sampler.set_epoch(self._epoch + 1)
+            self._epoch += shows
+        else:
+            self._epoch += not shows
+        self._start = 0
+
+    def _count(self) -> int | None:
+        return len(self._sampler) if isinstance(self._sampler, Sized) else None

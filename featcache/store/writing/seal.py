@@ -1,0 +1,112 @@
+"""Sealing a part: its finished files get an index, and `part.json` names that."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from featcache.container_files import PAGE_BYTES, Pages, sync_directory
+from featcache.errors import CorruptCacheError
+from featcache.feature import FeatureStorageConfig
+from featcache.stats import FeatureStats
+from featcache.store import journal, lock
+from featcache.store.columns import container_columns, index_columns, index_of, rows_of
+from featcache.store.files import open_within, pack_json, write_durably
+from featcache.store.format.column_file import save_columns
+from featcache.store.format.pages import container_digest, page_count, pages_of
+from featcache.store.format.strings import Strings, ends_of
+from featcache.store.index import ContainerColumns
+from featcache.store.journal import Header, Utterance
+from featcache.store.manifest import PARTS
+from featcache.store.part import COLUMNS, SEAL, SealedPart, read_part
+
+_NO_CONTAINERS = (journal.NAME, lock.NAME, lock.HOLDER, COLUMNS, SEAL, SEAL + ".tmp")
+
+
+def seal_directory(
+    cache: Path,
+    name: str,
+    features: Mapping[str, FeatureStorageConfig],
+    header: Header,
+    utterances: Sequence[Utterance],
+    stats: Mapping[str, FeatureStats],
+    pages: Mapping[str, Pages],
+) -> SealedPart:
+    """Seal a part whose containers are finished, as holder of its lock: write the columns, name them in `part.json`.
+
+    Its journal is gone afterwards. `pages` are those that are known; those of other files are read.
+    """
+    directory = cache / PARTS / name
+    (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
+    content = {
+        "name": name,
+        "rows": len(utterances),
+        "page_bytes": PAGE_BYTES,
+        "block_rows": dict(header.block_rows),
+        "header": header.to_json(),
+        "columns": _save_columns(directory, list(features), utterances, stats, pages),
+    }
+    sync_directory(directory)
+    write_durably(directory / SEAL, pack_json(content))
+    sealed = read_part(cache, name)
+    if sealed is None:
+        raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
+    (directory / journal.NAME).unlink(missing_ok=True)
+    return sealed
+
+
+def _save_columns(
+    directory: Path,
+    names: list[str],
+    utterances: Sequence[Utterance],
+    stats: Mapping[str, FeatureStats],
+    known_pages: Mapping[str, Pages],
+) -> str:
+    pages = dict(_all_pages(directory, known_pages))
+    sizes = {path: (directory / path).stat().st_size for path in pages}
+    for path, size in sizes.items():
+        if page_count(size) != len(pages[path]):
+            raise CorruptCacheError(
+                f"container {str(directory / path)!r} has {size} bytes, not what was written"
+            )
+    containers = ContainerColumns(
+        paths=Strings.of(list(pages)),
+        sizes=np.array(list(sizes.values()), np.int64),
+        digests=np.frombuffer(
+            b"".join(container_digest(pages[path], sizes[path]) for path in pages), np.uint8
+        ),
+        parts=np.zeros(len(pages), np.int32),
+    )
+    index = index_of(utterances, containers, stats, names)
+    columns = itertools.chain(
+        index_columns([index], rows_of([index], []), names, stats),
+        container_columns([""], [containers]),
+        [
+            ("page_ends", ends_of([len(each) for each in pages.values()])),
+            ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),
+        ],
+    )
+    return save_columns(directory / COLUMNS, columns)
+
+
+def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[str, Pages]]:
+    """Give the pages of all files below a part's directory, in the order of their paths."""
+    below = (
+        (Path(top) / file).relative_to(directory).as_posix()
+        for top, _, files in os.walk(directory)
+        for file in files
+    )
+    for path in sorted(below):
+        if path in known:
+            yield path, known[path]
+        elif path not in _NO_CONTAINERS:
+            descriptor = open_within(directory, path)
+            with contextlib.closing(os.fdopen(descriptor, "rb")):
+                yield path, pages_of(descriptor)
+
+

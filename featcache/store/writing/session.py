@@ -1,0 +1,211 @@
+"""What a `CacheWriter` works on: the lock, the manifest, the parts, from opening to publishing."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from featcache.errors import NotACacheError, StaleCacheError
+from featcache.feature import FeatureStorageConfig
+from featcache.store.files import make_directory
+from featcache.store.fingerprint import cache_fingerprint, differences, fingerprint_digest
+from featcache.store.format.disk_errors import explained
+from featcache.store.generation import load_generation
+from featcache.store.lock import WriterLock
+from featcache.store.manifest import (
+    MANIFESTS,
+    NAME,
+    PARTS,
+    Manifest,
+    check_writable,
+    read_manifest,
+    write_manifest,
+)
+from featcache.store.part_writer import PartWriter
+from featcache.store.recover import committed_builds, recover_parts
+from featcache.store.verify import container_damage, raise_damage
+from featcache.store.writing.publish import Outcome, publish, sealed_parts
+from featcache.store.writing.superseded import remove_superseded
+
+OTHERS = "work-"  # names in a cache directory that begin so are those of whoever works there
+
+
+class WriteSession:
+    """What a `CacheWriter` works on; the thread that stores knows this one, so that the writer itself can be dropped."""
+
+    def __init__(
+        self,
+        path: Path,
+        features: dict[str, FeatureStorageConfig],
+        fingerprint: Mapping[str, object],
+        overwrite: bool,
+    ) -> None:
+        self.path = path
+        self.features = features
+        self.expected: frozenset[str] | None = None
+        self.failed: set[str] = set()
+        content = cache_fingerprint(features, fingerprint)
+        self._fingerprint = fingerprint_digest(content)
+        with explained(path, _kept):
+            _claim_directory(path)
+            self._lock = WriterLock(path)
+            try:
+                self._manifest = self._start(content, overwrite)
+                remove_superseded(
+                    path, read_manifest(path)
+                )  # if the last writer died before it came to that
+                _check_containers(path)
+                recover_parts(path, features, self._manifest.building, self._fingerprint)
+                self._publish_recovered()
+                self.parts = PartWriter(path, features, fingerprint)
+            except BaseException:
+                self._lock.release()
+                raise
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether what is written is to take the place of a cache that readers still see."""
+        return self._manifest.building > self._manifest.build
+
+    def publish(self, complete: bool) -> None:
+        """Publish what is sealed, if that changes anything."""
+        sealed = sealed_parts(self.path, self._manifest.building, self._fingerprint)
+        changed = {part.entry.name for part in sealed} != {
+            entry.name for entry in self._manifest.parts
+        }
+        if (
+            changed
+            or self.failed
+            or self.expected is not None
+            or complete != self._manifest.complete
+        ):
+            with explained(self.path, _kept):
+                outcome = Outcome(complete, self.expected, frozenset(self.failed))
+                self._manifest = publish(self.path, self._manifest, outcome)
+            self.parts.published()
+
+    def recover(self) -> None:
+        """Seal what writers of parts that died had committed."""
+        with explained(self.path, _kept):
+            recover_parts(self.path, self.features, self._manifest.building, self._fingerprint)
+
+    def close(self, complete: bool, *, publish: bool) -> None:
+        """Seal what was written, publish it unless it waits beside an older cache, and let go of the cache."""
+        if self.parts.closed:
+            return
+        try:
+            self.parts.close()
+            if publish:
+                self.publish(complete)
+        finally:
+            if self.parts.closed:  # not in a process that was forked
+                self._lock.release()
+
+    def abort(self) -> None:
+        """Remove what is not published, and let go of the cache."""
+        try:
+            self.parts.abort()
+        finally:
+            if self.parts.closed:
+                self._lock.release()
+
+    def finish_unclosed(self) -> None:
+        """Keep what was written, as `CacheWriter` does after an error."""
+        self.close(complete=False, publish=not self.is_aside)
+
+    def _publish_recovered(self) -> None:
+        """Let readers see what was recovered, or each writer would have to read its ids anew."""
+        known = {entry.name for entry in self._manifest.parts}
+        sealed = {
+            part.entry.name
+            for part in sealed_parts(self.path, self._manifest.building, self._fingerprint)
+        }
+        if not self.is_aside and sealed - known:
+            self._manifest = publish(self.path, self._manifest, Outcome(complete=False))
+
+    def _start(self, content: Mapping[str, object], overwrite: bool) -> Manifest:
+        """Return the manifest to build on, which on disk names the build that all writers add parts to."""
+        if not (self.path / NAME).exists():
+            builds = committed_builds(self.path)  # none, unless the manifest was lost
+            if set(builds) - {self._fingerprint}:
+                raise StaleCacheError(
+                    f"cache {str(self.path)!r} has lost its {NAME}, and its parts were made from something else than "
+                    f"is declared now; declare it as it was, or remove {str(self.path / PARTS)!r}"
+                )
+            build = builds.get(self._fingerprint, 1)
+            fresh = Manifest(
+                content, build=build, building=build, building_fingerprint=self._fingerprint
+            )
+            return publish(self.path, fresh, Outcome(complete=False))
+        manifest = read_manifest(self.path)
+        check_writable(self.path, manifest)
+        changed = differences(manifest.fingerprint, content)
+        if overwrite and (manifest.rows or (changed and committed_builds(self.path))):
+            return self._start_overwrite(manifest, content)
+        if changed and (manifest.rows or committed_builds(self.path)):
+            lines = "".join(f"\n  {line}" for line in changed)
+            raise StaleCacheError(
+                f"cache {str(self.path)!r} was made from something else than is declared now:{lines}\n"
+                "overwrite it (overwrite=True), or give another directory"
+            )
+        if changed or manifest.building != manifest.build:
+            manifest = dataclasses.replace(
+                manifest,
+                fingerprint=content,
+                building=manifest.build,
+                building_fingerprint=self._fingerprint,
+            )
+            manifest = write_manifest(self.path, manifest)
+        return manifest
+
+    def _start_overwrite(self, manifest: Manifest, content: Mapping[str, object]) -> Manifest:
+        interrupted = (
+            manifest.building > manifest.build
+            and manifest.building_fingerprint == self._fingerprint
+        )
+        if not interrupted:
+            building = max(manifest.build, manifest.building) + 1
+            manifest = dataclasses.replace(
+                manifest, building=building, building_fingerprint=self._fingerprint
+            )
+            manifest = write_manifest(self.path, manifest)
+        return dataclasses.replace(manifest, fingerprint=content)
+
+
+def _kept() -> str:
+    return "all that was committed before is kept"
+
+
+def _check_containers(path: Path) -> None:
+    """Raise `CorruptCacheError` if files of published parts are lost: what they hold would count as stored.
+
+    A part whose whole directory is gone was removed to compute its utterances again.
+    """
+    manifest, index, _ = load_generation(path)
+    there = [(path / PARTS / entry.name).exists() for entry in manifest.parts]
+    rows = np.flatnonzero(np.array(there, bool)[index.containers.parts]).tolist()
+    raise_damage(container_damage(path, index.containers, rows))
+
+
+def _claim_directory(path: Path) -> None:
+    """Make the directory, or see that it is a cache or empty."""
+    if path.exists() and not path.is_dir():
+        raise NotACacheError(f"{str(path)!r} is a file; a cache is a directory")
+    try:
+        make_directory(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
+    files = rf"{NAME}(\.tmp)?|{PARTS}|{MANIFESTS}|writer\.(lock|json)|index-[0-9]{{6,}}-[0-9a-f]{{8}}\.columns"
+    ours = re.compile(rf"{files}|{OTHERS}.*")
+    names = sorted(
+        entry.name for entry in path.iterdir()
+    )  # once: another writer may be making the cache
+    foreign = [name for name in names if not ours.fullmatch(name)]
+    if NAME not in names and foreign:
+        raise NotACacheError(
+            f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory"
+        )

@@ -1,0 +1,67 @@
+"""Removes what no reader needs any more, once a newer generation is out."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from featcache.container_files import sync_directory
+from featcache.errors import CacheLockedError
+from featcache.store.fingerprint import fingerprint_digest
+from featcache.store.journal import read_journal
+from featcache.store.lock import WriterLock
+from featcache.store.manifest import (
+    INDEX,
+    MANIFESTS,
+    PARTS,
+    Manifest,
+    generation_number,
+    manifest_file,
+    read_manifest,
+)
+from featcache.store.part import list_parts, remove_part
+
+
+def remove_superseded(cache: Path, manifest: Manifest) -> None:
+    """Remove what no reader of this generation or of the one before needs, and the parts of overwritten builds.
+
+    These are the parts of lower builds, and those of an overwrite that was given up for the one that took its number.
+    What a tag names stays.
+    """
+    sync_directory(cache)  # a killed writer may not have come to make its manifest durable
+    kept = {manifest.name, manifest.previous, *manifest.tags.values()}
+    for entry in list(cache.iterdir()):
+        found = INDEX.fullmatch(entry.name)
+        if found and found[1] not in kept and generation_number(found[1]) < manifest.generation:
+            entry.unlink(missing_ok=True)
+    for entry in list((cache / MANIFESTS).iterdir()) if (cache / MANIFESTS).exists() else []:
+        name = entry.name.partition(".")[0]
+        if entry.suffix == ".tmp" or (name not in kept and generation_number(name) < manifest.generation):
+            entry.unlink(missing_ok=True)
+    tagged = [read_manifest(cache, manifest_file(name)) for name in set(manifest.tags.values())]
+    tagged_parts = {part.name for each in tagged for part in each.parts}
+    current = (manifest.build, fingerprint_digest(manifest.fingerprint))
+    for name, part in list(list_parts(cache)):
+        if part is not None:
+            header = part.header
+        else:
+            journal = read_journal(cache, f"{PARTS}/{name}")
+            if journal is None or journal.damaged:
+                continue
+            header = journal.header
+        if (
+            header.build > manifest.build
+            or (header.build, header.fingerprint) == current
+            or name in tagged_parts
+        ):
+            continue
+        with contextlib.suppress(CacheLockedError):  # a writer that has lost its build, and ends soon
+            _remove(cache / PARTS / name)
+
+
+def _remove(part: Path) -> None:
+    held = WriterLock(part)
+    try:
+        remove_part(part)
+    finally:
+        held.release()

@@ -1,0 +1,71 @@
+"""Tombstones: rows of a sealed part that count no more, and the statistics of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import secrets
+from pathlib import Path
+
+import numpy as np
+
+from featcache.container_files import sync_directory
+from featcache.stats import FeatureStats
+from featcache.store.arrays import from_storage
+from featcache.store.columns import stats_columns
+from featcache.store.extents import Containers
+from featcache.store.format.column_file import save_columns
+from featcache.store.format.strings import Ints, Strings
+from featcache.store.manifest import Manifest, Tombstones
+from featcache.store.part import SealedPart
+from featcache.store.reading import FeatureArrays
+
+_log = logging.getLogger("featcache")
+
+
+def without_rows(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) -> SealedPart:
+    """Leave rows out of a part: write them beside it, with the statistics of what remains."""
+    if not len(rows):
+        return part
+    ids = [
+        Strings(index.id_ends, index.id_bytes)[row]
+        for index in [part.index(cache, [])]
+        for row in rows[:5].tolist()
+    ]
+    _log.warning(
+        "%d utterances were stored twice (%s%s): what part %r holds of them is left out",
+        len(rows),
+        ", ".join(map(repr, ids)),
+        ", ..." * (len(rows) > 5),
+        part.entry.name,
+    )
+    out = np.union1d(part.tombstones(cache), rows).astype(np.int64)
+    names = [name for name, feature in manifest.features.items() if feature["stats"]]
+    file = f"tombstones-{secrets.token_hex(4)}.columns"
+    stats = {name: _stats_of(cache, part, out, name, manifest) for name in names}
+    digest = save_columns(
+        cache / part.directory / file,
+        itertools.chain(
+            [("rows", out)], *(stats_columns(name, value) for name, value in stats.items())
+        ),
+    )
+    sync_directory(cache / part.directory)
+    entry = dataclasses.replace(part.entry, tombstones=Tombstones(file, len(out), digest))
+    return dataclasses.replace(part, entry=entry)
+
+
+def _stats_of(
+    cache: Path, part: SealedPart, left_out: Ints, name: str, manifest: Manifest
+) -> FeatureStats:
+    """Compute the statistics of a feature over the rows of a part that remain."""
+    index = part.index(cache, [name])
+    alone = dataclasses.replace(manifest, dims=part.header.dims, parts=(part.entry,))
+    arrays = FeatureArrays(
+        alone, name, index, Containers.of(cache / part.directory, index.containers)
+    )
+    stats = FeatureStats.empty(part.header.dims[name])
+    for row in np.setdiff1d(np.arange(len(index)), left_out).tolist():
+        frames = from_storage(arrays.read(row), arrays.declared_dtype)
+        stats = stats.merge(FeatureStats.of(frames if arrays.has_frames else frames[np.newaxis]))
+    return stats

@@ -1,0 +1,63 @@
+"""A data set under the name of another split: noticed by its ids, before anything is computed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.config import FeatureStorage
+from featcache.datasets import named
+from featcache.errors import CacheError, ConfigError
+from featcache.store.cache import Cache
+from featcache.store.manifest import NAME
+
+_SOME = 100_000  # ids that are looked up at once
+
+
+class OtherSplits:
+    """The caches of all other splits of a storage: those of its root with the same features."""
+
+    def __init__(self, storage: FeatureStorage, split: str) -> None:
+        self._storage, self._split = storage, split
+
+    def refuse(self, ids: Sequence[str]) -> None:
+        """Raise `ConfigError` if one of them has one of these utterances."""
+        for split, cache in self._caches.items():
+            there = rows_of(cache, ids) >= 0
+            if there.any():
+                found = [ids[number] for number in np.flatnonzero(there).tolist()]
+                raise ConfigError(
+                    f"split {self._split!r} is to get utterances that split {split!r} of {str(self._storage.root)!r} "
+                    f"has ({len(found)} of {len(ids)}): {named(found, 3)}; give the stage= or split= that this data "
+                    "set belongs to, or shared=True if both are meant to have them"
+                )
+
+    @cached_property
+    def _caches(self) -> dict[str, Cache]:
+        found = {}
+        own = self._storage.path(self._split)
+        for manifest in sorted(self._storage.root.glob(f"*/{NAME}")):
+            if manifest.parent != own:
+                with contextlib.suppress(CacheError):  # of other features, or damaged: whoever reads it is told
+                    found[manifest.parent.name] = self._storage.cache(manifest.parent.name)
+        return found
+
+
+def another_split(cache: Cache, ids: Sequence[str], split: str) -> ConfigError:
+    """Return the error about a complete cache that a data set has no utterance in common with."""
+    return ConfigError(
+        f"the data set shares no utterance with cache {str(cache.path)!r}, which is complete: "
+        f"{named(ids, 3)} here, {named(list(islice(cache, 3)), 3)} there. Is it another split than {split!r}? "
+        "Give its stage= or split=; or append=True to add its utterances, overwrite=True to replace those there"
+    )
+
+
+def rows_of(cache: Cache, ids: Sequence[str]) -> NDArray[np.int64]:
+    """Return the rows of ids in a cache, -1 where there is none."""
+    found = [cache._index.find_many(ids[start : start + _SOME]) for start in range(0, len(ids), _SOME)]
+    return np.concatenate([np.empty(0, np.int64), *found])

@@ -1,0 +1,73 @@
+"""A core install: a look at the package never fails, and what is missing is said when it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+import featcache
+from featcache.errors import MissingDependencyError
+"""
+EXTRAS = "distributed,dask,dask_jobqueue,cloudpickle,h5py,zarr,numcodecs,lilcom,webdataset,lhotse,datasets,speechbrain"
+
+
+def run_without(libraries: str, program: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", WITHOUT + program, libraries]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        "import pydoc; assert 'get_client' in pydoc.render_doc(featcache)",
+        "assert all(hasattr(featcache, name) for name in featcache.__all__)",
+        "import inspect; assert dict(inspect.getmembers(featcache))['get_client'].__doc__",
+        "from featcache import *",
+        "assert 'get_client' in dir(featcache)",
+        "import rlcompleter; assert rlcompleter.Completer(globals()).complete('featcache.get_cl', 0)",
+        "import unittest.mock; unittest.mock.create_autospec(featcache)",
+        "import inspect; inspect.signature(featcache.get_client)",
+    ],
+)
+def test_04_a_look_at_the_package_does_not_fail(look: str) -> None:
+    run_without(EXTRAS, look)
+
+
+def test_04_a_missing_library_is_an_error_of_use_and_says_what_to_install() -> None:
+    program = """
+try:
+    featcache.get_client({"env": "local"})
+except MissingDependencyError as error:
+    print(error)
+print(featcache.get_client.__name__, featcache.get_client.__doc__)
+"""
+    said, looked = run_without(EXTRAS, program).splitlines()
+    assert "pip install 'featcache[dask]'" in said
+    assert looked.startswith("get_client ")
+    assert "pip install 'featcache[dask]'" in looked
+
+
+@pytest.mark.parametrize("library", ["pytest", "hypothesis"])
+def test_05_the_tests_for_backends_say_what_they_need(library: str) -> None:
+    program = """
+try:
+    import featcache.testing
+except MissingDependencyError as error:
+    print(error)
+"""
+    said = run_without(library, program)
+    assert f"needs {library!r}" in said
+    assert "pip install 'featcache[testing]'" in said

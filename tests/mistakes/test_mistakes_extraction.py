@@ -1,0 +1,462 @@
+"""First users' mistakes with extraction: each is refused, or done rightly, in words that name what is wrong.
+
+The numbers are those of the rows of the table of mistakes that the project keeps.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import speechbrain as sb
+import torch
+from brain_helpers import Audio, Recipe, assert_holds, expected, failed, failures, make_brain, make_dataset
+from parallel_helpers import Numbers, Provider
+from parallel_helpers import extract as extract_numbers
+from speechbrain.dataio.batch import PaddedBatch
+from speechbrain.dataio.dataset import DynamicItemDataset
+from torch.utils.data import DataLoader, IterableDataset
+
+from featcache.config import FeatureStorage
+from featcache.errors import CacheError, CacheLockedError, ComputeError, ConfigError, CorruptCacheError, FeatcacheError
+from featcache.padding import unpad
+
+TRAIN, VALID, TEST = sb.Stage.TRAIN, sb.Stage.VALID, sb.Stage.TEST
+
+
+def numbered(start: int, stop: int, audio: Audio | None = None) -> Any:
+    """A data set of the utterances from `start` to before `stop`."""
+    made = make_dataset(stop, audio)
+    return made.filtered_sorted(key_test={"id": lambda id: int(id.rsplit("-", 1)[1]) >= start})
+
+
+class Hidden:
+    """A map-style data set that does not show its ids."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._dataset[index] for index in range(len(self._dataset))])
+
+
+COLLATED = {"collate_fn": PaddedBatch, "batch_size": 2}
+
+
+# What is given
+
+
+def says(*parts: str) -> Callable[[BaseException], None]:
+    def check(error: BaseException) -> None:
+        text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        for part in parts:
+            assert part in text
+
+    return check
+
+
+GIVEN: list[tuple[str, Any, dict[str, Any], type[FeatcacheError], tuple[str, ...]]] = [
+    ("101 a filter that leaves nothing", numbered(3, 3), {}, ConfigError, ("data set", "is empty", "what filters it")),
+    ("101 an empty list", [], {}, ConfigError, ("'list'", "is empty")),
+    ("101 a loader of nothing", DataLoader(numbered(3, 3), sampler=[]), {}, ConfigError, ("is empty",)),
+    ("101 an empty stream", Stream([]), COLLATED, ConfigError, ("data set is empty", "not one utterance")),
+    ("105 a generator", (item for item in [1]), {}, ConfigError, ("'generator'", "only once", "__getitem__", "a list")),
+    ("105 an iterator", iter([1]), {}, ConfigError, ("'list_iterator'", "only once")),
+    ("105 a file name", "train.csv", {}, ConfigError, ("not 'str'", "items by number")),
+    ("105 a path", Path("train.csv"), {}, ConfigError, ("not 'PosixPath'", "items by number")),
+    ("105 a dict", {"utt-1": 1}, {}, ConfigError, ("not 'dict'", "items by number")),
+    ("105 nothing", None, {}, ConfigError, ("not 'NoneType'", "items by number")),
+    ("111 a misspelt argument", make_dataset(2), {"batchsize": 4}, ConfigError, ("'batchsize'", "'batch_size'")),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "loader_kwargs", "kind", "parts"), [row[1:] for row in GIVEN], ids=[row[0] for row in GIVEN]
+)
+def test_what_is_no_data_set_or_empty_is_refused(
+    storage: FeatureStorage,
+    source: Any,
+    loader_kwargs: dict[str, Any],
+    kind: type[FeatcacheError],
+    parts: tuple[str, ...],
+) -> None:
+    with pytest.raises(kind) as caught:
+        make_brain(storage).cache_features(source, loader_kwargs=loader_kwargs)
+    says(*parts)(caught.value)
+    assert not (storage.path("train") / "featcache.json").exists() or not storage.cache("train").complete
+
+
+def test_101_a_stream_that_gives_nothing_any_more_is_refused(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(make_dataset(3))
+    with pytest.raises(ConfigError, match="data set is empty: not one utterance came of it"):
+        brain.cache_features(Stream([]), loader_kwargs=COLLATED)
+    assert (len(storage.cache("train")), storage.cache("train").complete) == (3, True)
+
+
+def test_101_an_empty_data_set_of_extract_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\('Numbers'\) is empty; look at what filters it"):
+        extract_numbers(Provider(tmp_path, 0), parallel=None)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_26_112_hparams_without_a_storage_say_what_they_have(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.hparams.feature_storage = {"root": "features", "features": []}  # `!new:` was forgotten
+    with pytest.raises(ConfigError, match=r"'feature_storage' is a plain dict: in YAML write feature_storage: !new:f"):
+        brain.cache_features(make_dataset(1))
+    del brain.hparams.feature_storage
+    with pytest.raises(ConfigError, match=r"give storage=, .* they have none, only 'sample_rate'"):
+        brain.cache_features(make_dataset(1))
+    del brain.hparams
+    with pytest.raises(ConfigError, match=r"give storage=, .*; there are no hparams"):
+        brain.cache_features(make_dataset(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"on_error": "ignore"}, ("on_error is 'raise' or 'skip', not 'ignore'",)),  # 108
+        ({"parallel": {"env": "slrum"}}, ("'slrum'", "did you mean 'slurm'")),  # 113
+        ({"parallel": {"env": "local", "n_worker": 2}}, ("'n_worker'", "n_workers")),  # 113
+        ({"parallel": {"env": "local", "n_workers": 0}}, ("n_workers", "not 0")),  # 113
+        ({"parallel": {"env": "local", "n_workers": "2"}}, ("n_workers", "not '2'")),  # 113
+        ({"parallel": "local"}, ("'local'",)),  # 113
+    ],
+)
+def test_108_113_settings_that_cannot_work_are_named(
+    storage: FeatureStorage, settings: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_brain(storage).cache_features(make_dataset(1), **settings)
+    says(*parts)(caught.value)
+
+
+# Another data set than the cache's
+
+
+def test_104_a_validation_set_whose_stage_was_forgotten_stays_out_of_the_training_cache(
+    storage: FeatureStorage,
+) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(make_dataset(6))
+    brain.calls.clear()
+    with pytest.raises(ConfigError) as caught:
+        brain.cache_features(numbered(6, 9))
+    says("/train'", "is complete", "'spk/utt-6', 'spk/utt-7'", "'spk/utt-0'", "stage=", "append=True")(caught.value)
+    assert brain.calls == []
+    assert_holds(storage.cache("train"), expected(brain, make_dataset(6)))
+    cache = brain.cache_features(numbered(6, 9), append=True)
+    assert cache.complete
+    assert_holds(cache, expected(brain, make_dataset(9)))
+
+
+def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(make_dataset(3), TEST)
+    with pytest.raises(ConfigError, match=r"/test'.*another split than 'test'\? Give its stage= or split="):
+        brain.cache_features(numbered(3, 6), TEST)
+    brain.cache_features(numbered(3, 6), TEST, split="test-other")
+    assert len(storage.cache("test-other")) == 3
+
+
+def test_104_utterances_of_another_split_are_refused_by_its_name(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(numbered(3, 6))  # the validation set, its stage forgotten, before there was a training cache
+    with pytest.raises(ConfigError) as caught:
+        brain.cache_features(numbered(4, 9), VALID)
+    says("split 'valid' is to get", "split 'train'", "(2 of 5): 'spk/utt-4', 'spk/utt-5'", "shared=True")(caught.value)
+    assert not storage.path("valid").exists()
+    assert len(brain.cache_features(numbered(4, 9), VALID, shared=True)) == 5
+    brain.calls.clear()
+    assert len(brain.cache_features(numbered(4, 9), VALID)) == 5  # nothing is added
+    with pytest.raises(ConfigError, match=r"split 'train' of .*\(1 of 1\): 'spk/utt-3'"):
+        brain.cache_features(numbered(3, 9), VALID)
+    assert brain.calls == []
+
+
+def test_104_a_storage_with_other_features_below_the_same_root_is_no_split(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(make_dataset(3))
+    (storage.root / "broken").mkdir()
+    (storage.root / "broken" / "featcache.json").write_text("{")
+    one = FeatureStorage(storage.root, [storage.features["ssl"]])
+
+    class One(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            return [{key: part[key] for key in ("id", "ssl")} for part in super().compute_features(batch, stage)]
+
+    assert make_brain(one, One).cache_features(make_dataset(3), split="ssl-alone").complete
+
+
+@pytest.mark.parametrize("hide", [Hidden, Stream])
+def test_102_a_data_set_without_ids_is_compared_by_what_is_in_it(storage: FeatureStorage, hide: Any) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(make_dataset(4))
+    with pytest.raises(ConfigError, match=r"shares no utterance with cache .*/train'.*'spk/utt-4'.*append=True"):
+        brain.cache_features(hide(numbered(4, 8)), loader_kwargs=COLLATED)
+    brain.calls.clear()
+    cache = brain.cache_features(hide(numbered(2, 6)), loader_kwargs=COLLATED)  # as many, two of them new
+    assert sorted({id for batch in brain.calls for id in batch}) == ["spk/utt-4", "spk/utt-5"]
+    assert_holds(cache, expected(brain, make_dataset(6)))
+
+
+def test_103_an_iterable_that_has_grown_is_read_to_its_end(
+    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(Stream(make_dataset(5)), loader_kwargs=COLLATED)
+    assert "shows no ids" not in caplog.text  # nothing to compare them with
+    brain.calls.clear()
+    assert brain.cache_features(Stream(make_dataset(5)), loader_kwargs=COLLATED).complete
+    assert brain.calls == []
+    assert "the data set shows no ids: all of it is loaded" in caplog.text
+    assert "give it an attribute `ids`" in caplog.text
+    cache = brain.cache_features(Stream(make_dataset(8)), loader_kwargs=COLLATED)
+    assert cache.complete
+    assert_holds(cache, expected(brain, make_dataset(8)))
+
+
+class Unnamed(Recipe):
+    """Knows the utterances by what is in them: neither data set nor batches name them."""
+
+    def compute_features(self, batch: Any, stage: Any) -> Any:
+        ids = [f"utt-{int(number)}" for number in batch]
+        self.calls = [*getattr(self, "calls", []), ids]
+        return [{"id": id, "ssl": torch.zeros(1, 4), "units": torch.zeros(1).long()} for id in ids]
+
+
+def test_102_batches_without_ids_add_nothing_to_a_complete_cache_unasked(storage: FeatureStorage) -> None:
+    brain = make_brain(storage, Unnamed)
+    assert brain.cache_features([0, 1, 2]).complete
+    assert brain.cache_features([2, 1, 0]).complete  # computed again, as there is no other way to see what they are
+    assert len(brain.calls) == 6
+    with pytest.raises(ConfigError) as caught:
+        brain.cache_features([0, 1, 2, 3])
+    says("/train'", "is complete without 'utt-3'", "an attribute `ids`", "append=True")(caught.value)
+    assert (len(storage.cache("train")), storage.cache("train").complete) == (3, True)
+    assert sorted(brain.cache_features([0, 1, 2, 3], append=True)) == ["utt-0", "utt-1", "utt-2", "utt-3"]
+    with pytest.raises(ConfigError, match=r"'utt-3'.*shared=True"):
+        brain.cache_features([9, 3], VALID)
+
+
+def test_104_utterances_that_are_not_in_the_data_set_are_told(
+    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(make_dataset(7))
+    brain.cache_features(make_dataset(7))
+    assert "holds 7" not in caplog.text
+    brain.cache_features(make_dataset(6))
+    assert "/train' holds 7 utterances, 1 of them not in this data set: 'spk/utt-6'" in caplog.text
+
+
+# Ids
+
+
+class Arrow(list[dict[str, Any]]):
+    """Rows by number, as a `datasets.Dataset` has them."""
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_48_100_whole_numbers_are_ids(storage: FeatureStorage, batch_size: int) -> None:
+    rows = Arrow({"frames": 3 + number} for number in range(5))
+    dataset = DynamicItemDataset.from_arrow_dataset(rows, output_keys=["id", "frames"])
+
+    class Numbered(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            self.calls = [*getattr(self, "calls", []), batch.id]
+            frames = batch.frames.tolist()
+            ssl, units = torch.ones(len(frames), 9, 4), torch.ones(len(frames), 9).long()
+            return unpad(batch.id, frames, ssl=ssl, units=units)
+
+    brain = make_brain(storage, Numbered)
+    cache = brain.cache_features(dataset, loader_kwargs={"batch_size": batch_size})
+    assert (sorted(cache), cache.complete) == (["0", "1", "2", "3", "4"], True)
+    assert cache.lengths("ssl", ["4", "0"]).tolist() == [7, 3]
+    brain.calls.clear()
+    brain.cache_features(dataset)
+    assert brain.calls == []
+    assert len(brain.cache_features(Hidden(dataset), loader_kwargs=COLLATED)) == 5
+
+
+def test_100_whole_numbers_are_ids_of_extract_too(tmp_path: Path) -> None:
+    class Counted(Provider):
+        def build_env_local(self) -> dict[str, object]:
+            env = super().build_env_local()
+            dataset, compute = env["dataset"], env["compute_features"]
+            assert isinstance(dataset, Numbers)
+            assert callable(compute)
+            numbers = {id: number for number, id in enumerate(dataset.ids)}
+
+            def counted(items: list[int]) -> Any:
+                return [{**part, "id": np.int64(numbers[part["id"]])} for part in compute(items)]
+
+            size = len(dataset)
+            return {"dataset": list(range(size)), "ids": torch.arange(size), "compute_features": counted}
+
+    cache = extract_numbers(Counted(tmp_path, 12), parallel=None)
+    assert sorted(cache, key=int) == [str(number) for number in range(12)]
+
+
+def test_99_an_id_that_comes_twice_is_named(storage: FeatureStorage) -> None:
+    with pytest.raises(FeatcacheError, match="utterance 'spk/utt-0' was given twice"):
+        make_brain(storage).cache_features(make_dataset().overfit_test(3, 5))
+
+
+# What compute_features returns
+
+
+@pytest.mark.parametrize(
+    ("result", "parts"),
+    [
+        (lambda batch: None, ("a list of dicts, one per utterance, not None",)),  # 92
+        (lambda batch: {"ssl": batch.sig.data}, ("dicts with the key 'id'",)),  # 92
+        (lambda batch: [batch.sig.data], ("dicts with the key 'id', not of 'Tensor'",)),  # 92
+        (lambda batch: [], ("0 dicts for 'spk/utt-0' instead of one",)),  # 93
+        (lambda batch: [{"id": "other"}], ("'other', which is not in the batch", "'spk/utt-0'")),  # 93
+        (lambda batch: [{"id": "spk/utt-0"}] * 2, ("2 dicts for 'spk/utt-0' instead of one",)),  # 93
+        (lambda batch: [{"id": "spk/utt-0", "ssl": torch.zeros(1, 4)}], ("'spk/utt-0'", "'units' is missing")),  # 94
+        (
+            lambda batch: [{"id": "spk/utt-0", "ssk": torch.zeros(1, 4), "units": torch.zeros(1).long()}],
+            ("'spk/utt-0'", "'ssk' is not declared", "'ssl'"),  # 94
+        ),
+        (lambda batch: unpad(batch.id, torch.ones(1), ssl=torch.zeros(1, 3, 4)), ("must be frames", "relative")),  # 96
+    ],
+)
+def test_92_to_96_a_result_that_does_not_fit_is_explained(
+    storage: FeatureStorage, result: Any, parts: tuple[str, ...]
+) -> None:
+    class Wrong(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            return result(batch)
+
+    with pytest.raises(FeatcacheError) as caught:
+        make_brain(storage, Wrong).cache_features(make_dataset(2))
+    says(*parts)(caught.value)
+
+
+def test_95_a_class_that_cannot_compute_says_so(storage: FeatureStorage) -> None:
+    from featcache.brain import FeatureCacheMixin
+
+    class Empty(FeatureCacheMixin, sb.Brain):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(ComputeError, match=r"Empty has to define compute_features\(batch, stage\)"):
+        make_brain(storage, Empty).cache_features(make_dataset(1))
+
+
+# Runs that fail or are stopped
+
+
+def test_90_a_stopped_run_says_how_to_go_on(storage: FeatureStorage, caplog: pytest.LogCaptureFixture) -> None:
+    class Interrupted(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            if batch.id == ["spk/utt-1"]:
+                raise KeyboardInterrupt
+            return super().compute_features(batch, stage)
+
+    with pytest.raises(KeyboardInterrupt):
+        make_brain(storage, Interrupted).cache_features(make_dataset(3))
+    assert "stopped: 1 of 3 utterances is in cache" in caplog.text
+    assert "the same call goes on from there" in caplog.text
+    assert not storage.cache("train").complete
+
+
+def test_106_a_broken_file_is_named_or_set_aside(storage: FeatureStorage, caplog: pytest.LogCaptureFixture) -> None:
+    audio = Audio()
+    audio.missing = {"spk/utt-1"}
+    brain = make_brain(storage)
+    with pytest.raises(ComputeError, match="features of 'spk/utt-1' failed with FileNotFoundError: no audio"):
+        brain.cache_features(make_dataset(3, audio))
+    cache = brain.cache_features(make_dataset(3, audio), on_error="skip")
+    assert (len(cache), cache.complete, failed(cache)) == (2, True, ["spk/utt-1"])
+    assert "1 utterance failed, see" in caplog.text
+    assert [line["id"] for line in failures(storage)] == ["spk/utt-1"]
+
+
+def test_107_when_all_fail_it_is_an_error_each_time(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.bad = frozenset(make_dataset(3).data_ids)
+    for _ in range(2):
+        with pytest.raises(ComputeError) as caught:
+            brain.cache_features(make_dataset(3), on_error="skip")
+        says("all 3 utterances failed, see", "work-failures.jsonl", "'spk/utt-0' with ValueError")(caught.value)
+
+
+def test_109_a_batch_too_large_for_the_memory_is_taken_one_by_one(storage: FeatureStorage) -> None:
+    class SmallMemory(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            if len(batch.id) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().compute_features(batch, stage)
+
+    brain = make_brain(storage, SmallMemory)
+    cache = brain.cache_features(make_dataset(4), loader_kwargs={"batch_size": 4})
+    assert cache.complete
+    assert_holds(cache, expected(brain, make_dataset(4)))
+
+
+def test_77_another_writer_is_named(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    with storage.writer("train"), pytest.raises(CacheLockedError, match=r"being written by process \d+"):
+        brain.cache_features(make_dataset(2))
+
+
+def test_87_a_cache_that_has_lost_a_file_is_not_taken_for_complete(storage: FeatureStorage) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(make_dataset(2))
+    container = next(path for path in storage.path("train").glob("parts/*/*") if path.name.startswith("ssl"))
+    container.unlink()
+    with pytest.raises(CorruptCacheError, match=container.name):
+        brain.cache_features(make_dataset(2))
+
+
+# Caches that cannot be written to
+
+
+@pytest.fixture
+def read_only(storage: FeatureStorage) -> Iterator[FeatureStorage]:
+    """A storage with a cache of four utterances, which nobody can write to."""
+    make_brain(storage).cache_features(make_dataset(4))
+    where = storage.root.with_name("read-only")
+    where.mkdir()
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", where], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a file system needs root")
+    try:
+        shutil.copytree(storage.root, where, dirs_exist_ok=True)
+        subprocess.run(["mount", "-o", "remount,ro", where], check=True)
+        yield FeatureStorage(where, storage.features)
+    finally:
+        subprocess.run(["umount", "--lazy", where], check=True)
+
+
+def test_54_57_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: FeatureStorage) -> None:
+    brain = make_brain(read_only)
+    assert len(brain.cache_features(make_dataset(4))) == 4
+    assert len(brain.cache_features(make_dataset(3))) == 4
+    assert len(brain.cache_features(Hidden(make_dataset(4)), loader_kwargs=COLLATED)) == 4
+    with pytest.raises(CacheError) as caught:
+        brain.cache_features(make_dataset(5))
+    says("/train'", "lacks 'spk/utt-4'", "cannot be written to", "copy it", "this utterance out of")(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+    with pytest.raises(CacheError, match=r"/valid' cannot be made; give another directory"):
+        brain.cache_features(numbered(4, 6), VALID)
