@@ -60,7 +60,7 @@ def blosc_bomb(size: int) -> bytes:
     body = whole[first:]
     sizes = count * blocksize, blocksize, 16 + 4 * count + len(body)
     header = struct.pack("<BBBBIII", version, inner, flags, item, *sizes)
-    return header + starts + body
+    return b"".join((header, starts, body))
 
 
 def blosc_claim(size: int) -> bytes:

@@ -1,6 +1,6 @@
 """Damage in any byte of a cache, and files cut, lost, exchanged: `verify="arrays"` finds all of it.
 
-FEATCACHE_FUZZ multiplies how many bytes are tried, up to every byte of files below 4 KiB.
+FEATCACHE_FUZZ multiplies how many bytes are tried; from 6 on, every byte of files below 4 KiB.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from eight_layouts import LAYOUTS, open_writer, write
 from file_names import sort_of
 from fuzz_caches import picture, sealed_files
 from fuzz_children import Outcome, run_inputs
+from fuzz_report import TIMES, report
 from fuzz_targets import SEED
-from test_fuzz import TIMES, report
 
 import featcache
 from featcache.errors import CacheError
@@ -152,7 +152,7 @@ def _others(base: Path, foreign: Path, layout: str, chance: Random) -> Iterator[
 
 
 def _foreign(base: Path, foreign: Path, layout: str) -> Iterator[Damage]:
-    """Each file and directory replaced by that of the same name, but for numbers, of another cache."""
+    """Each file and directory replaced by that of the same name, but for numbers, elsewhere."""
     there = {_place(foreign, path): path for path in _walk(foreign)}
     for mine in _walk(base):
         other = there.get(_place(base, mine))

@@ -16,8 +16,8 @@ from eight_layouts import LAYOUTS
 from fuzz_caches import HOW, make_caches, picture, read_all, sealed_files, write_more
 from fuzz_children import run_inputs, typed
 from fuzz_format import PART
+from fuzz_report import TIMES, report
 from fuzz_targets import SEED
-from test_fuzz import TIMES, report
 
 import featcache
 from featcache.errors import FeatcacheError
