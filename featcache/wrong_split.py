@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featcache.config import FeatureStorage
 from featcache.datasets import named
-from featcache.errors import CacheError, ConfigError
+from featcache.errors import ConfigError
 from featcache.store.cache import Cache
 from featcache.store.manifest import NAME
 
@@ -43,7 +43,7 @@ class OtherSplits:
         own = self._storage.path(self._split)
         for manifest in sorted(self._storage.root.glob(f"*/{NAME}")):
             if manifest.parent != own:
-                with contextlib.suppress(CacheError):  # of other features, or damaged: whoever reads it is told
+                with contextlib.suppress(OSError):  # of other features, or damaged: whoever reads it is told
                     found[manifest.parent.name] = self._storage.cache(manifest.parent.name)
         return found
 

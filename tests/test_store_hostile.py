@@ -150,8 +150,11 @@ def test_nothing_is_read_through_a_link_or_waited_for(tmp_path: Path) -> None:
     for file in files:
         aside = tmp_path / "aside"
         file.rename(aside)
-        for place in (lambda: file.symlink_to(aside), lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):  # noqa: B023
-            place()
+        for kind in ("link", "pipe", "device"):
+            if kind == "pipe":
+                os.mkfifo(file)
+            else:
+                file.symlink_to(aside if kind == "link" else "/dev/zero")
             with pytest.raises(FeatcacheError, match=re.escape(file.name)):
                 read_everything(tmp_path / "train", "columns")
             file.unlink()

@@ -190,6 +190,7 @@ class PartWriter:
                     self.seal()
                 finally:
                     self._stop(finish=True)
+                    self._first_shapes.tell(self.path)
 
     def published(self) -> None:
         """Take note that what was sealed is published: `abort` leaves it alone from now on."""

@@ -165,7 +165,8 @@ class FeatureArrays:
         """
         checks = cast(Checks, self._checks)
         extents = [
-            (self._container[e], self._offset[e], self._nbytes[e]) for e in range(self._first[row], self._first[row + 1])
+            (self._container[each], self._offset[each], self._nbytes[each])
+            for each in range(self._first[row], self._first[row + 1])
         ]
         if start == 0 and stop == self._length[row]:
             if not checks.same_array(extents, int(self._columns.checksum[row])):

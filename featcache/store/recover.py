@@ -208,7 +208,8 @@ def _check_space(cache: Path, name: str, utterances: Sequence[Utterance]) -> Non
     free = shutil.disk_usage(cache).free
     if needed > free:
         raise StorageFullError(
-            f"{free:,} bytes are free on the disk of {str(cache)!r}; to bring back what a writer that died had committed, "
+            f"{free:,} bytes are free on the disk of {str(cache)!r}; to bring back what a writer that died had "
+            "committed, "
             f"part {name!r} is copied once, which needs {needed:,}: free some space and run the same again"
         )
 

@@ -26,7 +26,7 @@ class Model(torch.nn.Module):
         return {"loss": self.layer(fbank).square().mean()}
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc]
+class Trainer(transformers.Trainer):
     """Trains on the batches of a loader, and notes them."""
 
     loader: Any = None
@@ -70,7 +70,7 @@ def labelled(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "labels": 1}
 
 
-class StopAt(transformers.TrainerCallback):  # type: ignore[misc]
+class StopAt(transformers.TrainerCallback):
     def __init__(self, step: int) -> None:
         self.step = step
 

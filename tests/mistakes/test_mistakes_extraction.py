@@ -16,12 +16,13 @@ import pytest
 import speechbrain as sb
 import torch
 from brain_helpers import Audio, Recipe, assert_holds, expected, failed, failures, make_brain, make_dataset
-from parallel_helpers import Numbers, Provider
+from parallel_helpers import FEATURES, Numbers, Provider, calls
 from parallel_helpers import extract as extract_numbers
 from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.dataset import DynamicItemDataset
 from torch.utils.data import DataLoader, IterableDataset
 
+import featcache
 from featcache.config import FeatureStorage
 from featcache.errors import CacheError, CacheLockedError, ComputeError, ConfigError, CorruptCacheError, FeatcacheError
 from featcache.padding import unpad
@@ -146,6 +147,14 @@ def test_108_113_settings_that_cannot_work_are_named(
     with pytest.raises(ConfigError) as caught:
         make_brain(storage).cache_features(make_dataset(1), **settings)
     says(*parts)(caught.value)
+
+
+def test_115_a_job_queue_that_is_not_here_is_named(storage: FeatureStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dask_jobqueue")
+    monkeypatch.setenv("PATH", str(storage.root))
+    slurm = {"env": "slurm", "n_workers": 1, "options": {"cores": 1, "memory": "1GB"}}
+    with pytest.raises(ConfigError, match=r"no command 'sbatch' here; run this on a machine of the cluster, or .*'loc"):
+        make_brain(storage).cache_features(make_dataset(1), parallel=slurm)
 
 
 # Another data set than the cache's
@@ -460,3 +469,44 @@ def test_54_57_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: Featu
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(CacheError, match=r"/valid' cannot be made; give another directory"):
         brain.cache_features(numbered(4, 6), VALID)
+
+
+# extract, which has a path and no splits
+
+
+def numbers_only(provider: Provider, path: Path, **settings: Any) -> Any:
+    return featcache.extract(provider, path, FEATURES, progressbar=False, **settings)
+
+
+def test_104_extract_refuses_another_data_set_but_knows_no_splits(tmp_path: Path) -> None:
+    class Others(Provider):
+        def build_env_local(self) -> dict[str, object]:
+            env = super().build_env_local()
+            env["dataset"] = others = Numbers(self.size)
+            others.ids = [f"other-{id}" for id in others.ids]
+            env["compute_features"].ids = others.ids  # type: ignore[attr-defined]
+            return env
+
+    one, other = Provider(tmp_path / "one", 4), Others(tmp_path / "other", 4)
+    assert len(numbers_only(one, tmp_path / "layer-6")) == 4
+    assert len(numbers_only(one, tmp_path / "layer-9")) == 4  # the same utterances, beside it
+    with pytest.raises(ConfigError, match=r"shares no utterance with cache .*/layer-6'.*'other-spk0/utt-0'.*append=T"):
+        numbers_only(other, tmp_path / "layer-6")
+    assert calls(tmp_path / "other") == []
+    assert len(numbers_only(other, tmp_path / "layer-6", append=True)) == 8
+
+
+def test_106_extract_leaves_out_what_failed_and_tries_it_again_when_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Provider(tmp_path, 6, fails=[2])
+    cache = numbers_only(failing, tmp_path / "cache", on_error="skip", retries=0)
+    assert (len(cache), cache.complete, cache.failed) == (5, True, ("spk2/utt-2",))
+    before = len(calls(tmp_path))
+    grown = numbers_only(Provider(tmp_path, 8, fails=[2]), tmp_path / "cache", on_error="skip", retries=0)
+    assert (len(grown), grown.complete, grown.failed) == (7, True, ("spk2/utt-2",))
+    assert len(calls(tmp_path)) - before == 2
+    assert "1 utterance failed earlier and is left out: 'spk2/utt-2', see" in caplog.text
+    again = numbers_only(Provider(tmp_path, 8), tmp_path / "cache")
+    assert (len(again), again.complete, again.failed) == (8, True, ())
+    assert not (tmp_path / "cache" / "work-failures.jsonl").exists()

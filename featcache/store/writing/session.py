@@ -35,7 +35,10 @@ OTHERS = "work-"  # names in a cache directory that begin so are those of whoeve
 
 
 class WriteSession:
-    """What a `CacheWriter` works on; the thread that stores knows this one, so that the writer itself can be dropped."""
+    """What a `CacheWriter` works on.
+
+    The thread that stores knows this one, so that the writer itself can be dropped.
+    """
 
     def __init__(
         self,
