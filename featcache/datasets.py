@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -11,6 +10,7 @@ from typing import Any, cast
 from torch.utils.data import IterableDataset
 
 from featcache.errors import ConfigError
+from featcache.store.arrays import as_id
 
 
 def check_source(source: object) -> None:
@@ -95,24 +95,6 @@ def as_ids(ids: Iterable[Any]) -> Sequence[str] | None:
         return ids
     found = [as_id(id) for id in ids]
     return cast(Sequence[str], found) if all(isinstance(id, str) for id in found) else None
-
-
-def as_id(value: object) -> object:
-    """Return a whole number as text, be it a tensor or an array without axes; all else as it is.
-
-    `DynamicItemDataset.from_arrow_dataset` numbers its utterances.
-
-    >>> as_id(7), as_id("utt-7")
-    ('7', 'utt-7')
-    """
-    if isinstance(value, str | bool) or not hasattr(value, "__index__"):
-        return value
-    if getattr(value, "ndim", None):
-        return value
-    try:
-        return str(operator.index(value))
-    except TypeError:  # a tensor of another dtype
-        return value
 
 
 def named(ids: Sequence[str | None], most: int = 10) -> str:

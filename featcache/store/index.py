@@ -144,12 +144,14 @@ class Index:
         hashes = np.fromiter(map(hash_of, keys), np.uint64, len(keys))
         positions = np.minimum(self.hashes.searchsorted(hashes), len(self) - 1)
         rows = self.hash_rows[positions]
+        alike = self.hashes[positions] == hashes
         if rows.min() < 0 or rows.max() >= len(self):
             raise CorruptCacheError(f"{DAMAGED}: it names rows that are not there")
         begins, ends = self.id_ends[rows].tolist(), self.id_ends[rows + 1].tolist()
+        rows[~alike] = -1
         data = self.id_bytes.data
-        for number, (key, begin, end) in enumerate(zip(keys, begins, ends, strict=True)):
-            if data[begin:end] != key:  # absent, or one of several ids of the same hash
+        for number in np.flatnonzero(alike).tolist():
+            if data[begins[number] : ends[number]] != keys[number]:  # several ids of the same hash
                 rows[number] = self.find(ids[number])
         return rows
 

@@ -124,6 +124,14 @@ def _recover(
             remove_part(directory)
 
 
+def _finish_seal(directory: Path) -> None:
+    """Do what comes after the seal, where the writer failed or died just before that."""
+    journal = directory / journals.NAME
+    if journal.exists():
+        sync_directory(directory)  # or a power cut would take the seal, and the journal be gone, too
+        journal.unlink(missing_ok=True)
+
+
 def _is_unfinished_copy(directory: Path) -> bool:
     original = directory.name.removesuffix(RECOVERED)
     return original != directory.name and directory.with_name(original).exists()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import xxhash
 
+from featcache.container_files import sync_directory
 from featcache.errors import FeatureError
 from featcache.stats import FeatureStats
 from featcache.store.columns import (
@@ -67,9 +68,9 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
     """
     before = read_manifest(cache) if (cache / NAME).exists() else manifest
     names = list(manifest.features)
-    parts = _with_tombstones(
-        sealed_parts(cache, manifest.building, manifest.building_fingerprint), before
-    )
+    sealed = sealed_parts(cache, manifest.building, manifest.building_fingerprint)
+    _make_durable(cache, sealed, before)
+    parts = _with_tombstones(sealed, before)
     _check_dims(parts)
     indexes = [part.index(cache, names) for part in parts]
     rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
@@ -131,6 +132,14 @@ def expected_digest(ids: Iterable[str]) -> str:
     return state.hexdigest()
 
 
+def _make_durable(cache: Path, parts: Sequence[SealedPart], before: Manifest) -> None:
+    """Sync the directories of new parts: a writer may have been killed just after it sealed one."""
+    known = {entry.name for entry in before.parts}
+    for part in parts:
+        if part.entry.name not in known:
+            sync_directory(cache / part.directory)
+
+
 def _with_tombstones(parts: Sequence[SealedPart], before: Manifest) -> list[SealedPart]:
     known = {entry.name: entry for entry in before.parts}
     return [
@@ -183,6 +192,8 @@ def _failed(
     if before.index and before.build == manifest.building:
         with ColumnFile(cache, before.index, mapped=False, expected=before.index_digest) as file:
             failed |= set(read_strings(file, "failed"))
+    if failed and outcome.expected is not None:  # one that has left the data set counts no more
+        failed.intersection_update(outcome.expected)
     return sorted(failed - _among(indexes, failed), key=str.encode)
 
 

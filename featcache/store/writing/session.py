@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ class WriteSession:
     ) -> None:
         self.path = path
         self.features = features
-        self.expected: frozenset[str] | None = None
+        self.expected: Sequence[str] | None = None
         self.failed: set[str] = set()
         content = cache_fingerprint(features, fingerprint)
         self._fingerprint = fingerprint_digest(content)
