@@ -191,7 +191,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         if len(rows):
             arrays.check_length(int(rows[lengths.argmax()]))
         longest = int(lengths.max(initial=0))
-        data = np.empty((len(rows), longest, *arrays.dims), arrays.dtype)
+        data = arrays.empty(len(rows), longest)
         for out, row, length in zip(data, rows.tolist(), lengths.tolist(), strict=True):
             arrays.read_into(row, out[:length])
             out[length:] = 0

@@ -86,6 +86,25 @@ def open_within(root: Path, path: str) -> int:
     return descriptor
 
 
+def open_there(root: Path, path: str) -> int:
+    """Open a file as `open_within` does; raises `CorruptCacheError` if it is missing."""
+    try:
+        return open_within(root, path)
+    except FileNotFoundError as error:
+        raise CorruptCacheError(
+            f"{str(root / path)!r} is missing; put it back, or open the cache again if it was overwritten meanwhile"
+        ) from error
+
+
+def check_own_directory(directory: Path) -> None:
+    """Raise `CorruptCacheError` if a directory to write in is a link, or none: what it leads to is not ours."""
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
+        raise CorruptCacheError(
+            f"{str(directory)!r} is damaged: it is a link or no directory; a cache keeps all its files in its own "
+            "directory: put back what was there"
+        )
+
+
 def _open_at(directory: int, name: str, kind: int, path: Path) -> int:
     try:
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind, dir_fd=directory)

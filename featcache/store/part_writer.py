@@ -32,15 +32,10 @@ from featcache.store.writing.open_part import OpenPart
 from featcache.store.writing.publish import sealed_parts
 from featcache.store.writing.unclosed import close_at_exit
 
-COMMIT_INTERVAL_S = (
-    2.0  # what a killed writer loses at most, in time, of what has been written to the disk
-)
+COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has reached the disk
 QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
-PART_BYTES = (
-    8 << 30
-)  # a killed writer's part is read once when it is recovered, and copied if it is an HDF5 file
-PART_ROWS = 100_000  # the notes on these stay in memory until the part is sealed, about 1 KB each
-
+PART_BYTES = 8 << 30  # a killed writer's part is read when it is recovered, and an HDF5 file copied
+PART_ROWS = 100_000  # notes on these stay in memory until the part is sealed, about 1 KB each
 
 
 class PartWriter:

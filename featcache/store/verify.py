@@ -72,7 +72,9 @@ def generation_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
         except CacheError as error:
             yield str(error)
         else:
-            if other.name in (manifest.name, manifest.previous):
+            if other.name != name:
+                yield f"{str(cache / manifest_file(name))!r} is damaged: it is the manifest of {other.name!r}"
+            elif name in (manifest.name, manifest.previous):
                 with_index[other.index] = other.index_digest
     for name in filter(None, (manifest.name, manifest.previous)):
         if not (cache / manifest_file(name)).exists():

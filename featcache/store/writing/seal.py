@@ -108,5 +108,3 @@ def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[st
             descriptor = open_within(directory, path)
             with contextlib.closing(os.fdopen(descriptor, "rb")):
                 yield path, pages_of(descriptor)
-
-

@@ -11,7 +11,8 @@ import numpy as np
 
 from featcache.errors import NotACacheError, StaleCacheError
 from featcache.feature import FeatureStorageConfig
-from featcache.store.files import make_directory
+from featcache.store.committed import committed_builds
+from featcache.store.files import check_own_directory, make_directory
 from featcache.store.fingerprint import cache_fingerprint, differences, fingerprint_digest
 from featcache.store.format.disk_errors import explained
 from featcache.store.generation import load_generation
@@ -26,7 +27,7 @@ from featcache.store.manifest import (
     write_manifest,
 )
 from featcache.store.part_writer import PartWriter
-from featcache.store.recover import committed_builds, recover_parts
+from featcache.store.recover import recover_parts
 from featcache.store.verify import container_damage, raise_damage
 from featcache.store.writing.publish import Outcome, publish, sealed_parts
 from featcache.store.writing.superseded import remove_superseded
@@ -202,6 +203,8 @@ def _claim_directory(path: Path) -> None:
         make_directory(path)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
+    for directory in (PARTS, MANIFESTS):
+        check_own_directory(path / directory)
     files = rf"{NAME}(\.tmp)?|{PARTS}|{MANIFESTS}|writer\.(lock|json)|index-[0-9]{{6,}}-[0-9a-f]{{8}}\.columns"
     ours = re.compile(rf"{files}|{OTHERS}.*")
     names = sorted(

@@ -36,7 +36,9 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
             entry.unlink(missing_ok=True)
     for entry in list((cache / MANIFESTS).iterdir()) if (cache / MANIFESTS).exists() else []:
         name = entry.name.partition(".")[0]
-        if entry.suffix == ".tmp" or (name not in kept and generation_number(name) < manifest.generation):
+        if entry.suffix == ".tmp" or (
+            name not in kept and generation_number(name) < manifest.generation
+        ):
             entry.unlink(missing_ok=True)
     tagged = [read_manifest(cache, manifest_file(name)) for name in set(manifest.tags.values())]
     tagged_parts = {part.name for each in tagged for part in each.parts}
@@ -55,7 +57,9 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
             or name in tagged_parts
         ):
             continue
-        with contextlib.suppress(CacheLockedError):  # a writer that has lost its build, and ends soon
+        with contextlib.suppress(
+            CacheLockedError
+        ):  # a writer that has lost its build, and ends soon
             _remove(cache / PARTS / name)
 
 
