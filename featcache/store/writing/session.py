@@ -77,20 +77,15 @@ class WriteSession:
 
     def publish(self, complete: bool) -> None:
         """Publish what is sealed, if that changes anything."""
-        sealed = sealed_parts(self.path, self._manifest.building, self._fingerprint)
-        changed = {part.entry.name for part in sealed} != {
-            entry.name for entry in self._manifest.parts
-        }
-        if (
-            changed
-            or self.failed
-            or self.expected is not None
-            or complete != self._manifest.complete
-        ):
-            with explained(self.path, _kept):
+        with explained(self.path, _kept):
+            before = self._manifest
+            sealed = sealed_parts(self.path, before.building, self._fingerprint)
+            changed = {part.entry.name for part in sealed} != {part.name for part in before.parts}
+            told = self.failed or self.expected is not None or complete != before.complete
+            if changed or told:
                 outcome = Outcome(complete, self.expected, frozenset(self.failed))
-                self._manifest = publish(self.path, self._manifest, outcome)
-            self.parts.published()
+                self._manifest = publish(self.path, before, outcome)
+                self.parts.published()
 
     def recover(self) -> None:
         """Seal what writers of parts that died had committed."""
