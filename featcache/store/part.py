@@ -15,8 +15,8 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
-from featcache.container_files import Pages, sync_directory
-from featcache.errors import CorruptCacheError
+from featcache.container_files import PAGE_BYTES, Pages, sync_directory
+from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.feature import FeatureStorageConfig
 from featcache.store import journal
 from featcache.store.files import digest, read_within, text, unpack_json
@@ -107,6 +107,11 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
         return None
     content = cast(dict[str, Any], unpack_json(data, repr(str(cache / file))))
     try:
+        if content["page_bytes"] != PAGE_BYTES:
+            raise FormatVersionError(
+                f"part {str(cache / file)!r} has pages of {content['page_bytes']!r} bytes, which this featcache does "
+                "not know; upgrade featcache"
+            )
         entry = PartEntry.from_json(content | {"digest": digest(data), "name": name})
         return SealedPart(
             dataclasses.replace(entry, tombstones=None),

@@ -18,6 +18,7 @@ from featcache.store.format.disk_errors import explained
 from featcache.store.generation import load_generation
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import (
+    INDEX,
     MANIFESTS,
     NAME,
     PARTS,
@@ -200,7 +201,8 @@ def _claim_directory(path: Path) -> None:
         raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
     for directory in (PARTS, MANIFESTS):
         check_own_directory(path / directory)
-    files = rf"{NAME}(\.tmp)?|{PARTS}|{MANIFESTS}|writer\.(lock|json)|index-[0-9]{{6,}}-[0-9a-f]{{8}}\.columns"
+    locks = r"writer\.(lock|lock\.soft|json)"
+    files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{locks}"
     ours = re.compile(rf"{files}|{OTHERS}.*")
     names = sorted(
         entry.name for entry in path.iterdir()
