@@ -1,4 +1,4 @@
-"""Iterations that are left when the interpreter ends: no noise, no waiting, the exit status of the script."""
+"""Iterations that are left when the interpreter ends: no noise, no waiting."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("how", "threads", "device"),
     [*((how, 2, None) for how in LEAVE), ("break", 0, None), ("break", 2, "cpu")],
 )
-def test_a_script_may_end_within_an_iteration(how: str, threads: int, device: str | None, cache: Path) -> None:
+def test_a_script_may_end_within_an_iteration(
+    how: str, threads: int, device: str | None, cache: Path
+) -> None:
     script = SCRIPT.replace("LEAVE", LEAVE[how]).replace("DEVICE", repr(device))
     ended = subprocess.run(
         [sys.executable, "-c", script, cache, str(threads)],

@@ -53,20 +53,28 @@ def espnet(lengths: Any) -> Any:
 
 
 def by_category(lengths: Any) -> Any:
-    options: dict[str, Any] = {"batch_bins": 60, "categories": [row % 2 for row in range(len(lengths))]}
+    options: dict[str, Any] = {
+        "batch_bins": 60,
+        "categories": [row % 2 for row in range(len(lengths))],
+    }
     return build_category_batch_sampler("catpow", lengths=lengths, **options)[0]
 
 
 def read_with_torch(cache: featcache.Cache, sampler: Any, workers: int = 0) -> list[str]:
     loader = DataLoader(
-        FeatureDataset(cache), batch_sampler=sampler, collate_fn=FeatureDataset.collate, num_workers=workers
+        FeatureDataset(cache),
+        batch_sampler=sampler,
+        collate_fn=FeatureDataset.collate,
+        num_workers=workers,
     )
     return [id for batch in loader for id in batch["id"]]
 
 
 @pytest.mark.parametrize("chosen", [some, shortest_first])
 @pytest.mark.parametrize("make", [bucket, fixed, espnet, by_category])
-def test_numbers_of_a_list_of_lengths_are_refused(make: Any, chosen: Any, cache: featcache.Cache) -> None:
+def test_numbers_of_a_list_of_lengths_are_refused(
+    make: Any, chosen: Any, cache: featcache.Cache
+) -> None:
     sampler = make(cache.lengths("fbank", chosen(cache)))
     with pytest.raises(ConfigError, match=REFUSED):
         FeatureLoader(cache, batch_sampler=sampler)
@@ -107,7 +115,9 @@ def test_a_sampler_that_names_its_utterances_serves_these(
     of_cache: bool, chosen: Any, cache: featcache.Cache
 ) -> None:
     ids = chosen(cache)
-    sampler = BucketBatchSampler(cache if of_cache else cache.lengths("fbank", ids), ids=ids, max_frames=60)
+    sampler = BucketBatchSampler(
+        cache if of_cache else cache.lengths("fbank", ids), ids=ids, max_frames=60
+    )
     for batch in FeatureLoader(cache, "fbank", batch_sampler=sampler):
         assert batch["fbank"].shape[0] * batch["fbank"].shape[1] <= 60
     sampler.set_epoch(0)
