@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from itertools import pairwise
 from pathlib import Path
 
@@ -76,6 +77,38 @@ def test_an_empty_cache(tmp_path: Path) -> None:
     reader = Reader(tmp_path / "cache")
     assert reader.ids == reader.containers == reader.failed == reader.manifest["parts"] == []
     assert reader.manifest["dims"] == {}
+
+
+def test_a_journal_is_what_the_documentation_says(tmp_path: Path) -> None:
+    features = [FeatureStorageConfig("fbank"), FeatureStorageConfig("ids", "int16", stats=False)]
+    fbank = np.arange(80, dtype=np.float32).reshape(10, 8)
+    with CacheWriter(tmp_path, features) as writer:
+        for number in range(70):
+            writer.write(f"utt-{number}", {"fbank": fbank, "ids": np.zeros(0, np.int16)})
+        assert writer.commit() == 70
+        (journal,) = tmp_path.glob("parts/*/journal.jsonl")
+        lines = journal.read_bytes().splitlines(keepends=True)
+        npy = (journal.parent / "fbank.npy").read_bytes()
+    assert all(line.endswith(b"\n") for line in lines)
+    first, *records, last = [unsealed(line.removesuffix(b"\n")) for line in lines]
+    assert list(first) == ["header"]
+    assert last["header"] == first["header"]
+    assert first["header"]["dims"] == {"fbank": [8], "ids": []}
+    assert first["header"]["build"] == 1
+    utterances = [each for record in records for each in record.get("utterances", [])]
+    assert max(len(record.get("utterances", [])) for record in records) <= 64
+    assert [id for id, _ in utterances] == [f"utt-{number}" for number in range(70)]
+    rows, checksum, [[container, offset, nbytes]] = utterances[1][1]["fbank"]
+    assert (rows, container, nbytes) == (10, "fbank.npy", 320)
+    assert npy[offset : offset + nbytes] == fbank.tobytes()
+    assert checksum == xxhash.xxh3_64_hexdigest(fbank.tobytes())
+    assert utterances[1][1]["ids"] == [0, xxhash.xxh3_64_hexdigest(b""), []]
+    assert list(last["commit"]) == ["fbank"]
+    stats = last["commit"]["fbank"]
+    assert (stats["count"], stats["dims"]) == (700, [8])
+    mean = np.frombuffer(base64.b64decode(stats["mean"]), "<f8")
+    np.testing.assert_allclose(mean, fbank.mean(axis=0), rtol=1e-12)
+    assert check_parts(Reader(tmp_path)) > 0
 
 
 def assert_the_same(reader: Reader, cache: Cache) -> None:
