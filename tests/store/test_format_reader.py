@@ -1,4 +1,4 @@
-"""`docs/format.md` is enough: `format_reader`, written from it alone, and featcache see the same."""
+"""`docs/format.md` is enough: `format_reader`, written from it alone, sees what featcache sees."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def check_expected(reader: Reader) -> None:
 
 
 def check_parts(reader: Reader) -> int:
-    """Compare every page of every container, and whatever else parts say; returns the number of pages."""
+    """Compare every page of every container, and what parts say; returns the number of pages."""
     checked, pages = 0, 0
     for number, entry in enumerate(reader.manifest["parts"]):
         directory = reader.cache / "parts" / entry["name"]

@@ -1,4 +1,4 @@
-"""Which promises hold on file systems without `flock`, as `docs/format.md` says: the lock is taken away here."""
+"""Promises on file systems without `flock`, as `docs/format.md` gives them: without the lock."""
 
 from __future__ import annotations
 
