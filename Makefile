@@ -10,7 +10,7 @@ STAMP := $(VENV)/.set-up
 WORKER_TESTS := tests/slurm tests/hosts $(wildcard tests/test_parallel_*.py) \
   tests/test_collect_stats_workers.py tests/test_recipe_librispeech.py tests/test_interop_huggingface.py
 
-.PHONY: setup demo test workers torture check bench clean
+.PHONY: setup demo test workers crash torture faults fuzz check bench clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
@@ -23,8 +23,17 @@ test: setup  ## run the tests, but those of the next word
 workers: setup  ## run the tests that start Dask workers, on SLURM too where it is installed
 	$(BIN)/pytest $(WORKER_TESTS)
 
+crash: setup  ## crash writers in thousands of ways and see that nothing is lost; 8 minutes, needs strace
+	$(BIN)/pytest tests/crash -s --override-ini=timeout=3600
+
 torture: setup  ## kill the demo at random moments while it caches, again and again; some minutes
 	$(BIN)/pytest tests/torture -s --override-ini=timeout=3600
+
+faults: setup  ## let system calls of writers fail, 2,112 of them; three minutes (FEATCACHE_FAULTS=20000 tries more)
+	$(BIN)/pytest tests/faults -s --override-ini=timeout=3600
+
+fuzz: setup  ## damage caches in every way, 20,000 of them and more; three minutes (FEATCACHE_FUZZ=10 tries ten times as many)
+	$(BIN)/pytest tests/fuzz -s --override-ini=timeout=3600
 
 check: setup  ## lint, types, direction of imports
 	$(BIN)/ruff check

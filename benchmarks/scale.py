@@ -8,6 +8,7 @@ cache, as after the first epoch.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import statistics
 import subprocess
@@ -29,10 +30,19 @@ from torch.utils.data import DataLoader, Dataset
 import featcache
 from featcache import FeatureDataset
 from featcache.loading.table import FeatureTable
-from featcache.store.columns import save_index
+from featcache.store.columns import container_columns, index_columns, rows_of, string_columns
 from featcache.store.files import make_directory
-from featcache.store.index import FeatureColumns, Index
-from featcache.store.manifest import Manifest, PartEntry, write_manifest
+from featcache.store.format.column_file import save_columns
+from featcache.store.format.pages import DIGEST_BYTES
+from featcache.store.format.strings import Strings
+from featcache.store.index import ContainerColumns, FeatureColumns, Index
+from featcache.store.manifest import (
+    Manifest,
+    PartEntry,
+    index_file,
+    new_generation_name,
+    write_manifest,
+)
 
 MELS = 80
 CONTAINERS = 100
@@ -57,7 +67,7 @@ def main(utterances: int, directory: Path | None) -> None:
         print(describe(Path(name), "numpy", "torch"))
         started = time.perf_counter()
         write_cache(path, utterances)
-        size = sum(file.stat().st_size for file in path.glob("index-*/*")) / 1e9
+        size = sum(file.stat().st_size for file in path.glob("index-*")) / 1e9
         took = time.perf_counter() - started
         print(f"{utterances:,} utterances of one feature, warm; index of {size:.2f} GB, made in {took:.0f} s")
         print(f"\n{'':54}{'median':>12}{'worst':>12}  bar")
@@ -104,15 +114,38 @@ def write_cache(path: Path, count: int) -> None:
     columns = FeatureColumns(
         lengths, np.zeros(count, np.uint64), np.arange(count + 1), container, offset, nbytes
     )
+    containers = ContainerColumns(
+        Strings.of(files),
+        np.array(sizes, np.int64),
+        np.zeros(len(files) * DIGEST_BYTES, np.uint8),
+        np.zeros(len(files), np.int32),
+    )
     index = Index(
-        hashes[hash_rows], hash_rows, np.arange(count + 1) * 12, np.frombuffer(ids, np.uint8), {"fbank": columns}
+        hashes[hash_rows],
+        hash_rows,
+        np.arange(count + 1) * 12,
+        np.frombuffer(ids, np.uint8),
+        {"fbank": columns},
+        containers,
+        {},
     )
+    chain = itertools.chain(
+        index_columns([index], rows_of([index], []), ["fbank"], {}),
+        container_columns([""], [containers]),
+        string_columns("failed", Strings.of([])),
+    )
+    file = index_file(new_generation_name(1))
     declared = featcache.FeatureStorageConfig("fbank", stats=False).to_json()
-    part = PartEntry("made", count, tuple(zip(files, sizes, strict=True)), {"fbank": 0}, "")
     manifest = Manifest(
-        {"features": {"fbank": declared}}, 1, complete=True, rows=count, dims={"fbank": (MELS,)}, parts=(part,)
+        {"features": {"fbank": declared}},
+        1,
+        index=file,
+        index_digest=save_columns(path / file, chain),
+        complete=True,
+        rows=count,
+        dims={"fbank": (MELS,)},
+        parts=(PartEntry("made", count, {"fbank": 0}, ""),),
     )
-    save_index([index], [len(files)], ["fbank"], path / manifest.index_directory)
     write_manifest(path, manifest)
 
 

@@ -12,8 +12,9 @@ from typing import Any, cast
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from featcache.datasets import as_id, ids_of_batch, is_map_style, size_of
+from featcache.datasets import ids_of_batch, is_map_style, size_of
 from featcache.errors import ConfigError, FeatureError, nearest
+from featcache.store.arrays import as_id
 
 # of a loader for training; here each utterance comes once, in the order of the dataset or of a given sampler
 _NOT_FOR_CACHING = ("shuffle", "drop_last", "ckpt_prefix", "looped_nominal_epoch", "in_order")

@@ -1,9 +1,8 @@
-"""Data sets and loaders as an extraction sees them: their size, ids and lengths, all without loading an item."""
+"""Data sets and loaders as an extraction sees them: size, ids and lengths, without loading an item."""
 
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -11,6 +10,7 @@ from typing import Any, cast
 from torch.utils.data import IterableDataset
 
 from featcache.errors import ConfigError
+from featcache.store.arrays import as_id
 
 
 def check_source(source: object) -> None:
@@ -18,21 +18,23 @@ def check_source(source: object) -> None:
     kind = type(source).__name__
     if isinstance(source, Iterator):
         raise ConfigError(
-            f"a {kind!r} can be gone through only once, and has no ids to compare; give a data set: a list of its "
-            "items, or an object with __getitem__ and __len__, or a torch IterableDataset"
+            f"a {kind!r} can be gone through only once, and has no ids to compare; give a data set: "
+            "a list of its items, or an object with __getitem__ and __len__, or a torch IterableDataset"
         )
     no_set = isinstance(source, str | bytes | os.PathLike | Mapping) or not (
         hasattr(source, "__getitem__") or hasattr(source, "__iter__")
     )
     if no_set:
         raise ConfigError(
-            f"a data set with items by number, an IterableDataset or a loader is needed, not {kind!r}"
+            "a data set with items by number, an IterableDataset or a loader is needed, "
+            f"not {kind!r}"
         )
     if is_map_style(source) and not hasattr(source, "__len__"):
-        raise ConfigError(f"a data set needs a length beside its items; give {kind!r} a method __len__")
+        raise ConfigError(f"a data set needs a length, too; give {kind!r} a method __len__")
     if size_of(source) == 0:
         raise ConfigError(
-            f"the data set ({kind!r}) is empty; look at what filters it, or at the file that it is read from"
+            f"the data set ({kind!r}) is empty; look at what filters it, "
+            "or at the file that it is read from"
         )
 
 
@@ -48,7 +50,7 @@ def size_of(source: object) -> int | None:
 
 
 def visible_ids(source: Any) -> Sequence[str] | None:
-    """Return the ids that a data set, or a loader's, shows: `data_ids` of a DynamicItemDataset, or `ids`."""
+    """Return the ids that a data set, or that of a loader, shows: its `data_ids` or `ids`."""
     dataset = getattr(source, "dataset", source)
     for name in ("data_ids", "ids"):
         ids: Any = getattr(dataset, name, None)
@@ -58,27 +60,31 @@ def visible_ids(source: Any) -> Sequence[str] | None:
 
 
 def visible_lengths(source: Any) -> Sequence[float] | None:
-    """Return how long the utterances of a data set are, if it shows that, in whatever unit: only the order counts.
+    """Return how long utterances are, if the data set shows it; in any unit: only the order counts.
 
-    Either by `lengths`, or as "duration", "length" or "num_samples" in the `data` of a `DynamicItemDataset`.
+    Either by `lengths`, or as "duration", "length" or "num_samples" in the `data` of a
+    `DynamicItemDataset`.
     """
     lengths: Any = getattr(source, "lengths", None)
-    if hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__") and len(lengths) == len(source):
+    shown = hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__")
+    if shown and len(lengths) == len(source):
         return cast(Sequence[float], lengths)
     data, ids = getattr(source, "data", None), getattr(source, "data_ids", None)
     if isinstance(data, Mapping) and isinstance(ids, list):
         for key in ("duration", "length", "num_samples"):
-            with contextlib.suppress(LookupError, TypeError, ValueError):  # not a number, or not of every utterance
+            # not a number, or not of every utterance
+            with contextlib.suppress(LookupError, TypeError, ValueError):
                 return [float(data[id][key]) for id in ids]
     return None
 
 
 def ids_of_batch(data: Any) -> list[str] | None:
-    """Return the ids that a batch shows under "id": PaddedBatch, mapping, or object; None if it does not."""
+    """Return the ids that a batch, an object or a mapping, shows as "id"; None if it does not."""
     ids: Any = as_id(data.get("id") if isinstance(data, Mapping) else getattr(data, "id", None))
     if isinstance(ids, str):
         return [ids]
-    listed = isinstance(ids, list | tuple) or getattr(ids, "ndim", 0) == 1  # whole numbers come as a tensor
+    # whole numbers come as a tensor
+    listed = isinstance(ids, list | tuple) or getattr(ids, "ndim", 0) == 1
     found = as_ids(ids) if listed else None
     return None if found is None else list(found)
 
@@ -89,22 +95,6 @@ def as_ids(ids: Iterable[Any]) -> Sequence[str] | None:
         return ids
     found = [as_id(id) for id in ids]
     return cast(Sequence[str], found) if all(isinstance(id, str) for id in found) else None
-
-
-def as_id(value: object) -> object:
-    """Return a whole number as text, be it a tensor or an array without axes; all else as it is.
-
-    `DynamicItemDataset.from_arrow_dataset` numbers its utterances.
-
-    >>> as_id(7), as_id("utt-7")
-    ('7', 'utt-7')
-    """
-    if isinstance(value, str | bool) or getattr(value, "ndim", None) or not hasattr(value, "__index__"):
-        return value
-    try:
-        return str(operator.index(value))
-    except TypeError:  # a tensor of another dtype
-        return value
 
 
 def named(ids: Sequence[str | None], most: int = 10) -> str:

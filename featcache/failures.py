@@ -1,4 +1,4 @@
-"""Utterances that could not be computed, written down for people: a line each in a cache's `work-failures.jsonl`."""
+"""Utterances that could not be computed: for people, a line each in `work-failures.jsonl`."""
 
 from __future__ import annotations
 

@@ -10,14 +10,16 @@ from typing import TypeVar
 from featcache.errors import CacheLockedError
 
 T = TypeVar("T")
-PATIENCE_S = 60.0  # for workers of a killed run, or of this one at its end, to be through with their batch
+# for workers of a killed run, or of this one at its end, to be through with their batch
+PATIENCE_S = 60.0
 _log = logging.getLogger("featcache")
 
 
 def patiently(do: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
-    """Do something once the writers of parts that are in its way have ended; waits for them up to a minute.
+    """Do something once the writers of parts that are in its way have ended, at most a minute later.
 
-    Raises the `CacheLockedError` that names one of them when that was in vain, and at once if `unless` says so.
+    Raises the `CacheLockedError` that names one of them when that was in vain, and at once if
+    `unless` says so.
     """
     until, told = time.monotonic() + PATIENCE_S, False
     while True:

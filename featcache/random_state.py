@@ -14,8 +14,9 @@ import torch
 def kept_random_state() -> Iterator[None]:
     """Give the generators of Python, NumPy and torch back the state that they had.
 
-    A DataLoader draws the seed of its workers from torch's, also where it needs none; data sets and features draw
-    from all of them. A training with the same seed must not go another way because its features were cached now.
+    A DataLoader draws the seed of its workers from torch's, also where it needs none; data sets and
+    features draw from all of them. A training with the same seed must not go another way because
+    its features were cached now.
     """
     python, arrays, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if _has_begun() else None
@@ -33,5 +34,5 @@ def kept_random_state() -> Iterator[None]:
 
 
 def _has_begun() -> bool:
-    """Say whether CUDA is in use: looking must not be what begins it, processes may still be forked."""
+    """Say whether CUDA is in use; looking must not be what begins it: processes may be forked yet."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from featcache.config import FeatureStorage
 from featcache.datasets import named
-from featcache.errors import CacheError, ConfigError
+from featcache.errors import ConfigError
 from featcache.store.cache import Cache
 from featcache.store.manifest import NAME
 
@@ -32,9 +32,10 @@ class OtherSplits:
             if there.any():
                 found = [ids[number] for number in np.flatnonzero(there).tolist()]
                 raise ConfigError(
-                    f"split {self._split!r} is to get utterances that split {split!r} of {str(self._storage.root)!r} "
-                    f"has ({len(found)} of {len(ids)}): {named(found, 3)}; give the stage= or split= that this data "
-                    "set belongs to, or shared=True if both are meant to have them"
+                    f"split {self._split!r} is to get utterances that split {split!r} of "
+                    f"{str(self._storage.root)!r} has ({len(found)} of {len(ids)}): "
+                    f"{named(found, 3)}; give the stage= or split= that this data set belongs to, "
+                    "or shared=True if both are meant to have them"
                 )
 
     @cached_property
@@ -43,7 +44,8 @@ class OtherSplits:
         own = self._storage.path(self._split)
         for manifest in sorted(self._storage.root.glob(f"*/{NAME}")):
             if manifest.parent != own:
-                with contextlib.suppress(CacheError):  # of other features, or damaged: whoever reads it is told
+                # one of other features, or damaged: whoever reads it is told
+                with contextlib.suppress(OSError):
                     found[manifest.parent.name] = self._storage.cache(manifest.parent.name)
         return found
 
@@ -52,12 +54,14 @@ def another_split(cache: Cache, ids: Sequence[str], split: str) -> ConfigError:
     """Return the error about a complete cache that a data set has no utterance in common with."""
     return ConfigError(
         f"the data set shares no utterance with cache {str(cache.path)!r}, which is complete: "
-        f"{named(ids, 3)} here, {named(list(islice(cache, 3)), 3)} there. Is it another split than {split!r}? "
-        "Give its stage= or split=; or append=True to add its utterances, overwrite=True to replace those there"
+        f"{named(ids, 3)} here, {named(list(islice(cache, 3)), 3)} there. Is it another split than "
+        f"{split!r}? Give its stage= or split=; or append=True to add its utterances, "
+        "overwrite=True to replace those there"
     )
 
 
 def rows_of(cache: Cache, ids: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows of ids in a cache, -1 where there is none."""
-    found = [cache._index.find_many(ids[start : start + _SOME]) for start in range(0, len(ids), _SOME)]
+    starts = range(0, len(ids), _SOME)
+    found = [cache._index.find_many(ids[start : start + _SOME]) for start in starts]
     return np.concatenate([np.empty(0, np.int64), *found])

@@ -1,4 +1,4 @@
-"""What the tests of other hosts share: a cache, scripts on two processes, and what their ranks have seen."""
+"""Tests of other hosts: a cache, scripts on two processes, and what their ranks have seen."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def make_host_cache(path: Path) -> featcache.Cache:
     return featcache.open(path)
 
 
-def run_two(script: str, folder: Path, *arguments: str, alone: bool = False) -> str:
-    """Run a script in two connected processes, or in one that starts the other; return the errors."""
+def run_two(script: str, folder: Path, *arguments: str, alone: bool = False) -> None:
+    """Run a script in two connected processes, or in one that starts the other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -59,7 +59,6 @@ def run_two(script: str, folder: Path, *arguments: str, alone: bool = False) -> 
     errors = [process.communicate(timeout=120)[1] for process in processes]
     for process, error in zip(processes, errors, strict=True):
         assert process.returncode == 0, error[-3000:]
-    return "".join(errors)
 
 
 def note(folder: Path, rank: int, epoch: int, ids: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.store.format.column_file import ColumnFile, save_columns
+from featcache.store.manifest import read_manifest, write_manifest
 
 Arrays = dict[str, NDArray[Any]]
 Verify = Literal["columns", "arrays"] | None
@@ -111,3 +114,13 @@ def free_space(path: Path) -> Path:
     """Make the small disk large enough."""
     subprocess.run(["mount", "-o", "remount,size=64m", path], check=True)
     return path
+
+
+def change_index(path: Path, changed: Mapping[str, Any]) -> None:
+    """Write the index of a cache anew, sealed as if it were right, with some other columns."""
+    manifest = read_manifest(path)
+    with ColumnFile(path, manifest.index) as file:
+        columns = {name: file.column(name, np.dtype(kind).type) for name, (kind, *_) in file._columns.items()}
+    (path / manifest.index).unlink()
+    digest = save_columns(path / manifest.index, (columns | dict(changed)).items())
+    write_manifest(path, replace(manifest, index_digest=digest))

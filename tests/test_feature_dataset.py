@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from store_helpers import arrays_of, id_of, make_cache, two_features
+from store_helpers import arrays_of, change_index, id_of, make_cache, two_features
 from torch.utils.data import DataLoader
 
 import featcache
@@ -181,11 +181,11 @@ def test_an_utterance_whose_bytes_are_too_few_is_not_filled_with_those_of_anothe
     table = FeatureDataset(make_cache(tmp_path, NUMBERS)).table
     short, longest = (int(row) for row in table.rows([id_of(3), id_of(9)]))
     assert table.lengths("fbank")[short] < table.lengths("fbank")[longest]
-    column = next(tmp_path.glob("index-*/fbank.nbytes.npy"))
-    nbytes, first = np.load(column), np.load(column.with_name("fbank.first.npy"))
-    nbytes[first[short]] -= 16
-    np.save(column, nbytes)
-    with pytest.raises(CorruptCacheError, match=f"row {short} of feature 'fbank' is damaged"):
+    columns = featcache.open(tmp_path)._index.features["fbank"]
+    nbytes = columns.nbytes.copy()
+    nbytes[columns.first[short]] -= 16
+    change_index(tmp_path, {"fbank.nbytes": nbytes})
+    with pytest.raises(CorruptCacheError, match=f"utterance {id_of(3)!r}, feature 'fbank' is damaged"):
         FeatureDataset(tmp_path).__getitems__([short, longest])
 
 

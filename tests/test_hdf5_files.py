@@ -88,8 +88,9 @@ def test_an_array_is_whole_where_the_system_writes_it_in_pieces(monkeypatch: pyt
 
 def test_an_existing_file_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "fbank.h5").write_bytes(b"precious")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError) as caught:
         Hdf5Backend().open_writer(tmp_path, [FBANK])
+    assert caught.value.filename == str(tmp_path / "fbank.h5")
     assert (tmp_path / "fbank.h5").read_bytes() == b"precious"
 
 

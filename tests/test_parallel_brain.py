@@ -76,7 +76,9 @@ def test_what_fails_is_set_aside_samplers_are_heeded_and_debugging_ends_early(
     assert sorted(cache) == [f"spk/utt-{number}" for number in (3, 4, 5)]
     assert not cache.complete
     assert [line["id"] for line in failures(storage)] == ["spk/utt-2"]
-    assert not [record for record in caplog.records if record.name.startswith("distributed")]  # of each connection
+    distributed = [record for record in caplog.records if record.name.startswith("distributed")]
+    # one for each connection; a busy machine's slow end of a worker is a warning
+    assert not [record for record in distributed if record.levelno < logging.WARNING]
 
 
 def test_what_workers_cannot_be_given_is_refused(storage: FeatureStorage) -> None:

@@ -229,7 +229,8 @@ def test_too_little_space_is_said_before_it_is_used(tmp_path: Path, monkeypatch:
         write(writer, range(3))
         assert writer.commit() == 3
         monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-        with pytest.raises(StorageFullError, match=r"1,100,000 bytes are free .* 160,000 .*; 3 utterances .* committed"):
+        message = r"1,100,000 bytes are free .* 160,000 .*; 3 utterances .* committed"
+        with pytest.raises(StorageFullError, match=message):
             writer.write("long", {"fbank": np.zeros((10_000, 4), np.float32), "units": np.zeros(0, np.int16)})
         write(writer, [3])
     monkeypatch.undo()

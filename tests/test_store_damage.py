@@ -82,7 +82,7 @@ def test_every_bit_of_every_file_counts(original: Path, data: st.DataObject) -> 
     file = data.draw(st.sampled_from(files(original)))
     content = file.read_bytes()
     bit = data.draw(st.integers(0, len(content) * 8 - 1))
-    with Changed(file, flipped(content, bit)), pytest.raises(CorruptCacheError, match="damaged|checksum"):
+    with Changed(file, flipped(content, bit)), pytest.raises(CorruptCacheError, match=r"damaged|checksum"):
         featcache.open(original, verify="arrays")
 
 
@@ -94,9 +94,9 @@ def test_every_stored_bit_counts(original: Path, data: st.DataObject) -> None:
     bit = offset * 8 + data.draw(st.integers(0, nbytes * 8 - 1))
     with Changed(file, flipped(file.read_bytes(), bit)):
         featcache.open(original, verify="columns")
-        with pytest.raises(CorruptCacheError, match=r"utterances lie on pages .*'spk./utt-\d+'"):
+        with pytest.raises(CorruptCacheError, match=r"utterances that are not .* 1, 'spk./utt-\d+'"):
             featcache.open(original, verify="arrays")
-        with pytest.raises(CorruptCacheError, match=r"(utterance 'spk./utt-\d+', feature '(fbank|units)'|container .*) is damaged"):
+        with pytest.raises(CorruptCacheError, match=r"(utterance 'spk./utt-\d+'.*|container .*) is damaged"):
             read_everything(original, check_reads=True)
 
 
@@ -172,7 +172,8 @@ def test_columns_that_do_not_fit_each_other_are_damage(tmp_path: Path) -> None:
         if not name.startswith("failed") and len(column):
             (tmp_path / "short").unlink(missing_ok=True)
             save_columns(tmp_path / "short", (columns | {name: column[:-1]}).items())
-            with ColumnFile(tmp_path, "short") as file, pytest.raises(CorruptCacheError, match="fit each other|lengths"):
+            message = r"fit each other|lengths"
+            with ColumnFile(tmp_path, "short") as file, pytest.raises(CorruptCacheError, match=message):
                 read_index(file, ["fbank", "units"])
 
 
@@ -225,7 +226,8 @@ def test_of_a_damaged_journal_every_line_that_checks_is_salvaged(
     lines = journal.read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + 2 * 4
     journal.write_bytes(b"".join(lines[:line]) + flipped(lines[line], 333) + b"".join(lines[line + 1 :]))
-    lost = {(line - 1) // 2} if line % 2 else set()  # a line of an utterance; commits and the header stand elsewhere, too
+    # that of an utterance; commits and the header stand elsewhere, too
+    lost = {(line - 1) // 2} if line % 2 else set()
     with CacheWriter(killed, two_features(), FINGERPRINT) as writer:
         assert {number for number in range(4) if str(number) not in writer} == lost
     cache = featcache.open(killed, verify="arrays")
@@ -256,7 +258,8 @@ def test_a_torn_end_is_not_damage(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     killed = killed_after_four_commits(tmp_path)
     (journal,) = killed.glob("parts/*/journal.jsonl")
     content = journal.read_bytes()
-    for number, torn in enumerate((content[:-30], content + b'["0123', content + bytes(700), content[:-40] + bytes(40))):
+    ends = (content[:-30], content + b'["0123', content + bytes(700), content[:-40] + bytes(40))
+    for number, torn in enumerate(ends):
         copy = tmp_path / str(number)
         shutil.copytree(killed, copy)
         next(copy.glob("parts/*/journal.jsonl")).write_bytes(torn)

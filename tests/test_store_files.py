@@ -50,7 +50,7 @@ def test_a_cache_makes_do_with_one_file_when_others_have_opened_too_many(
     assert len(cache._containers._open) == 1
     monkeypatch.setattr(cache._containers, "_open", {99: None})
     monkeypatch.setattr(os, "open", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
-    with pytest.raises(CacheError, match="cannot be read.*no"):
+    with pytest.raises(CacheError, match=r"cannot be read.*no"):
         cache.read(id_of(3), "fbank")
 
 

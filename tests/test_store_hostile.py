@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from store_helpers import FINGERPRINT, make_cache, read_everything, two_features
+from store_helpers import FINGERPRINT, change_index, make_cache, read_everything, two_features
 
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CorruptCacheError, FeatcacheError
 from featcache.store.columns import string_columns
 from featcache.store.files import digest, pack_json, unpack_json
-from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.strings import Strings
-from featcache.store.manifest import read_manifest, write_manifest
 
 
 def change(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], object]:
@@ -150,8 +147,11 @@ def test_nothing_is_read_through_a_link_or_waited_for(tmp_path: Path) -> None:
     for file in files:
         aside = tmp_path / "aside"
         file.rename(aside)
-        for place in (lambda: file.symlink_to(aside), lambda: os.mkfifo(file), lambda: file.symlink_to("/dev/zero")):  # noqa: B023
-            place()
+        for kind in ("link", "pipe", "device"):
+            if kind == "pipe":
+                os.mkfifo(file)
+            else:
+                file.symlink_to(aside if kind == "link" else "/dev/zero")
             with pytest.raises(FeatcacheError, match=re.escape(file.name)):
                 read_everything(tmp_path / "train", "columns")
             file.unlink()
@@ -175,13 +175,3 @@ def test_a_writer_leaves_what_a_link_leads_to_alone(tmp_path: Path) -> None:
     make_cache(tmp_path / "train", range(3), overwrite=True)
     assert sorted(file.name for file in elsewhere.iterdir()) == ["journal.jsonl", "part.json", "writer.json"]
     assert {file.read_text() for file in elsewhere.iterdir()} == {"mine"}
-
-
-def change_index(path: Path, changed: Mapping[str, Any]) -> None:
-    """Write the index of a cache anew, sealed as if it were right, with some other columns."""
-    manifest = read_manifest(path)
-    with ColumnFile(path, manifest.index) as file:
-        columns = {name: file.column(name, np.dtype(kind).type) for name, (kind, *_) in file._columns.items()}
-    (path / manifest.index).unlink()
-    digest = save_columns(path / manifest.index, (columns | dict(changed)).items())
-    write_manifest(path, replace(manifest, index_digest=digest))

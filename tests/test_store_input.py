@@ -220,7 +220,8 @@ def test_a_closed_writer_refuses_to_go_on(tmp_path: Path) -> None:
     writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
     write(writer, range(3))
     writer.close()
-    for call in (lambda: write(writer, [4]), writer.commit, writer.publish, lambda: writer.expect(["a"]), lambda: writer.expect_more(3)):
+    expectations = (lambda: writer.expect(["a"]), lambda: writer.expect_more(3))
+    for call in (lambda: write(writer, [4]), writer.commit, writer.publish, *expectations):
         with pytest.raises(ConfigError, match=rf"the writer of '{re.escape(str(tmp_path))}' is closed"):
             call()
     writer.close()

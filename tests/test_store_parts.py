@@ -164,7 +164,7 @@ def test_a_part_that_is_sealed_during_recovery_is_kept(tmp_path: Path, monkeypat
     with pytest.raises(CacheLockedError, match=r"part .* is still being written by process .* end that first"):
         CacheWriter(tmp_path, two_features(), FINGERPRINT)
 
-    locked = recover.WriterLock
+    locked = lock.WriterLock
 
     def seal_just_before(directory: Path) -> lock.WriterLock:
         survivor.close()

@@ -145,3 +145,23 @@ def test_what_cannot_stand_in_a_zarr_group_is_refused(tmp_path: Path, feature: F
     with pytest.raises(ConfigError, match=message):
         ZarrBackend().open_writer(tmp_path, [feature])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_blosc_starts_no_threads_to_read() -> None:
+    code = """if True:
+        import threading, numpy as np
+        from pathlib import Path
+        from featcache_backends.zarr import BloscCodec
+        import numcodecs.blosc as blosc
+        block = np.arange(1 << 20, dtype="i8")
+        blosc.use_threads = False
+        data = blosc.compress(block, b"lz4", 5, 1)
+        blosc.use_threads = None  # as it is in a new process
+        blosc.set_nthreads(4)
+        before = len(list(Path("/proc/self/task").iterdir()))
+        decoded = BloscCodec().decode(memoryview(data), block.dtype, (), len(block))
+        assert (decoded == block).all()
+        print(len(list(Path("/proc/self/task").iterdir())) - before)
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "0\n"

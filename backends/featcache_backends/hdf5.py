@@ -83,7 +83,10 @@ class Hdf5Writer:
         self._path = path = directory / (
             f"{features[0].name if len(features) == 1 else 'features'}.h5"
         )
-        self._file: File = h5py.File(path, "x", alignment_threshold=1, alignment_interval=ALIGNMENT)
+        with _system_errors(path):
+            self._file: File = h5py.File(
+                path, "x", alignment_threshold=1, alignment_interval=ALIGNMENT
+            )
         # the same file once more: bytes are written beside HDF5, and made durable after HDF5 has closed it
         self._bytes = path.open("r+b", buffering=0)
         sync_directory(directory)

@@ -106,7 +106,7 @@ class LilcomCodec:
                 raise ValueError(f"its shape is {shape!r}, not up to {(rows, *dims)!r}")
             with np.errstate(all="ignore"):
                 block: Array = lilcom.decompress(octets)
-        except (ValueError, MemoryError, RuntimeError) as error:
+        except (ValueError, RuntimeError, ArithmeticError, SystemError, MemoryError) as error:
             raise CorruptCacheError(f"lilcom: a block of {len(data)} bytes cannot be decompressed: {error}") from error
         return block.astype(dtype, copy=False)
 

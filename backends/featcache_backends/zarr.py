@@ -164,8 +164,6 @@ class BloscCodec:
     def encode(self, block: Array) -> bytes:
         """Compress a block into one Blosc buffer."""
         blosc = _numcodecs(self.name)
-        # Blosc's own threads write in the order in which they finish, other bytes each time; zarr turns them off too
-        blosc.use_threads = False  # type: ignore[attr-defined]
         shuffle = SHUFFLES.index(self.shuffle)
         return bytes(blosc.compress(block, self.cname.encode(), self.clevel, shuffle, typesize=block.dtype.itemsize))
 
@@ -196,7 +194,7 @@ def _decompressed(
             raise ValueError(f"it says it holds {nbytes} bytes, not up to {rows} rows of {row_bytes}")
         block = np.empty((nbytes // row_bytes, *dims), dtype)
         numcodecs.decompress(data, block)
-    except (ValueError, RuntimeError, SystemError, MemoryError, struct.error) as error:
+    except (ValueError, RuntimeError, ArithmeticError, SystemError, MemoryError, struct.error) as error:
         raise CorruptCacheError(f"{codec}: a block of {len(data)} bytes cannot be decompressed: {error}") from error
     return block
 
@@ -256,8 +254,12 @@ def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
 
 def _numcodecs(codec: str) -> ModuleType:
     try:
-        return importlib.import_module(f"numcodecs.{codec}")
+        module = importlib.import_module(f"numcodecs.{codec}")
     except ImportError as error:
         raise MissingDependencyError(
             f"codec {codec!r} needs 'numcodecs'; try: pip install 'featcache[zarr]'"
         ) from error
+    # Blosc's own threads write in the order in which they finish, other bytes each time, and need
+    # a lock of the whole process to read; zarr turns them off, too
+    module.use_threads = False  # type: ignore[attr-defined]
+    return module

@@ -137,9 +137,8 @@ class FeatureDataset(Dataset[Item]):
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
         numbering: Numbering | None = getattr(indices, "numbering", None)
-        if numbering is not None and numbering.table is not self.table and numbering.proof != self._proof:
-            require_rows_of(self.table, numbering)
-            self._proof = numbering.proof
+        if numbering is not None and numbering.table is not self.table:
+            self._require_rows(numbering)
         for index in indices:
             if isinstance(index, tuple) and not (len(index) == 2 and isinstance(index[1], slice)):
                 raise ConfigError(
@@ -200,6 +199,11 @@ class FeatureDataset(Dataset[Item]):
         except Exception as error:
             error.add_note(f"in the transform of utterance {id!r}")
             raise
+
+    def _require_rows(self, numbering: Numbering) -> None:
+        if numbering.proof != self._proof:
+            require_rows_of(self.table, numbering)
+            self._proof = numbering.proof
 
     def _from_the_end(self, index: Index) -> Index:
         """Return an index whose row, if it is negative, is counted from the end."""

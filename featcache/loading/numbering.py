@@ -1,4 +1,4 @@
-"""Row numbers that know which utterances they count, so that none is taken for a row of other data."""
+"""Row numbers that know which utterances they count: none is taken for a row of other data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a loader is within its epochs: batches that it delivered, not those that were read ahead."""
+"""Place of a loader within its epochs: batches that it delivered, not those read ahead."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ class SupportsState(Protocol):
 
 
 class Position:
-    """The epoch that a loader is in, and how many batches of it were delivered, for samplers of any kind.
+    """The epoch that a loader is in, and how many of its batches were delivered, for any sampler.
 
-    featcache's samplers know their epoch and what was delivered; for others it is counted here. Other people's samplers
-    move on as they like; those that show their `epoch` are told the next one when an iteration came to its end.
+    featcache's samplers know their epoch and what was delivered; for others it is counted here.
+    Other people's samplers move on as they like; those that show their `epoch` are told the next
+    one when an iteration came to its end.
     """
 
     def __init__(self, sampler: Batches) -> None:
@@ -104,15 +105,21 @@ class Position:
         """Have the next iteration go on from there."""
         sampler = self._sampler
         stateful = isinstance(sampler, SupportsState)
-        if state.keys() != ({"epoch", "sampler"} if stateful else {"epoch", "batches", "of", "ended"}):
-            raise ConfigError(f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}")
+        if state.keys() != (
+            {"epoch", "sampler"} if stateful else {"epoch", "batches", "of", "ended"}
+        ):
+            raise ConfigError(
+                f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}"
+            )
         epoch = whole_number("epoch", state["epoch"], 0)
         if isinstance(sampler, SupportsState):
             sampler.load_state_dict(cast(State, state["sampler"]))  # refused, all stays as it was
             self._epoch, self._start = epoch, 0
         else:
             if state["of"] != self._count():
-                raise ConfigError(f"the state is that of {state['of']} batches, but there are {self._count()} now")
+                raise ConfigError(
+                    f"the state is that of {state['of']} batches, but there are {self._count()} now"
+                )
             done = whole_number("batches", state["batches"], 0)
             self.set_epoch(epoch)
             self._start, self._ended = done, state["ended"] is True
@@ -129,7 +136,7 @@ class Position:
             self._told, self._ended = True, False
 
     def _move_on(self) -> None:
-        """Enter the next epoch; a sampler that does not show its own is left alone, others may have told it."""
+        """Enter the next epoch; a sampler that does not show its own keeps its own rule."""
         shows = hasattr(self._sampler, "epoch")
         if isinstance(self._sampler, SupportsEpoch):
             if shows:

@@ -125,6 +125,10 @@ def _reason(error: BaseException) -> str:
         )
     if multiprocessing.current_process().daemon:
         return "this is a worker itself, which may not start processes"
+    if isinstance(error, FileNotFoundError) and error.filename is not None:  # the command of a job queue
+        return (
+            f"there is no command {error.filename!r} here; run this on a machine of the cluster, or take env 'local'"
+        )
     return str(error)
 
 

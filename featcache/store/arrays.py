@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Union
@@ -19,10 +20,31 @@ ArrayLike = Union[Array, np.generic, "torch.Tensor"]
 MAX_RANK = 4
 
 
+def as_id(value: object) -> object:
+    """Return a whole number as text, be it a tensor or an array without axes; all else as it is.
+
+    `DynamicItemDataset.from_arrow_dataset` numbers its utterances.
+
+    >>> as_id(7), as_id("utt-7")
+    ('7', 'utt-7')
+    """
+    if isinstance(value, str | bool) or not hasattr(value, "__index__"):
+        return value
+    if getattr(value, "ndim", None):
+        return value
+    try:
+        return str(operator.index(value))
+    except TypeError:  # a tensor of another dtype
+        return value
+
+
 def check_id(id: str) -> None:
     """Raise `FeatureError` unless `id` is a non-empty Unicode string without NUL."""
     if not isinstance(id, str) or not id or "\0" in id:
-        raise FeatureError(f"utterance id {id!r} is not usable: a non-empty string without NUL is needed")
+        hint = "; give str(id)" if not isinstance(id, str) else ""
+        raise FeatureError(
+            f"utterance id {id!r} is not usable: a non-empty string without NUL is needed{hint}"
+        )
     try:
         id.encode()
     except UnicodeEncodeError as error:

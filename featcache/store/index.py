@@ -144,12 +144,14 @@ class Index:
         hashes = np.fromiter(map(hash_of, keys), np.uint64, len(keys))
         positions = np.minimum(self.hashes.searchsorted(hashes), len(self) - 1)
         rows = self.hash_rows[positions]
+        alike = self.hashes[positions] == hashes
         if rows.min() < 0 or rows.max() >= len(self):
             raise CorruptCacheError(f"{DAMAGED}: it names rows that are not there")
         begins, ends = self.id_ends[rows].tolist(), self.id_ends[rows + 1].tolist()
+        rows[~alike] = -1
         data = self.id_bytes.data
-        for number, (key, begin, end) in enumerate(zip(keys, begins, ends, strict=True)):
-            if data[begin:end] != key:  # absent, or one of several ids of the same hash
+        for number in np.flatnonzero(alike).tolist():
+            if data[begins[number] : ends[number]] != keys[number]:  # several ids of the same hash
                 rows[number] = self.find(ids[number])
         return rows
 
@@ -185,6 +187,25 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
     )
     _check_lengths(index, file)
     return index
+
+
+def is_sound(index: Index) -> bool:
+    """Tell whether the numbers of an index can be: places ascend, and what is named is there."""
+    count = len(index)
+    sound = _ascends(index.id_ends) and (
+        count == 0 or 0 <= index.hash_rows.min() <= index.hash_rows.max() < count
+    )
+    for columns in index.features.values():
+        numbers = columns.container
+        sound = sound and _ascends(columns.first) and int(columns.first[0]) == 0
+        sound = sound and (
+            not len(numbers) or 0 <= numbers.min() <= numbers.max() < len(index.containers)
+        )
+    return bool(sound)
+
+
+def _ascends(numbers: Ints) -> bool:
+    return bool((numbers[1:] >= numbers[:-1]).all())
 
 
 def read_strings(file: ColumnFile, name: str) -> Strings:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from featcache.store.arrays import as_id
 from featcache.store.cache import Cache, CachePath
 
 if TYPE_CHECKING:
@@ -31,9 +32,13 @@ class FeatureReader:
         return self.read(id)
 
     def read(self, id: str, start: int | None = None, stop: int | None = None) -> torch.Tensor:
-        """Return the frames from `start` to before `stop` of an utterance, as `Cache.read` does."""
+        """Return the frames from `start` to before `stop` of an utterance, as `Cache.read` does.
+
+        An id that is a whole number, or a tensor of one, is taken as text.
+        """
         import torch
 
+        id = cast(str, as_id(id))
         cache = self.cache
         arrays = cache._feature(self.feature)
         tensor = torch.from_numpy(cache._read_stored(id, arrays, start, stop))
@@ -41,7 +46,8 @@ class FeatureReader:
 
     def lengths_for(self, ids: Sequence[str]) -> list[int]:
         """Return the frames of utterances; `DynamicBatchSampler` takes those of `dataset.data_ids`: `lengths_list`."""
-        lengths: list[int] = self.cache.lengths(self.feature, ids).tolist()
+        texts = [cast(str, as_id(id)) for id in ids]
+        lengths: list[int] = self.cache.lengths(self.feature, texts).tolist()
         return lengths
 
     @property

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.store.files import digest, open_within, read_within
+from featcache.store.files import open_there, open_within
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.pages import container_digest, pages_of
 from featcache.store.format.strings import Ints
-from featcache.store.index import ContainerColumns, Index
+from featcache.store.index import ContainerColumns, FeatureColumns, Index, read_index
 from featcache.store.manifest import (
     PARTS,
     Manifest,
@@ -61,53 +63,119 @@ def container_damage(
             )
 
 
-def generation_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
-    """Compare all files of a generation but the containers with the digests that their parents name."""
-    with_index: dict[str, str] = {manifest.index: manifest.index_digest}
+def all_damage(cache: Path, manifest: Manifest, index: Index, *, arrays: bool) -> Iterator[str]:
+    """Compare all files of a cache with what their parents say of them.
+
+    Args:
+        cache: the cache directory.
+        manifest: that of the current generation.
+        index: that of the current generation.
+        arrays: read the containers, too, not only their sizes.
+    """
+    kept: dict[str, Manifest] = {}
     for name in kept_manifests(cache):
         try:
-            other = read_manifest(cache, manifest_file(name))
+            kept[name] = read_manifest(cache, manifest_file(name))
         except CacheError as error:
             yield str(error)
         else:
-            if other.name in (manifest.name, manifest.previous):
-                with_index[other.index] = other.index_digest
-    for name in filter(None, (manifest.name, manifest.previous)):
+            if kept[name].name != name:
+                yield f"{str(cache / manifest_file(name))!r} is damaged: it is the manifest of {kept.pop(name).name!r}"
+    for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
         if not (cache / manifest_file(name)).exists():
             yield f"{str(cache / manifest_file(name))!r} is missing"
-    for path, expected in with_index.items():
-        yield from _column_damage(cache, path, expected)
+    yield from _generation_damage(cache, manifest, index, arrays)
+    previous = kept.get(manifest.previous or "")
+    if previous is not None:
+        yield from _column_damage(cache, previous.index, previous.index_digest)
+    for name in {*manifest.tags.values()} & kept.keys() - {manifest.name}:
+        yield from _tagged_damage(cache, kept[name], arrays)
+
+
+def _tagged_damage(cache: Path, manifest: Manifest, arrays: bool) -> Iterator[str]:
+    try:
+        with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
+            index = read_index(file, list(manifest.features))
+    except (CacheError, FileNotFoundError):
+        yield from _column_damage(cache, manifest.index, manifest.index_digest)
+    else:
+        yield from _generation_damage(cache, manifest, index, arrays)
+
+
+def _generation_damage(
+    cache: Path, manifest: Manifest, index: Index, arrays: bool
+) -> Iterator[str]:
+    yield from _column_damage(cache, manifest.index, manifest.index_digest)
     for path, expected in manifest.files.items():
-        if digest(read_within(cache, path)) != expected:
-            yield f"{str(cache / path)!r} is damaged: its checksum does not match"
+        yield from _file_damage(cache, path, expected)
     for entry in manifest.parts:
         yield from _part_damage(cache, entry)
+    yield from container_damage(cache, index.containers)
+    if arrays:
+        yield from page_damage(cache, manifest, index)
+
+
+def _file_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
+    state = xxhash.xxh3_64()
+    try:
+        with open(open_there(cache, path), "rb") as file:  # noqa: PTH123 (a descriptor)
+            while piece := file.read(1 << 20):
+                state.update(piece)
+    except CacheError as error:
+        yield str(error)
+    else:
+        if state.hexdigest() != expected:
+            yield f"{str(cache / path)!r} is damaged: its checksum does not match"
 
 
 def page_damage(cache: Path, manifest: Manifest, index: Index) -> Iterator[str]:
-    """Read all containers and compare their pages, naming the utterances on those that differ."""
-    numbers = index.containers.parts
+    """Read all containers and compare their pages, naming the utterances on those that differ.
+
+    Where the checksums of the pages are themselves damaged, those of the arrays must do.
+    """
+    columns = index.containers
     for part_number, entry in enumerate(manifest.parts):
-        part = read_part(cache, entry.name)
-        containers = np.flatnonzero(numbers == part_number).tolist()
-        for container, pages in zip(
-            containers, [] if part is None else part.pages(cache), strict=False
-        ):
-            path, size = index.containers.path(container), int(index.containers.sizes[container])
-            if container_digest(pages, size) != index.containers.digest(container):
+        pages = _pages_of(cache, entry)
+        for place, container in enumerate(np.flatnonzero(columns.parts == part_number).tolist()):
+            path, size = columns.path(container), int(columns.sizes[container])
+            known = pages[place] if place < len(pages) else None
+            if known is None or container_digest(known, size) != columns.digest(container):
                 yield f"container {str(cache / path)!r}: the checksums of its pages are not those that were written"
-                continue
-            try:
-                descriptor = open_within(cache, path)
-            except (CacheError, FileNotFoundError):  # told by `container_damage`
-                continue
-            try:
-                found = pages_of(descriptor)
-            finally:
-                os.close(descriptor)
-            if len(found) == len(pages) and not np.array_equal(found, pages):
-                bad = np.flatnonzero(found != pages)
-                yield f"container {str(cache / path)!r} is damaged: {_utterances_on(index, container, bad)}"
+                known = None
+            with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
+                yield from _container_damage(cache, path, index, container, known)
+
+
+def _pages_of(cache: Path, entry: PartEntry) -> list[Pages]:
+    try:
+        part = read_part(cache, entry.name)
+        return [] if part is None else part.pages(cache)
+    except (CacheError, FileNotFoundError):  # told by `generation_damage`
+        return []
+
+
+def _container_damage(
+    cache: Path, path: str, index: Index, container: int, pages: Pages | None
+) -> Iterator[str]:
+    descriptor = open_within(cache, path)
+    try:
+        if os.fstat(descriptor).st_size != index.containers.sizes[container]:
+            return
+        wrong = None if pages is None else np.flatnonzero(pages_of(descriptor) != pages)
+        if wrong is not None and not len(wrong):
+            return
+        rows = _damaged_rows(descriptor, index, container, wrong)
+    finally:
+        os.close(descriptor)
+    where = "" if wrong is None else f" on {len(wrong)} pages"
+    if rows:
+        ids = ", ".join(repr(index.id(row)) for row in rows[:5]) + ", ..." * (len(rows) > 5)
+        yield (
+            f"container {str(cache / path)!r} is damaged{where}: utterances that are not what was written: "
+            f"{len(rows)}, {ids}"
+        )
+    elif wrong is not None:
+        yield f"container {str(cache / path)!r} is damaged{where}, but in none of its arrays"
 
 
 def check_pages(descriptor: int, path: Path, pages: Pages, offset: int, nbytes: int) -> None:
@@ -150,22 +218,30 @@ def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
         )
 
 
-def _utterances_on(index: Index, container: int, pages: Ints) -> str:
-    """Name the utterances whose bytes lie on some pages of a container."""
-    rows: set[int] = set()
+def _damaged_rows(descriptor: int, index: Index, container: int, pages: Ints | None) -> list[int]:
+    """Return the rows of arrays that lie in a container, on some pages of it, and have not their checksum."""
+    damaged: set[int] = set()
     for columns in index.features.values():
         extents = np.flatnonzero(columns.container == container)
-        first = columns.offset[extents] // PAGE_BYTES
-        last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
-        hit = pages.searchsorted(first) < pages.searchsorted(last, side="right")
-        rows.update((columns.first.searchsorted(extents[hit], side="right") - 1).tolist())
-    ids: Sequence[str] = [index.id(row) for row in sorted(rows)]
-    if not ids:
-        return (
-            f"{len(pages)} of its pages are not what was written, none of which holds an utterance"
+        if pages is not None:
+            first = columns.offset[extents] // PAGE_BYTES
+            last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
+            extents = extents[pages.searchsorted(first) < pages.searchsorted(last, side="right")]
+        rows = np.unique(columns.first.searchsorted(extents, side="right") - 1)
+        damaged.update(
+            row for row in rows.tolist() if not _is_whole(descriptor, columns, row, container)
         )
-    names = ", ".join(map(repr, ids[:5])) + ", ..." * (len(ids) > 5)
-    return f"{len(ids)} utterances lie on pages that are not what was written: {names}"
+    return sorted(damaged)
+
+
+def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int) -> bool:
+    """Tell whether an array has its checksum; not, if other containers hold some of it."""
+    state = xxhash.xxh3_64()
+    for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
+        if columns.container[extent] != container:
+            return False
+        state.update(os.pread(descriptor, int(columns.nbytes[extent]), int(columns.offset[extent])))
+    return state.intdigest() == int(columns.checksum[row])
 
 
 def _remedy(cache: Path, path: str) -> str:

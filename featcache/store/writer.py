@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -114,7 +114,7 @@ class CacheWriter:
         self._parts.check_open()
         if isinstance(ids, str | int):
             raise ConfigError(f"the expected ids are a list of strings, not {ids!r}")
-        self._work.expected = frozenset(ids)
+        self._work.expected = ids if isinstance(ids, Sequence) else tuple(ids)  # may be millions
 
     def expect_more(self, utterances: int) -> None:
         """Say how many utterances are still to come, so that a disk that is too small is noticed early."""

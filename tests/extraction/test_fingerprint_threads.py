@@ -35,7 +35,9 @@ def failing(times: int, text: str) -> Any:
     return parse
 
 
-def test_a_parse_that_another_thread_has_spoilt_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parse_that_another_thread_has_spoilt_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source = find_ingredients(Extractor()).source
     monkeypatch.setattr(ast, "parse", failing(3, MISMATCH))
     assert find_ingredients(Extractor()).source == source
@@ -73,7 +75,10 @@ def parsing_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("parsing_threads")
 def test_the_source_is_the_same_whatever_other_threads_parse() -> None:
-    assert len({find_ingredients(Extractor()).source["Extractor.compute_features"] for _ in range(40)}) == 1
+    assert (
+        len({find_ingredients(Extractor()).source["Extractor.compute_features"] for _ in range(40)})
+        == 1
+    )
 
 
 def test_a_variable_that_is_not_bound_yet_is_passed_over() -> None:

@@ -65,7 +65,9 @@ def test_a_training_is_the_same_whether_the_cache_was_there_or_not(storage: Feat
         assert cache.complete
         kwargs = {"batch_size": 2, "shuffle": True, "num_workers": 1}
         brain.fit([1, 2], make_dataset(), train_loader_kwargs=kwargs)
-        return brain.seen, torch.cat([part.detach().flatten() for part in brain.modules.parameters()])
+        return brain.seen, torch.cat(
+            [part.detach().flatten() for part in brain.modules.parameters()]
+        )
 
     (order, weights), (again, same) = trained(), trained()
     assert order == again

@@ -32,7 +32,9 @@ def test_a_directory_that_cannot_be_removed_is_left_alone(
 
     def refused(path: Any, *args: Any, **kwargs: Any) -> Any:
         if any(part in str(path) for part in (RUN, "work-removed-", "plan")):
-            raise OSError(errno.ENOTEMPTY, "a worker that woke up late has written into it", str(path))
+            raise OSError(
+                errno.ENOTEMPTY, "a worker that woke up late has written into it", str(path)
+            )
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(os, call, refused)

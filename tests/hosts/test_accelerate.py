@@ -1,4 +1,4 @@
-"""accelerate on two processes: what `prepare` is given trains on each utterance once, or is refused."""
+"""accelerate on two processes: each utterance once per epoch, or a refusal."""
 
 from __future__ import annotations
 

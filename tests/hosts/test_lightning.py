@@ -1,4 +1,4 @@
-"""Lightning trains on each utterance once per epoch: alone, on two processes, and resumed within an epoch."""
+"""Lightning trains on each utterance once per epoch: alone, on two processes, and resumed."""
 
 from __future__ import annotations
 
@@ -69,9 +69,10 @@ def plain(cache: featcache.Cache) -> Any:
     return FeatureLoader(cache, batch_size=5, shuffle=True)
 
 
-def data_loader(cache: featcache.Cache) -> Any:
-    sampler = BucketBatchSampler(cache, max_frames=90)
-    return DataLoader(FeatureDataset(cache), batch_sampler=sampler, collate_fn=FeatureDataset.collate)
+def data_loader(cache: featcache.Cache | FeatureDataset) -> Any:
+    dataset = cache if isinstance(cache, FeatureDataset) else FeatureDataset(cache)
+    sampler = BucketBatchSampler(dataset, max_frames=90)
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=FeatureDataset.collate)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> featcache.Cache:
 
 
 @pytest.mark.parametrize("make", [bucket, shuffled, plain, data_loader])
-def test_each_epoch_has_all_utterances_in_another_order(make: Any, cache: featcache.Cache, tmp_path: Path) -> None:
+def test_each_epoch_has_all_utterances_in_another_order(
+    make: Any, cache: featcache.Cache, tmp_path: Path
+) -> None:
     trainer(tmp_path).fit(Model(tmp_path), make(cache), make(cache))
     assert_each_once(seen_in(tmp_path), epochs=4)
 
@@ -98,8 +101,12 @@ def test_a_checkpoint_within_an_epoch_goes_on_with_the_next_batch(
     assert_each_once(seen_in(tmp_path), epochs=4)
 
 
-def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_with_the_next(cache: featcache.Cache, tmp_path: Path) -> None:
-    keep = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, save_on_train_epoch_end=True)
+def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_with_the_next(
+    cache: featcache.Cache, tmp_path: Path
+) -> None:
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path, save_top_k=-1, save_on_train_epoch_end=True
+    )
     options: dict[str, Any] = {"enable_checkpointing": True}
     trainer(tmp_path, callbacks=[keep], **options).fit(Model(tmp_path), bucket(cache))
     whole = seen_in(tmp_path)
@@ -115,7 +122,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 sys.path.insert(0, {here!r})
 import featcache
-from test_lightning import Model, StoppedError, bucket, trainer
+from test_lightning import Model, StoppedError, bucket, data_loader, trainer
 
 folder = Path(sys.argv[1])
 loader = bucket(featcache.open(folder / "cache"))  # before Lightning has started the other process
@@ -125,11 +132,21 @@ try:
 except StoppedError:
     again = bucket(featcache.open(folder / "cache"))
     trainer(folder, **options).fit(Model(folder), again, ckpt_path=folder / "stopped.ckpt")
+try:
+    trainer(folder, **options).fit(Model(folder / "refused"), data_loader(loader.dataset))
+except Exception as error:
+    assert "use_distributed_sampler=False" in str(error), error
+options["use_distributed_sampler"] = False
+trainer(folder, **options).fit(Model(folder / "torch"), data_loader(loader.dataset))
 """
 
 
 def test_two_processes_share_each_epoch_and_resume_it(tmp_path: Path) -> None:
     make_host_cache(tmp_path / "cache")
+    for name in ("refused", "torch"):
+        (tmp_path / name).mkdir()
     here = Path(__file__).parent
     run_two(SCRIPT.format(tests=str(here.parent), here=str(here)), tmp_path, alone=True)
     assert_each_once(seen_in(tmp_path), epochs=4, ranks=2)
+    assert_each_once(seen_in(tmp_path / "torch"), epochs=4, ranks=2)
+    assert seen_in(tmp_path / "refused") == {}

@@ -1,4 +1,4 @@
-"""torchdata's `StatefulDataLoader` over featcache's samplers: resumed to the batch, other orders in other epochs."""
+"""torchdata's `StatefulDataLoader` over featcache's samplers: resumed to the batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def ids_of(loader: Any, most: int | None = None) -> list[str]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("steps", [1, 4, 11])
-def test_an_epoch_goes_on_with_the_next_batch(workers: int, steps: int, cache: featcache.Cache) -> None:
+def test_an_epoch_goes_on_with_the_next_batch(
+    workers: int, steps: int, cache: featcache.Cache
+) -> None:
     loader = make(cache, workers)
     first, second, third = (ids_of(loader) for _ in range(3))
     assert sorted(first) == sorted(second) == sorted(third) == IDS
@@ -51,7 +53,9 @@ def test_an_epoch_goes_on_with_the_next_batch(workers: int, steps: int, cache: f
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_state_of_the_end_of_an_epoch_goes_on_with_the_next(workers: int, cache: featcache.Cache) -> None:
+def test_the_state_of_the_end_of_an_epoch_goes_on_with_the_next(
+    workers: int, cache: featcache.Cache
+) -> None:
     loader = make(cache, workers)
     ids_of(loader)
     again = make(cache, workers)

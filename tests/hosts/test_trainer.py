@@ -1,4 +1,4 @@
-"""HuggingFace's `Trainer` with a `FeatureLoader`: alone and on two processes, resumed within an epoch."""
+"""HuggingFace's `Trainer` with a `FeatureLoader`: alone, on two processes, and resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Model(torch.nn.Module):
         return {"loss": self.layer(fbank).square().mean()}
 
 
-class Trainer(transformers.Trainer):  # type: ignore[misc]
+class Trainer(transformers.Trainer):
     """Trains on the batches of a loader, and notes them."""
 
     loader: Any = None
@@ -70,7 +70,7 @@ def labelled(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "labels": 1}
 
 
-class StopAt(transformers.TrainerCallback):  # type: ignore[misc]
+class StopAt(transformers.TrainerCallback):
     def __init__(self, step: int) -> None:
         self.step = step
 
@@ -81,13 +81,17 @@ class StopAt(transformers.TrainerCallback):  # type: ignore[misc]
 
 @pytest.mark.parametrize("make", [bucket, plain])
 @pytest.mark.parametrize("epochs", [0.3, 1, 1.4])
-def test_each_utterance_comes_once_per_epoch_also_after_a_resume(make: Any, epochs: float, tmp_path: Path) -> None:
+def test_each_utterance_comes_once_per_epoch_also_after_a_resume(
+    make: Any, epochs: float, tmp_path: Path
+) -> None:
     cache = make_host_cache(tmp_path / "cache")
     trainer = make_trainer(tmp_path, make(cache))
     step = int(epochs * len(make(cache)))
     trainer.add_callback(StopAt(step))
     trainer.train()
-    make_trainer(tmp_path, make(cache)).train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    make_trainer(tmp_path, make(cache)).train(
+        resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}")
+    )
     assert_each_once(seen_in(tmp_path), epochs=3)
 
 
@@ -120,5 +124,7 @@ def test_two_processes_share_each_epoch_and_resume_it(tmp_path: Path) -> None:
     here = Path(__file__).parent
     run_two(SCRIPT.format(paths=[str(here.parent), str(here)]), tmp_path)
     assert_each_once(seen_in(tmp_path), epochs=3, ranks=2)
-    for shares in seen_in(tmp_path / "data").values():  # some come twice to make up the number: the Trainer's rule
+    for shares in seen_in(
+        tmp_path / "data"
+    ).values():  # some come twice to make up the number: the Trainer's rule
         assert len({id for share in shares for id in share}) == 61

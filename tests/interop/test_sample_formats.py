@@ -18,7 +18,14 @@ pytest.importorskip("lhotse")
 
 # a tone that fills half of the range, and its step in each format
 TONE = (0.5 * np.sin(np.arange(RATE_HZ // 10) / 20)).astype(np.float32)
-STEP = {"PCM_U8": 2**-7, "PCM_16": 2**-15, "PCM_24": 2**-23, "PCM_32": 2**-23, "FLOAT": 0, "DOUBLE": 0}
+STEP = {
+    "PCM_U8": 2**-7,
+    "PCM_16": 2**-15,
+    "PCM_24": 2**-23,
+    "PCM_32": 2**-23,
+    "FLOAT": 0,
+    "DOUBLE": 0,
+}
 
 
 def samples_of(audio: Any) -> NDArray[np.float32]:
@@ -48,15 +55,23 @@ def test_the_numbers_in_a_wav_file_mean_what_the_file_means(
     path = tmp_path / "tone.wav"
     soundfile.write(path, TONE, RATE_HZ, subtype=subtype)
     data = path.read_bytes()
-    raw = np.frombuffer(data[data.index(b"data") + 8 :], dtype)[: len(TONE)]  # as `wave` and scipy give them
-    np.testing.assert_array_equal(samples_of({"array": raw, "sampling_rate": RATE_HZ}), samples_of(path))
+    raw = np.frombuffer(data[data.index(b"data") + 8 :], dtype)[
+        : len(TONE)
+    ]  # as `wave` and scipy give them
+    np.testing.assert_array_equal(
+        samples_of({"array": raw, "sampling_rate": RATE_HZ}), samples_of(path)
+    )
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32])
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32]
+)
 def test_integers_of_every_kind_fill_the_same_range(dtype: type[Any]) -> None:
     info = np.iinfo(dtype)
     middle = 0 if info.min else (info.max + 1) // 2
-    ends = samples_of({"array": np.array([info.min, middle, info.max], dtype), "sampling_rate": RATE_HZ})
+    ends = samples_of(
+        {"array": np.array([info.min, middle, info.max], dtype), "sampling_rate": RATE_HZ}
+    )
     np.testing.assert_allclose(ends, [-1, 0, 1], atol=0.01)
     assert ends[1] == 0
 

@@ -9,12 +9,19 @@ import pytest
 import torch
 from loader_helpers import ids_of
 from speechbrain.core import Brain
+from speechbrain.dataio.sampler import DistributedSamplerWrapper
 from store_helpers import id_of, make_cache, two_features, write
 from torch.utils.data import DataLoader
 
 import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader
-from featcache.errors import ConfigError, IncompleteError, KeyNotFoundError, RowError, UnknownNameError
+from featcache.errors import (
+    ConfigError,
+    IncompleteError,
+    KeyNotFoundError,
+    RowError,
+    UnknownNameError,
+)
 from featcache.iterators import CategoryChunkIterFactory, ChunkIterFactory
 from featcache.loading.table import FeatureTable
 from featcache.samplers import BucketBatchSampler
@@ -25,7 +32,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> featcache.Cache:
     return featcache.open(make_cache(tmp_path_factory.mktemp("cache"), range(22)))
 
 
-def test_batches_of_a_size_come_in_order_or_shuffled_anew_in_each_epoch(cache: featcache.Cache) -> None:
+def test_batches_of_a_size_come_in_order_or_shuffled_anew_in_each_epoch(
+    cache: featcache.Cache,
+) -> None:
     loader = FeatureLoader(cache, batch_size=4)
     assert [len(batch["id"]) for batch in loader] == [4, 4, 4, 4, 4, 2]
     assert len(loader) == 6
@@ -113,7 +122,9 @@ def test_an_error_of_transform_names_the_utterance(threads: int, cache: featcach
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_of_transform_names_the_utterance_in_torchs_loader(workers: int, cache: featcache.Cache) -> None:
+def test_an_error_of_transform_names_the_utterance_in_torchs_loader(
+    workers: int, cache: featcache.Cache
+) -> None:
     dataset = FeatureDataset(cache, transform=failing)
     loader = DataLoader(dataset, batch_size=4, collate_fn=dataset.collate, num_workers=workers)
     with pytest.raises(MineError) as caught:
@@ -130,7 +141,9 @@ def test_an_unfinished_cache_is_read_only_on_request(tmp_path: Path) -> None:
     done = make_cache(tmp_path / "done", range(20, 25))
     for source in (tmp_path / "cache", featcache.concat(done, tmp_path / "cache")):
         for make in (FeatureDataset, lambda source: FeatureLoader(source, batch_size=2)):
-            with pytest.raises(IncompleteError, match=r"cache' is incomplete: 7 utterances.*allow_incomplete=True"):
+            with pytest.raises(
+                IncompleteError, match=r"cache' is incomplete: 7 utterances.*allow_incomplete=True"
+            ):
                 make(source)
     assert len(FeatureDataset(tmp_path / "cache", allow_incomplete=True)) == 7
     assert len(ids_of(FeatureLoader(tmp_path / "cache", batch_size=2, allow_incomplete=True))) == 7
@@ -155,6 +168,16 @@ def test_a_brain_without_the_mixin_is_told_of_it(cache: featcache.Cache) -> None
     brain = Brain({"model": torch.nn.Linear(1, 1)}, run_opts={"device": "cpu"})
     with pytest.raises(TypeError, match=r"FeatureCacheMixin"):
         brain.fit(range(1), FeatureLoader(cache, batch_size=2), progressbar=False)
+
+
+def test_speechbrain_may_not_share_a_samplers_batches_again(cache: featcache.Cache) -> None:
+    def wrapped(world_size: int) -> Any:
+        sampler = BucketBatchSampler(cache, batch_size=2, rank=0, world_size=world_size)
+        return DistributedSamplerWrapper(sampler, num_replicas=2, rank=0)
+
+    with pytest.raises(ConfigError, match=r"DistributedSamplerWrapper would .* over 2 processes"):
+        list(wrapped(2))
+    assert len(list(wrapped(1))) == 6  # of 11 batches, as asked for
 
 
 def test_an_unknown_feature_of_a_table_is_named(cache: featcache.Cache) -> None:

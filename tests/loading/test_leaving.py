@@ -1,4 +1,4 @@
-"""Iterations that are left when the interpreter ends: no noise, no waiting, the exit status of the script."""
+"""Iterations that are left when the interpreter ends: no noise, no waiting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sys, time
 import featcache
 
 def slow(item):
-    time.sleep(0.2)
+    time.sleep(0.5)
     return item
 
 loader = featcache.FeatureLoader(sys.argv[1], batch_size=1, threads=int(sys.argv[2]), transform=slow, device=DEVICE)
@@ -44,9 +44,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_cache(tmp_path_factory.mktemp("cache"), range(64))
 
 
-@pytest.mark.parametrize("how", LEAVE)
-@pytest.mark.parametrize(("threads", "device"), [(0, None), (2, None), (2, "cpu")])
-def test_a_script_may_end_within_an_iteration(how: str, threads: int, device: str | None, cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "threads", "device"),
+    [*((how, 2, None) for how in LEAVE), ("break", 0, None), ("break", 2, "cpu")],
+)
+def test_a_script_may_end_within_an_iteration(
+    how: str, threads: int, device: str | None, cache: Path
+) -> None:
     script = SCRIPT.replace("LEAVE", LEAVE[how]).replace("DEVICE", repr(device))
     ended = subprocess.run(
         [sys.executable, "-c", script, cache, str(threads)],
@@ -60,4 +64,4 @@ def test_a_script_may_end_within_an_iteration(how: str, threads: int, device: st
     assert ended.returncode == {"an error": 1, "sys.exit": 3}.get(how, 0)
     assert "Exception ignored" not in ended.stderr
     assert ended.stderr == "" or "ValueError: mine" in ended.stderr.splitlines()[-1]
-    assert took < 3  # sixty utterances of 0.2 s are not waited for
+    assert took < 10  # sixty utterances of 0.5 s are not waited for

@@ -53,20 +53,28 @@ def espnet(lengths: Any) -> Any:
 
 
 def by_category(lengths: Any) -> Any:
-    options: dict[str, Any] = {"batch_bins": 60, "categories": [row % 2 for row in range(len(lengths))]}
+    options: dict[str, Any] = {
+        "batch_bins": 60,
+        "categories": [row % 2 for row in range(len(lengths))],
+    }
     return build_category_batch_sampler("catpow", lengths=lengths, **options)[0]
 
 
 def read_with_torch(cache: featcache.Cache, sampler: Any, workers: int = 0) -> list[str]:
     loader = DataLoader(
-        FeatureDataset(cache), batch_sampler=sampler, collate_fn=FeatureDataset.collate, num_workers=workers
+        FeatureDataset(cache),
+        batch_sampler=sampler,
+        collate_fn=FeatureDataset.collate,
+        num_workers=workers,
     )
     return [id for batch in loader for id in batch["id"]]
 
 
 @pytest.mark.parametrize("chosen", [some, shortest_first])
 @pytest.mark.parametrize("make", [bucket, fixed, espnet, by_category])
-def test_numbers_of_a_list_of_lengths_are_refused(make: Any, chosen: Any, cache: featcache.Cache) -> None:
+def test_numbers_of_a_list_of_lengths_are_refused(
+    make: Any, chosen: Any, cache: featcache.Cache
+) -> None:
     sampler = make(cache.lengths("fbank", chosen(cache)))
     with pytest.raises(ConfigError, match=REFUSED):
         FeatureLoader(cache, batch_sampler=sampler)
@@ -87,9 +95,10 @@ def test_workers_of_a_data_loader_refuse_them_too(cache: featcache.Cache, tmp_pa
 
 def test_espnets_iterators_refuse_them(cache: featcache.Cache) -> None:
     dataset = FeatureDataset(cache)
-    for batches in (espnet(cache.lengths("fbank", some(cache))), {"lengths": [1, 2, 3], "type": "unsorted", "batch_size": 1}):
+    arguments = {"lengths": [1, 2, 3], "type": "unsorted", "batch_size": 1}
+    for batches in (espnet(cache.lengths("fbank", some(cache))), arguments):
         with pytest.raises(ConfigError, match=REFUSED):
-            SequenceIterFactory(dataset, batches)  # type: ignore[arg-type]
+            SequenceIterFactory(dataset, batches)
     assert SequenceIterFactory(dataset, {"type": "unsorted", "batch_size": 4})
 
 
@@ -106,7 +115,9 @@ def test_a_sampler_that_names_its_utterances_serves_these(
     of_cache: bool, chosen: Any, cache: featcache.Cache
 ) -> None:
     ids = chosen(cache)
-    sampler = BucketBatchSampler(cache if of_cache else cache.lengths("fbank", ids), ids=ids, max_frames=60)
+    sampler = BucketBatchSampler(
+        cache if of_cache else cache.lengths("fbank", ids), ids=ids, max_frames=60
+    )
     for batch in FeatureLoader(cache, "fbank", batch_sampler=sampler):
         assert batch["fbank"].shape[0] * batch["fbank"].shape[1] <= 60
     sampler.set_epoch(0)
@@ -133,11 +144,11 @@ def test_ids_that_cannot_be_are_refused(cache: featcache.Cache) -> None:
 
 def test_batches_are_lists_and_can_be_pickled(cache: featcache.Cache) -> None:
     sampler = bucket(cache)
-    batch = next(iter(sampler))
-    assert isinstance(batch, list)
+    batch: Any = next(iter(sampler))
+    assert issubclass(type(batch), list)
     assert batch == list(batch)
     assert np.asarray(batch).dtype == np.int64
-    copied = pickle.loads(pickle.dumps(batch))
+    copied: Any = pickle.loads(pickle.dumps(batch))  # noqa: S301
     assert copied == batch
     assert copied.numbering.proof == batch.numbering.proof
     assert id_of(0) in cache

@@ -15,15 +15,32 @@ import numpy as np
 import pytest
 import speechbrain as sb
 import torch
-from brain_helpers import Audio, Recipe, assert_holds, expected, failed, failures, make_brain, make_dataset
-from parallel_helpers import Numbers, Provider
+from brain_helpers import (
+    Audio,
+    Recipe,
+    assert_holds,
+    expected,
+    failed,
+    failures,
+    make_brain,
+    make_dataset,
+)
+from parallel_helpers import FEATURES, Numbers, Provider, calls
 from parallel_helpers import extract as extract_numbers
 from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.dataset import DynamicItemDataset
 from torch.utils.data import DataLoader, IterableDataset
 
+import featcache
 from featcache.config import FeatureStorage
-from featcache.errors import CacheError, CacheLockedError, ComputeError, ConfigError, CorruptCacheError, FeatcacheError
+from featcache.errors import (
+    CacheError,
+    CacheLockedError,
+    ComputeError,
+    ConfigError,
+    CorruptCacheError,
+    FeatcacheError,
+)
 from featcache.padding import unpad
 
 TRAIN, VALID, TEST = sb.Stage.TRAIN, sb.Stage.VALID, sb.Stage.TEST
@@ -72,22 +89,54 @@ def says(*parts: str) -> Callable[[BaseException], None]:
 
 
 GIVEN: list[tuple[str, Any, dict[str, Any], type[FeatcacheError], tuple[str, ...]]] = [
-    ("101 a filter that leaves nothing", numbered(3, 3), {}, ConfigError, ("data set", "is empty", "what filters it")),
+    (
+        "101 a filter that leaves nothing",
+        numbered(3, 3),
+        {},
+        ConfigError,
+        ("data set", "is empty", "what filters it"),
+    ),
     ("101 an empty list", [], {}, ConfigError, ("'list'", "is empty")),
-    ("101 a loader of nothing", DataLoader(numbered(3, 3), sampler=[]), {}, ConfigError, ("is empty",)),
-    ("101 an empty stream", Stream([]), COLLATED, ConfigError, ("data set is empty", "not one utterance")),
-    ("105 a generator", (item for item in [1]), {}, ConfigError, ("'generator'", "only once", "__getitem__", "a list")),
+    (
+        "101 a loader of nothing",
+        DataLoader(numbered(3, 3), sampler=[]),
+        {},
+        ConfigError,
+        ("is empty",),
+    ),
+    (
+        "101 an empty stream",
+        Stream([]),
+        COLLATED,
+        ConfigError,
+        ("data set is empty", "not one utterance"),
+    ),
+    (
+        "105 a generator",
+        (item for item in [1]),
+        {},
+        ConfigError,
+        ("'generator'", "only once", "__getitem__", "a list"),
+    ),
     ("105 an iterator", iter([1]), {}, ConfigError, ("'list_iterator'", "only once")),
     ("105 a file name", "train.csv", {}, ConfigError, ("not 'str'", "items by number")),
     ("105 a path", Path("train.csv"), {}, ConfigError, ("not 'PosixPath'", "items by number")),
     ("105 a dict", {"utt-1": 1}, {}, ConfigError, ("not 'dict'", "items by number")),
     ("105 nothing", None, {}, ConfigError, ("not 'NoneType'", "items by number")),
-    ("111 a misspelt argument", make_dataset(2), {"batchsize": 4}, ConfigError, ("'batchsize'", "'batch_size'")),
+    (
+        "111 a misspelt argument",
+        make_dataset(2),
+        {"batchsize": 4},
+        ConfigError,
+        ("'batchsize'", "'batch_size'"),
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("source", "loader_kwargs", "kind", "parts"), [row[1:] for row in GIVEN], ids=[row[0] for row in GIVEN]
+    ("source", "loader_kwargs", "kind", "parts"),
+    [row[1:] for row in GIVEN],
+    ids=[row[0] for row in GIVEN],
 )
 def test_what_is_no_data_set_or_empty_is_refused(
     storage: FeatureStorage,
@@ -99,7 +148,10 @@ def test_what_is_no_data_set_or_empty_is_refused(
     with pytest.raises(kind) as caught:
         make_brain(storage).cache_features(source, loader_kwargs=loader_kwargs)
     says(*parts)(caught.value)
-    assert not (storage.path("train") / "featcache.json").exists() or not storage.cache("train").complete
+    assert (
+        not (storage.path("train") / "featcache.json").exists()
+        or not storage.cache("train").complete
+    )
 
 
 def test_101_a_stream_that_gives_nothing_any_more_is_refused(storage: FeatureStorage) -> None:
@@ -119,7 +171,10 @@ def test_101_an_empty_data_set_of_extract_is_refused(tmp_path: Path) -> None:
 def test_26_112_hparams_without_a_storage_say_what_they_have(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     brain.hparams.feature_storage = {"root": "features", "features": []}  # `!new:` was forgotten
-    with pytest.raises(ConfigError, match=r"'feature_storage' is a plain dict: in YAML write feature_storage: !new:f"):
+    with pytest.raises(
+        ConfigError,
+        match=r"'feature_storage' is a plain dict: in YAML write feature_storage: !new:f",
+    ):
         brain.cache_features(make_dataset(1))
     del brain.hparams.feature_storage
     with pytest.raises(ConfigError, match=r"give storage=, .* they have none, only 'sample_rate'"):
@@ -148,6 +203,19 @@ def test_108_113_settings_that_cannot_work_are_named(
     says(*parts)(caught.value)
 
 
+def test_115_a_job_queue_that_is_not_here_is_named(
+    storage: FeatureStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("dask_jobqueue")
+    monkeypatch.setenv("PATH", str(storage.root))
+    slurm = {"env": "slurm", "n_workers": 1, "options": {"cores": 1, "memory": "1GB"}}
+    with pytest.raises(
+        ConfigError,
+        match=r"no command 'sbatch' here; run this on a machine of the cluster, or .*'loc",
+    ):
+        make_brain(storage).cache_features(make_dataset(1), parallel=slurm)
+
+
 # Another data set than the cache's
 
 
@@ -159,7 +227,9 @@ def test_104_a_validation_set_whose_stage_was_forgotten_stays_out_of_the_trainin
     brain.calls.clear()
     with pytest.raises(ConfigError) as caught:
         brain.cache_features(numbered(6, 9))
-    says("/train'", "is complete", "'spk/utt-6', 'spk/utt-7'", "'spk/utt-0'", "stage=", "append=True")(caught.value)
+    says(
+        "/train'", "is complete", "'spk/utt-6', 'spk/utt-7'", "'spk/utt-0'", "stage=", "append=True"
+    )(caught.value)
     assert brain.calls == []
     assert_holds(storage.cache("train"), expected(brain, make_dataset(6)))
     cache = brain.cache_features(numbered(6, 9), append=True)
@@ -170,7 +240,9 @@ def test_104_a_validation_set_whose_stage_was_forgotten_stays_out_of_the_trainin
 def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     brain.cache_features(make_dataset(3), TEST)
-    with pytest.raises(ConfigError, match=r"/test'.*another split than 'test'\? Give its stage= or split="):
+    with pytest.raises(
+        ConfigError, match=r"/test'.*another split than 'test'\? Give its stage= or split="
+    ):
         brain.cache_features(numbered(3, 6), TEST)
     brain.cache_features(numbered(3, 6), TEST, split="test-other")
     assert len(storage.cache("test-other")) == 3
@@ -178,10 +250,17 @@ def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) 
 
 def test_104_utterances_of_another_split_are_refused_by_its_name(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    brain.cache_features(numbered(3, 6))  # the validation set, its stage forgotten, before there was a training cache
+    brain.cache_features(
+        numbered(3, 6)
+    )  # the validation set, its stage forgotten, before there was a training cache
     with pytest.raises(ConfigError) as caught:
         brain.cache_features(numbered(4, 9), VALID)
-    says("split 'valid' is to get", "split 'train'", "(2 of 5): 'spk/utt-4', 'spk/utt-5'", "shared=True")(caught.value)
+    says(
+        "split 'valid' is to get",
+        "split 'train'",
+        "(2 of 5): 'spk/utt-4', 'spk/utt-5'",
+        "shared=True",
+    )(caught.value)
     assert not storage.path("valid").exists()
     assert len(brain.cache_features(numbered(4, 9), VALID, shared=True)) == 5
     brain.calls.clear()
@@ -191,7 +270,9 @@ def test_104_utterances_of_another_split_are_refused_by_its_name(storage: Featur
     assert brain.calls == []
 
 
-def test_104_a_storage_with_other_features_below_the_same_root_is_no_split(storage: FeatureStorage) -> None:
+def test_104_a_storage_with_other_features_below_the_same_root_is_no_split(
+    storage: FeatureStorage,
+) -> None:
     brain = make_brain(storage)
     brain.cache_features(make_dataset(3))
     (storage.root / "broken").mkdir()
@@ -200,19 +281,28 @@ def test_104_a_storage_with_other_features_below_the_same_root_is_no_split(stora
 
     class One(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
-            return [{key: part[key] for key in ("id", "ssl")} for part in super().compute_features(batch, stage)]
+            return [
+                {key: part[key] for key in ("id", "ssl")}
+                for part in super().compute_features(batch, stage)
+            ]
 
     assert make_brain(one, One).cache_features(make_dataset(3), split="ssl-alone").complete
 
 
 @pytest.mark.parametrize("hide", [Hidden, Stream])
-def test_102_a_data_set_without_ids_is_compared_by_what_is_in_it(storage: FeatureStorage, hide: Any) -> None:
+def test_102_a_data_set_without_ids_is_compared_by_what_is_in_it(
+    storage: FeatureStorage, hide: Any
+) -> None:
     brain = make_brain(storage)
     brain.cache_features(make_dataset(4))
-    with pytest.raises(ConfigError, match=r"shares no utterance with cache .*/train'.*'spk/utt-4'.*append=True"):
+    with pytest.raises(
+        ConfigError, match=r"shares no utterance with cache .*/train'.*'spk/utt-4'.*append=True"
+    ):
         brain.cache_features(hide(numbered(4, 8)), loader_kwargs=COLLATED)
     brain.calls.clear()
-    cache = brain.cache_features(hide(numbered(2, 6)), loader_kwargs=COLLATED)  # as many, two of them new
+    cache = brain.cache_features(
+        hide(numbered(2, 6)), loader_kwargs=COLLATED
+    )  # as many, two of them new
     assert sorted({id for batch in brain.calls for id in batch}) == ["spk/utt-4", "spk/utt-5"]
     assert_holds(cache, expected(brain, make_dataset(6)))
 
@@ -242,16 +332,27 @@ class Unnamed(Recipe):
         return [{"id": id, "ssl": torch.zeros(1, 4), "units": torch.zeros(1).long()} for id in ids]
 
 
-def test_102_batches_without_ids_add_nothing_to_a_complete_cache_unasked(storage: FeatureStorage) -> None:
+def test_102_batches_without_ids_add_nothing_to_a_complete_cache_unasked(
+    storage: FeatureStorage,
+) -> None:
     brain = make_brain(storage, Unnamed)
     assert brain.cache_features([0, 1, 2]).complete
-    assert brain.cache_features([2, 1, 0]).complete  # computed again, as there is no other way to see what they are
+    assert brain.cache_features(
+        [2, 1, 0]
+    ).complete  # computed again, as there is no other way to see what they are
     assert len(brain.calls) == 6
     with pytest.raises(ConfigError) as caught:
         brain.cache_features([0, 1, 2, 3])
-    says("/train'", "is complete without 'utt-3'", "an attribute `ids`", "append=True")(caught.value)
+    says("/train'", "is complete without 'utt-3'", "an attribute `ids`", "append=True")(
+        caught.value
+    )
     assert (len(storage.cache("train")), storage.cache("train").complete) == (3, True)
-    assert sorted(brain.cache_features([0, 1, 2, 3], append=True)) == ["utt-0", "utt-1", "utt-2", "utt-3"]
+    assert sorted(brain.cache_features([0, 1, 2, 3], append=True)) == [
+        "utt-0",
+        "utt-1",
+        "utt-2",
+        "utt-3",
+    ]
     with pytest.raises(ConfigError, match=r"'utt-3'.*shared=True"):
         brain.cache_features([9, 3], VALID)
 
@@ -309,7 +410,11 @@ def test_100_whole_numbers_are_ids_of_extract_too(tmp_path: Path) -> None:
                 return [{**part, "id": np.int64(numbers[part["id"]])} for part in compute(items)]
 
             size = len(dataset)
-            return {"dataset": list(range(size)), "ids": torch.arange(size), "compute_features": counted}
+            return {
+                "dataset": list(range(size)),
+                "ids": torch.arange(size),
+                "compute_features": counted,
+            }
 
     cache = extract_numbers(Counted(tmp_path, 12), parallel=None)
     assert sorted(cache, key=int) == [str(number) for number in range(12)]
@@ -330,14 +435,28 @@ def test_99_an_id_that_comes_twice_is_named(storage: FeatureStorage) -> None:
         (lambda batch: {"ssl": batch.sig.data}, ("dicts with the key 'id'",)),  # 92
         (lambda batch: [batch.sig.data], ("dicts with the key 'id', not of 'Tensor'",)),  # 92
         (lambda batch: [], ("0 dicts for 'spk/utt-0' instead of one",)),  # 93
-        (lambda batch: [{"id": "other"}], ("'other', which is not in the batch", "'spk/utt-0'")),  # 93
-        (lambda batch: [{"id": "spk/utt-0"}] * 2, ("2 dicts for 'spk/utt-0' instead of one",)),  # 93
-        (lambda batch: [{"id": "spk/utt-0", "ssl": torch.zeros(1, 4)}], ("'spk/utt-0'", "'units' is missing")),  # 94
         (
-            lambda batch: [{"id": "spk/utt-0", "ssk": torch.zeros(1, 4), "units": torch.zeros(1).long()}],
+            lambda batch: [{"id": "other"}],
+            ("'other', which is not in the batch", "'spk/utt-0'"),
+        ),  # 93
+        (
+            lambda batch: [{"id": "spk/utt-0"}] * 2,
+            ("2 dicts for 'spk/utt-0' instead of one",),
+        ),  # 93
+        (
+            lambda batch: [{"id": "spk/utt-0", "ssl": torch.zeros(1, 4)}],
+            ("'spk/utt-0'", "'units' is missing"),
+        ),  # 94
+        (
+            lambda batch: [
+                {"id": "spk/utt-0", "ssk": torch.zeros(1, 4), "units": torch.zeros(1).long()}
+            ],
             ("'spk/utt-0'", "'ssk' is not declared", "'ssl'"),  # 94
         ),
-        (lambda batch: unpad(batch.id, torch.ones(1), ssl=torch.zeros(1, 3, 4)), ("must be frames", "relative")),  # 96
+        (
+            lambda batch: unpad(batch.id, torch.ones(1), ssl=torch.zeros(1, 3, 4)),
+            ("must be frames", "relative"),
+        ),  # 96
     ],
 )
 def test_92_to_96_a_result_that_does_not_fit_is_explained(
@@ -365,7 +484,9 @@ def test_95_a_class_that_cannot_compute_says_so(storage: FeatureStorage) -> None
 # Runs that fail or are stopped
 
 
-def test_90_a_stopped_run_says_how_to_go_on(storage: FeatureStorage, caplog: pytest.LogCaptureFixture) -> None:
+def test_90_a_stopped_run_says_how_to_go_on(
+    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
+) -> None:
     class Interrupted(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
             if batch.id == ["spk/utt-1"]:
@@ -379,11 +500,15 @@ def test_90_a_stopped_run_says_how_to_go_on(storage: FeatureStorage, caplog: pyt
     assert not storage.cache("train").complete
 
 
-def test_106_a_broken_file_is_named_or_set_aside(storage: FeatureStorage, caplog: pytest.LogCaptureFixture) -> None:
+def test_106_a_broken_file_is_named_or_set_aside(
+    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
+) -> None:
     audio = Audio()
     audio.missing = {"spk/utt-1"}
     brain = make_brain(storage)
-    with pytest.raises(ComputeError, match="features of 'spk/utt-1' failed with FileNotFoundError: no audio"):
+    with pytest.raises(
+        ComputeError, match="features of 'spk/utt-1' failed with FileNotFoundError: no audio"
+    ):
         brain.cache_features(make_dataset(3, audio))
     cache = brain.cache_features(make_dataset(3, audio), on_error="skip")
     assert (len(cache), cache.complete, failed(cache)) == (2, True, ["spk/utt-1"])
@@ -397,7 +522,9 @@ def test_107_when_all_fail_it_is_an_error_each_time(storage: FeatureStorage) -> 
     for _ in range(2):
         with pytest.raises(ComputeError) as caught:
             brain.cache_features(make_dataset(3), on_error="skip")
-        says("all 3 utterances failed, see", "work-failures.jsonl", "'spk/utt-0' with ValueError")(caught.value)
+        says("all 3 utterances failed, see", "work-failures.jsonl", "'spk/utt-0' with ValueError")(
+            caught.value
+        )
 
 
 def test_109_a_batch_too_large_for_the_memory_is_taken_one_by_one(storage: FeatureStorage) -> None:
@@ -415,14 +542,19 @@ def test_109_a_batch_too_large_for_the_memory_is_taken_one_by_one(storage: Featu
 
 def test_77_another_writer_is_named(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    with storage.writer("train"), pytest.raises(CacheLockedError, match=r"being written by process \d+"):
+    with (
+        storage.writer("train"),
+        pytest.raises(CacheLockedError, match=r"being written by process \d+"),
+    ):
         brain.cache_features(make_dataset(2))
 
 
 def test_87_a_cache_that_has_lost_a_file_is_not_taken_for_complete(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     brain.cache_features(make_dataset(2))
-    container = next(path for path in storage.path("train").glob("parts/*/*") if path.name.startswith("ssl"))
+    container = next(
+        path for path in storage.path("train").glob("parts/*/*") if path.name.startswith("ssl")
+    )
     container.unlink()
     with pytest.raises(CorruptCacheError, match=container.name):
         brain.cache_features(make_dataset(2))
@@ -456,7 +588,55 @@ def test_54_57_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: Featu
     assert len(brain.cache_features(Hidden(make_dataset(4)), loader_kwargs=COLLATED)) == 4
     with pytest.raises(CacheError) as caught:
         brain.cache_features(make_dataset(5))
-    says("/train'", "lacks 'spk/utt-4'", "cannot be written to", "copy it", "this utterance out of")(caught.value)
+    says(
+        "/train'", "lacks 'spk/utt-4'", "cannot be written to", "copy it", "this utterance out of"
+    )(caught.value)
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(CacheError, match=r"/valid' cannot be made; give another directory"):
         brain.cache_features(numbered(4, 6), VALID)
+
+
+# extract, which has a path and no splits
+
+
+def numbers_only(provider: Provider, path: Path, **settings: Any) -> Any:
+    return featcache.extract(provider, path, FEATURES, progressbar=False, **settings)
+
+
+def test_104_extract_refuses_another_data_set_but_knows_no_splits(tmp_path: Path) -> None:
+    class Others(Provider):
+        def build_env_local(self) -> dict[str, object]:
+            env = super().build_env_local()
+            env["dataset"] = others = Numbers(self.size)
+            others.ids = [f"other-{id}" for id in others.ids]
+            env["compute_features"].ids = others.ids  # type: ignore[attr-defined]
+            return env
+
+    one, other = Provider(tmp_path / "one", 4), Others(tmp_path / "other", 4)
+    assert len(numbers_only(one, tmp_path / "layer-6")) == 4
+    assert len(numbers_only(one, tmp_path / "layer-9")) == 4  # the same utterances, beside it
+    with pytest.raises(
+        ConfigError,
+        match=r"shares no utterance with cache .*/layer-6'.*'other-spk0/utt-0'.*append=T",
+    ):
+        numbers_only(other, tmp_path / "layer-6")
+    assert calls(tmp_path / "other") == []
+    assert len(numbers_only(other, tmp_path / "layer-6", append=True)) == 8
+
+
+def test_106_extract_leaves_out_what_failed_and_tries_it_again_when_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = Provider(tmp_path, 6, fails=[2])
+    cache = numbers_only(failing, tmp_path / "cache", on_error="skip", retries=0)
+    assert (len(cache), cache.complete, cache.failed) == (5, True, ("spk2/utt-2",))
+    before = len(calls(tmp_path))
+    grown = numbers_only(
+        Provider(tmp_path, 8, fails=[2]), tmp_path / "cache", on_error="skip", retries=0
+    )
+    assert (len(grown), grown.complete, grown.failed) == (7, True, ("spk2/utt-2",))
+    assert len(calls(tmp_path)) - before == 2
+    assert "1 utterance failed earlier and is left out: 'spk2/utt-2', see" in caplog.text
+    again = numbers_only(Provider(tmp_path, 8), tmp_path / "cache")
+    assert (len(again), again.complete, again.failed) == (8, True, ())
+    assert not (tmp_path / "cache" / "work-failures.jsonl").exists()

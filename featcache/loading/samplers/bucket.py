@@ -72,6 +72,7 @@ class BucketBatchSampler(EpochSampler):
         drop_last: bool = False,
     ) -> None:
         super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
+        self._lengths, self._frame_elements, self.table = columns_of(lengths)
         if max_frames is max_elements is batch_size is None:
             raise ConfigError("a batch needs a limit: max_frames, max_elements or batch_size")
         if too_long not in TOO_LONG:
@@ -80,7 +81,6 @@ class BucketBatchSampler(EpochSampler):
         self.max_elements = None if max_elements is None else whole_number("max_elements", max_elements, 1)
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         self.shuffle = shuffle
-        self._lengths, self._frame_elements, self.table = columns_of(lengths)
         self._ids = None if ids is None else self._name(list(ids))
         self._longest: Ints = self._lengths[0] if len(self._lengths) == 1 else np.max(self._lengths, axis=0)
         rows = _argsort(self._longest)  # the shortest first

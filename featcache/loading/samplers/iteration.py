@@ -1,4 +1,4 @@
-"""One iteration of a sampler on one rank, and the hosts that would share its batches out a second time."""
+"""One iteration of a sampler on one rank, and hosts that would share its batches out again."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Share:
         return self.batches[step * self.world_size + self.rank]
 
     def position(self, step: int) -> int:
-        """Return how many utterances of the epoch all ranks together have taken after that many steps."""
+        """Return how many utterances of the epoch all ranks have taken after that many steps."""
         if step == len(self):  # what drop_last leaves out is done with, too
             return len(self.batches.items)
         return int(self.batches.ends[step * self.world_size])
 
 
 class Iteration(Iterator[list[int] | list[str]]):
-    """This rank's batches of an epoch. It begins with the first batch: until then the epoch may still be chosen.
+    """This rank's batches of an epoch, which may still be chosen until the first one is taken.
 
-    A loader that reads ahead sets `delivered`, and counts there the batches that it has handed on; it then also sets
-    `ended`.
+    A loader that reads ahead sets `delivered`, and counts there the batches that it has handed on;
+    it then also sets `ended`.
     """
 
     def __init__(self, begin: Callable[[Iteration], Share]) -> None:
@@ -78,8 +78,9 @@ class Iteration(Iterator[list[int] | list[str]]):
 def refuse_sharing_again(sampler: object) -> None:
     """Raise `ConfigError` if whoever iterates gives its process a part of the batches only.
 
-    The sampler has shared them out already: most would never be seen. Such wrappers (of accelerate, SpeechBrain) name
-    the number of processes in an attribute, and ask for the first batch from a method of their own.
+    The sampler has shared them out already: most would never be seen. Such wrappers (of
+    accelerate, SpeechBrain) name the number of processes in an attribute, and ask for the first
+    batch from a method of their own.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -87,10 +88,10 @@ def refuse_sharing_again(sampler: object) -> None:
         processes = _processes(caller)
         if processes > 1 and _leads_to(caller, sampler):
             raise ConfigError(
-                f"{type(caller).__name__} would share the batches out over {processes} processes, but the "
-                "sampler does so itself, and most would never be seen: leave the loader out of accelerate's "
-                "prepare(), or use a FeatureLoader, which prepare() hands on as it is; give SpeechBrain the "
-                "loader whole, not as loader arguments"
+                f"{type(caller).__name__} would share the batches out over {processes} processes, "
+                "but the sampler does so itself, and most would never be seen: leave the loader out "
+                "of accelerate's prepare(), or use a FeatureLoader, which prepare() hands on as it "
+                "is; give SpeechBrain the loader whole, not as loader arguments"
             )
         frame = frame.f_back  # type: ignore[assignment]
 
@@ -105,4 +106,6 @@ def _leads_to(holder: object, sampler: object, depth: int = 4) -> bool:
     if holder is sampler:
         return True
     held = getattr(holder, "__dict__", {})
-    return depth > 0 and any(_leads_to(held[name], sampler, depth - 1) for name in HOLDS if name in held)
+    return depth > 0 and any(
+        _leads_to(held[name], sampler, depth - 1) for name in HOLDS if name in held
+    )

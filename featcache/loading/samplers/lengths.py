@@ -44,7 +44,13 @@ def _checked(lengths: object) -> Ints:
     if array.ndim == 1 and len(array) == 0:
         raise ConfigError("there are no utterances to sample: lengths is empty")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ConfigError(f"lengths are frames of each utterance, integers, not {array.dtype} of shape {array.shape}")
+        what = f"{array.dtype} of shape {array.shape}"
+        if array.dtype.kind == "O" and array.ndim == 0:
+            what = (
+                f"a {type(lengths).__name__}; if Lightning puts it there to share batches out, which "
+                "the sampler does itself, set Trainer(use_distributed_sampler=False)"
+            )
+        raise ConfigError(f"lengths are frames of each utterance, integers, not {what}")
     frames = array.astype(np.int64, copy=False)
     if frames.min() < 0:
         row = int(frames.argmin())

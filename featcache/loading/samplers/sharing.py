@@ -71,7 +71,7 @@ def shuffled_in_groups(count: int, random: np.random.Generator) -> Ints:
 
 
 def split_up(ends: Ints, count: int) -> Ints:
-    """Return where `count` batches begin and end: those of `ends`, the largest of them halved until there are enough.
+    """Return the ends of `count` batches: the largest are halved until there are enough.
 
     >>> split_up(np.array([0, 4, 5, 9]), 5).tolist()
     [0, 2, 4, 5, 7, 9]
@@ -123,7 +123,10 @@ def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def _launched_with_others() -> bool:
-    """Tell whether a launcher's variables name other processes: torchrun sets all, Lightning's ddp the last two."""
+    """Tell whether a launcher's variables name other processes.
+
+    torchrun sets all of them, Lightning's ddp the last two.
+    """
     numbers = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     found = {name: int(value) for name, value in numbers.items() if value.isdigit()}
     return found.get("WORLD_SIZE", 1) > 1 or found.get("RANK", 0) > 0 or found.get("LOCAL_RANK", 0) > 0

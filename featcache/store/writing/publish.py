@@ -9,6 +9,7 @@ from pathlib import Path
 
 import xxhash
 
+from featcache.container_files import sync_directory
 from featcache.errors import FeatureError
 from featcache.stats import FeatureStats
 from featcache.store.columns import (
@@ -67,16 +68,17 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
     """
     before = read_manifest(cache) if (cache / NAME).exists() else manifest
     names = list(manifest.features)
-    parts = _with_tombstones(
-        sealed_parts(cache, manifest.building, manifest.building_fingerprint), before
-    )
-    _check_dims(parts)
+    sealed = sealed_parts(cache, manifest.building, manifest.building_fingerprint)
+    _make_durable(cache, sealed, before)
+    parts = _with_tombstones(sealed, before)
     indexes = [part.index(cache, names) for part in parts]
+    _check_dims(parts, names)
     rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     doubled = doubled_rows(indexes, rows)
     if any(map(len, doubled)):
         parts = [
-            without_rows(cache, part, some, manifest) for part, some in zip(parts, doubled, strict=True)
+            without_rows(cache, part, some, manifest)
+            for part, some in zip(parts, doubled, strict=True)
         ]
         rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     failed = _failed(cache, before, manifest, outcome, indexes)
@@ -131,6 +133,14 @@ def expected_digest(ids: Iterable[str]) -> str:
     return state.hexdigest()
 
 
+def _make_durable(cache: Path, parts: Sequence[SealedPart], before: Manifest) -> None:
+    """Sync the directories of new parts: a writer may have been killed just after it sealed one."""
+    known = {entry.name for entry in before.parts}
+    for part in parts:
+        if part.entry.name not in known:
+            sync_directory(cache / part.directory)
+
+
 def _with_tombstones(parts: Sequence[SealedPart], before: Manifest) -> list[SealedPart]:
     known = {entry.name: entry for entry in before.parts}
     return [
@@ -144,9 +154,10 @@ def _with_tombstones(parts: Sequence[SealedPart], before: Manifest) -> list[Seal
     ]
 
 
-def _check_dims(parts: Sequence[SealedPart]) -> None:
-    for part in parts[1:]:
-        for name, dims in part.header.dims.items():
+def _check_dims(parts: Sequence[SealedPart], names: Sequence[str]) -> None:
+    for part in parts:
+        for name in names:
+            dims = part.header.dims[name]
             if dims != parts[0].header.dims[name]:
                 raise FeatureError(
                     f"feature {name!r} has frames of shape {parts[0].header.dims[name]} in part "
@@ -162,15 +173,7 @@ def _merged_stats(
         name: FeatureStats.empty(parts[0].header.dims[name] if parts else ()) for name in names
     }
     for part in parts:
-        stones = part.entry.tombstones
-        file = (
-            part.open_columns(cache)
-            if stones is None
-            else ColumnFile(
-                cache, f"{part.directory}/{stones.file}", mapped=False, expected=stones.digest
-            )
-        )
-        with file:
+        with part.open_stats(cache) as file:
             merged = {name: merged[name].merge(read_stats(file, name)) for name in names}
     return merged
 
@@ -183,6 +186,8 @@ def _failed(
     if before.index and before.build == manifest.building:
         with ColumnFile(cache, before.index, mapped=False, expected=before.index_digest) as file:
             failed |= set(read_strings(file, "failed"))
+    if failed and outcome.expected is not None:  # one that has left the data set counts no more
+        failed.intersection_update(outcome.expected)
     return sorted(failed - _among(indexes, failed), key=str.encode)
 
 
@@ -218,6 +223,8 @@ def _among(indexes: Sequence[Index], ids: Iterable[str]) -> set[str]:
 def _next_generation(cache: Path, before: Manifest) -> int:
     """Return a number above that of all generations of which anything lies on disk."""
     found = [
-        generation_number(match[1]) for entry in cache.iterdir() if (match := INDEX.fullmatch(entry.name))
+        generation_number(match[1])
+        for entry in cache.iterdir()
+        if (match := INDEX.fullmatch(entry.name))
     ]
     return max([before.generation, *found, *map(generation_number, kept_manifests(cache))]) + 1

@@ -1,0 +1,100 @@
+"""The check of what a crash left: what readers see, and that the next writer finishes the work."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from crash_promises import Content, Model, Promise
+from crash_writers import ALL, go_on, model_in, numbers_in, utterance
+from store_helpers import Arrays, id_of
+
+import featcache
+from featcache.errors import FeatcacheError, NotACacheError
+
+LONGEST_S = 20.0
+WRONGS = ("lost", "unopenable", "stuck", "wrong", "half", "untyped")
+Oracle = dict[Model, dict[int, Arrays]]
+
+
+class Stuck(BaseException):
+    """A check takes too long."""
+
+
+def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str, str]:
+    """Return what is wrong with a cache, by kind; nothing if all is as promised."""
+    wrongs: dict[str, str] = {}
+    with _noting(wrongs):
+        see(path, promise, oracle, wrongs)
+    with _noting(wrongs):
+        lost = promise.committed - go_on(path, layout)
+        if lost:
+            wrongs["lost"] = f"{sorted(lost)} were committed"
+        whole = Content("new", frozenset(ALL))
+        cache = see(path, Promise(whole.numbers, (whole,)), oracle, wrongs)
+        if not cache.complete:
+            wrongs["half"] = "the finished cache is not complete"
+    return wrongs
+
+
+def see(
+    path: Path, promise: Promise, oracle: Oracle, wrongs: dict[str, str]
+) -> featcache.Cache:
+    """Read everything and compare it with what readers may see."""
+    try:
+        cache = featcache.open(path, verify="arrays")
+    except NotACacheError:
+        if None in promise.visible:
+            raise _NothingThere from None
+        raise
+    model = model_in(cache)
+    content = Content(model, frozenset(numbers_in(cache)))
+    if not promise.allows(content):
+        wrongs["half"] = f"{content} is visible, not {' or '.join(map(str, promise.visible))}"
+    for number in content.numbers:
+        for name, array in oracle[model][number].items():
+            if not np.array_equal(cache.read(id_of(number), name), array):
+                wrongs["wrong"] = f"{name} of {id_of(number)}"
+    if not _has_stats_of(cache, content):
+        wrongs["wrong"] = "the statistics of fbank"
+    return cache
+
+
+def _has_stats_of(cache: featcache.Cache, content: Content) -> bool:
+    arrays = [utterance(number, content.model)["fbank"] for number in content.numbers]
+    frames = np.concatenate([np.zeros((0, 4)), *arrays], dtype=np.float64)
+    stats = cache.stats("fbank")
+    if not len(frames):
+        return stats.count == 0
+    return stats.count == len(frames) and np.allclose(stats.mean, frames.mean(axis=0), rtol=1e-12)
+
+
+class _NothingThere(Exception):  # noqa: N818
+    """There is no cache, as it may be."""
+
+
+@contextlib.contextmanager
+def _noting(wrongs: dict[str, str]) -> Iterator[None]:
+    """Note errors by their kind."""
+    previous = signal.signal(signal.SIGALRM, _raise_stuck)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+    try:
+        yield
+    except _NothingThere:
+        pass
+    except FeatcacheError as error:
+        wrongs["unopenable"] = f"{type(error).__name__}: {error}"
+    except Stuck:
+        wrongs["stuck"] = f"longer than {LONGEST_S:g} s"
+    except Exception as error:
+        wrongs["untyped"] = repr(error)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _raise_stuck(*_: object) -> None:
+    raise Stuck

@@ -1,0 +1,167 @@
+"""Scenarios: what the cache is at first, and what a writer then does, telling what it promises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from crash_promises import tell
+from crash_trace import LONGEST_S
+from crash_writers import (
+    ALL,
+    close,
+    commit,
+    open_part_writer,
+    open_writer,
+    publish,
+    write,
+)
+
+from featcache import CacheWriter
+
+Work = Callable[[Path, str], None]  # in a cache directory, in a layout
+
+
+@dataclass(frozen=True)
+class Story:
+    """A scenario: `before` is done, its process killed, all made durable; then comes `work`."""
+
+    work: Work
+    before: Work | None = None
+
+
+def fresh(path: Path, layout: str) -> None:
+    """Make a cache, with a publication in between."""
+    write_from(0, open_writer(path, layout))
+
+
+def begun(path: Path, layout: str) -> None:
+    """Publish ten utterances."""
+    writer = open_writer(path, layout)
+    write(writer, range(10))
+    close(writer, range(10))
+
+
+def append(path: Path, layout: str) -> None:
+    """Add to a cache."""
+    write_from(10, open_writer(path, layout))
+
+
+def begun_by_the_old_model(path: Path, layout: str) -> None:
+    """Publish ten utterances that are to be overwritten."""
+    writer = open_writer(path, layout, "old")
+    write(writer, range(10), "old")
+    close(writer, range(10), "old")
+
+
+def overwrite(path: Path, layout: str) -> None:
+    """Overwrite a cache."""
+    write_from(0, open_writer(path, layout, overwrite=True))
+
+
+def killed(path: Path, layout: str) -> None:
+    """Publish, commit, and end in the middle."""
+    writer = open_writer(path, layout)
+    commit(writer, range(5))
+    publish(writer, range(5))
+    commit(writer, range(5, 11))
+    commit(writer, range(11, 16))
+    write(writer, range(16, 18))
+    os._exit(0)  # a writer that is dropped would be closed
+
+
+def recover(path: Path, layout: str) -> None:
+    """Bring back what a killed writer had committed, and go on."""
+    write_from(16, open_writer(path, layout))
+
+
+def killed_overwrite(path: Path, layout: str) -> None:
+    """Commit utterances of the new model, and end in the middle."""
+    begun_by_the_old_model(path, layout)
+    writer = open_writer(path, layout, overwrite=True)
+    commit(writer, range(6))
+    write(writer, range(6, 8))
+    os._exit(0)
+
+
+def overwrite_on(path: Path, layout: str) -> None:
+    """Go on with an overwrite that was killed."""
+    write_from(6, open_writer(path, layout, overwrite=True))
+
+
+def part_writers(path: Path, layout: str) -> None:
+    """Let two processes write parts, several each, while a third publishes."""
+    waiting, starting = os.pipe()
+    shares = (range(2, 14), range(14, 26))
+    write_share = partial(_write_parts, path, layout, waiting)
+    children = [_in_child(partial(write_share, share)) for share in shares]
+    writer = open_writer(path, layout)
+    commit(writer, range(2))
+    os.write(starting, b"!" * len(shares))
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    publish(writer, range(26))
+    commit(writer, range(26, 28))
+    write(writer, range(28, 30))
+    close(writer, ALL)
+
+
+def abort(path: Path, layout: str) -> None:
+    """Give up what was written since the last publication."""
+    writer = open_writer(path, layout)
+    commit(writer, range(10, 14))
+    publish(writer, range(14))
+    commit(writer, range(14, 18))
+    write(writer, range(18, 20))
+    tell("aborting", range(14))
+    writer.abort()
+
+
+STORIES = {
+    "fresh": Story(fresh),
+    "append": Story(append, begun),
+    "overwrite": Story(overwrite, begun_by_the_old_model),
+    "recover": Story(recover, killed),
+    "overwrite-on": Story(overwrite_on, killed_overwrite),
+    "part-writers": Story(part_writers),
+    "abort": Story(abort, begun),
+}
+
+
+def write_from(first: int, writer: CacheWriter) -> None:
+    """Write the rest in several commits, with a publication in between."""
+    commit(writer, range(first, first + 5))
+    commit(writer, range(first + 5, first + 8))
+    publish(writer, range(first + 8))
+    commit(writer, range(first + 8, first + 12))
+    write(writer, range(first + 12, len(ALL)))
+    close(writer, ALL)
+
+
+def _write_parts(path: Path, layout: str, waiting: int, share: Sequence[int]) -> None:
+    os.read(waiting, 1)
+    with open_part_writer(path, layout) as writer:
+        commit(writer, share[:5])  # the first four fill a part
+        commit(writer, share[5:9])
+        write(writer, share[9:])
+    tell("committed", share[9:])
+
+
+def _in_child(work: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        signal.alarm(LONGEST_S)
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child

@@ -1,0 +1,61 @@
+"""Thousands of crashes of every scenario in every layout: nothing that was promised is ever lost.
+
+`make crash` runs them. `FEATCACHE_CRASH_STATES` sets how many crashes are checked in all,
+`FEATCACHE_CRASH_SEED` which.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+
+import pytest
+from crash_checks import WRONGS
+from crash_jobs import KINDS, Report, crash
+from crash_stories import STORIES
+from crash_trace import can_trace
+from crash_writers import LAYOUTS
+
+STATES = int(os.environ.get("FEATCACHE_CRASH_STATES", "10000"))
+SEED = int(os.environ.get("FEATCACHE_CRASH_SEED", "0"))
+PROCESSES = 2
+JOBS = [(story, layout) for story in STORIES for layout in LAYOUTS]
+
+pytestmark = pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not trace")
+Reports = dict[tuple[str, str], "Future[Report]"]
+
+
+@pytest.fixture(scope="module")
+def reports(request: pytest.FixtureRequest) -> Iterator[Reports]:
+    """The jobs of all tests that are to run, at work."""
+    context = multiprocessing.get_context("spawn")
+    chosen = [item.name for item in request.session.items]
+    jobs = [job for job in JOBS if any(f"[{'-'.join(job)}]" in name for name in chosen)]
+    pool = ProcessPoolExecutor(PROCESSES, context)
+    yield {job: pool.submit(crash, *job, STATES // len(JOBS), SEED) for job in jobs}
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize(("story", "layout"), JOBS)
+def test_no_crash_costs_what_was_promised(reports: Reports, story: str, layout: str) -> None:
+    report = reports[story, layout].result()
+    print(f"\n{story:14} {layout:12} {summary([report])}", end="")
+    assert not report.wrongs, "\n".join([summary([report]), *report.notes])
+
+
+def test_all_in_all(reports: Reports) -> None:
+    done = [report.result() for report in reports.values()]
+    print(f"\ncrash: {summary(done)}")
+    assert all(not report.wrongs for report in done)
+
+
+def summary(reports: list[Report]) -> str:
+    """Return how many crashes were checked, of which kinds, and what was wrong."""
+    states = sum((report.states for report in reports), Counter[str]())
+    wrongs = sum((report.wrongs for report in reports), Counter[str]())
+    kinds = ", ".join(f"{states[kind]:,} {kind}" for kind in KINDS)
+    found = ", ".join(f"{wrongs[wrong]} {wrong}" for wrong in WRONGS)
+    return f"{states.total():,} states ({kinds}): {found}"

@@ -1,0 +1,116 @@
+"""Stories of writers that a fault may meet: the cache before, the work, the promises."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eight_layouts import open_writer, write, write_missing
+
+BEFORE = range(4)  # stored and published before the story, but in "fresh"
+EVERYTHING = range(13)
+
+
+@dataclass
+class Promise:
+    """Utterances that must not be lost: by number."""
+
+    committed: set[int] = field(default_factory=set)
+    published: set[int] = field(default_factory=set)
+
+
+Begin = Callable[[], None]  # faults happen from here on
+
+
+def fresh(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    begin()
+    with open_writer(path, layout) as writer:
+        write(writer, range(3))
+        writer.commit()
+        promise.committed |= {*range(3)}
+        write(writer, range(3, 5))
+        writer.publish()
+        promise.committed |= {*range(5)}
+        promise.published |= {*range(5)}
+        write(writer, range(5, 8))
+        writer.commit()
+        promise.committed |= {*range(8)}
+        write(writer, range(8, 13))
+    promise.committed |= {*EVERYTHING}
+    promise.published |= {*EVERYTHING}
+
+
+def append(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    begin()
+    with open_writer(path, layout) as writer:
+        for numbers in (range(4, 7), range(7, 10)):
+            write_missing(writer, numbers)
+            writer.commit()
+            promise.committed |= {*numbers}
+        write_missing(writer, range(10, 13))
+    promise.committed |= {*EVERYTHING}
+    promise.published |= {*EVERYTHING}
+
+
+def overwrite(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    begin()
+    with open_writer(path, layout, overwrite=True) as writer:
+        write(writer, range(6), build=1)
+        writer.commit()
+        promise.committed |= {*range(6)}
+        write(writer, range(6, 13), build=1)
+    promise.committed |= {*EVERYTHING}
+
+
+def close(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    with open_writer(path, layout) as writer:
+        write(writer, range(4, 9))
+        writer.commit()
+        promise.committed |= {*range(4, 9)}
+        write(writer, range(9, 13))
+        begin()
+    promise.committed |= {*EVERYTHING}
+    promise.published |= {*EVERYTHING}
+
+
+STORIES: dict[str, Callable[[Path, str, Promise, Begin], None]] = {
+    "fresh": fresh,
+    "append": append,
+    "overwrite": overwrite,
+    "recover": append,
+    "close": close,
+}
+RECOVERED = range(4, 9)  # committed by the writer that died before "recover"
+
+
+def promised_before(story: str) -> Promise:
+    """What holds before a story begins."""
+    if story == "fresh":
+        return Promise()
+    committed = {*BEFORE, *(RECOVERED if story == "recover" else ())}
+    return Promise(set() if story == "overwrite" else committed, {*BEFORE})
+
+
+def prepare(path: Path, story: str, layout: str) -> None:
+    """Make the cache that a story begins with."""
+    if story == "fresh":
+        return
+    with open_writer(path, layout) as writer:
+        write(writer, BEFORE)
+    if story == "recover":
+        child = os.fork()
+        if child == 0:
+            _die_after_a_commit(path, layout)
+        os.waitpid(child, 0)
+
+
+def _die_after_a_commit(path: Path, layout: str) -> None:
+    try:
+        writer = open_writer(path, layout)
+        write(writer, RECOVERED)
+        writer.commit()
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,113 @@
+"""Small caches to be damaged, and all that readers and writers can do with them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import signal
+from functools import cache, partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from eight_layouts import LAYOUTS, open_writer, write, write_missing
+from fuzz_children import typed
+from fuzz_format import UNSEALED
+
+import featcache
+from featcache.errors import FeatcacheError
+
+BOTH = range(8)  # published, in two parts
+KNOWN = "spk1/utt-1"
+DEAD = range(8, 11)  # committed by a writer that died
+HOW: list[dict[str, Any]] = [
+    *({}, {}, {"mapped": False}, {"verify": "columns"}, {"verify": "arrays"}),
+    *(
+        [{"check_reads": True}]
+        if "check_reads" in inspect.signature(featcache.open).parameters
+        else []
+    ),
+]
+
+
+def make_caches(root: Path) -> None:
+    """Make `sealed/<layout>` and, with a part that was never sealed, `dead/<layout>`."""
+    for layout in LAYOUTS:
+        for numbers in (BOTH[:5], BOTH[5:]):
+            with open_writer(root / "sealed" / layout, layout) as writer:
+                write(writer, numbers)
+        shutil.copytree(root / "sealed" / layout, root / "dead" / layout)
+        _write_and_die(root / "dead" / layout, layout)
+
+
+def _write_and_die(path: Path, layout: str) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            writer = open_writer(path, layout)
+            for number in DEAD:
+                write(writer, [number])
+                writer.commit()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def sealed_files(path: Path) -> list[Path]:
+    """All files of a cache that a digest covers."""
+    found = [file for file in sorted(path.rglob("*")) if file.is_file() or file.is_symlink()]
+    return [file for file in found if not UNSEALED.search(str(file.relative_to(path)))]
+
+
+def is_container(file: Path) -> bool:
+    return (
+        file.suffix in (".h5", ".tar", ".lca")
+        or ".zarr" in str(file)
+        or file.name in ("fbank.npy", "units.npy")
+    )
+
+
+def read_all(path: Path, how: dict[str, Any]) -> None:
+    """Read all there is, in every way; each way may raise a `FeatcacheError`."""
+    try:
+        opened = featcache.open(path, **how)
+    except FeatcacheError:
+        return
+    ids: list[str] = []
+    typed(lambda: ids.extend(opened), lambda: opened.lengths("fbank"))
+    for name in ("fbank", "units"):
+        typed(partial(opened.read_batch, ids, name), partial(opened.lengths, name, ids))
+        typed(*(partial(opened.read, id, name) for id in ids))
+        typed(*(partial(opened.read, id, name, 1, 2) for id in ids))
+    typed(lambda: opened.stats("fbank"), lambda: KNOWN in opened, lambda: opened[KNOWN])
+
+
+def write_more(path: Path, layout: str, overwrite: bool) -> None:
+    """Recover, write and publish."""
+    with open_writer(path, layout, overwrite=overwrite) as writer:
+        write_missing(writer, (1, 30))
+
+
+def picture(path: Path) -> dict[str, object]:
+    """All that is in a directory, to see whether anything changed."""
+    return {
+        str(file.relative_to(path)): file.read_bytes() if file.is_file() else file.is_dir()
+        for file in sorted(path.rglob("*"))
+    }
+
+
+@cache
+def names(base: Path) -> tuple[list[str], list[str]]:
+    """Names of the files of a cache that a digest covers: containers, and others."""
+    files = sealed_files(base)
+    containers = {file for file in files if is_container(file)}
+    named = [[file for file in files if (file in containers) == which] for which in (True, False)]
+    first, second = ([str(file.relative_to(base)) for file in each] for each in named)
+    return first, second
+
+
+def pick(base: Path, chance: Random) -> str:
+    """Name a file of a cache, seldom a container."""
+    containers, others = names(base)
+    return chance.choice(containers if chance.random() < 0.15 else others)
