@@ -44,9 +44,7 @@ def recover_parts(
     for name, sealed in list(list_parts(cache)):
         directory = cache / PARTS / name
         if sealed is not None:
-            (directory / journals.NAME).unlink(
-                missing_ok=True
-            )  # its writer failed, or died, just before
+            _finish_seal(directory)
             continue
         try:
             held = WriterLock(directory)
