@@ -23,7 +23,7 @@ from featcache.interface import Array, EncodedArray, Extent, FinishesFiles
 from featcache.store import journal as journals
 from featcache.store.extents import Containers
 from featcache.store.journal import Journal, Placed, Utterance, read_journal
-from featcache.store.lock import WriterLock, holder
+from featcache.store.lock import WriterLock, holder_text
 from featcache.store.manifest import PARTS
 from featcache.store.part import SEAL, checksum, list_parts, read_part, remove_part
 from featcache.store.writing.open_part import OpenPart, container_groups
@@ -44,19 +44,16 @@ def recover_parts(
     for name, sealed in list(list_parts(cache)):
         directory = cache / PARTS / name
         if sealed is not None:
-            (directory / journals.NAME).unlink(
-                missing_ok=True
-            )  # its writer failed, or died, just before
+            _finish_seal(directory)
             continue
         try:
             held = WriterLock(directory)
         except FileNotFoundError:  # its writer has removed it
             continue
         except CacheLockedError as error:
-            found = holder(directory)
-            which = "" if found is None else f" ({found.pid} on {found.host}, since {found.since})"
             raise CacheLockedError(
-                f"part {str(directory)!r} is still being written by another process; end it first{which}"
+                f"part {str(directory)!r} is still being written by {holder_text(directory)}; "
+                "end that first"
             ) from error
         try:
             if (
