@@ -31,7 +31,7 @@ from featcache.parallel.plan import (
     save_batches,
 )
 from featcache.parallel.worker import Job, Work
-from featcache.store import part_writer, recover
+from featcache.store import committed, part_writer
 from featcache.store.journal import Journal, read_journal
 
 lengths_lists = st.lists(st.integers(0, 1000) | st.floats(0, 1e6), max_size=200)
@@ -125,7 +125,7 @@ def test_a_part_that_is_sealed_while_it_is_looked_at_counts(tmp_path: Path, monk
             part.close()
             return read_journal(cache, directory)
 
-        monkeypatch.setattr(recover, "read_journal", seal_just_before)
+        monkeypatch.setattr(committed, "read_journal", seal_just_before)
         missing = missing_from(tmp_path, hashes_of([id_of(number) for number in range(5)]))
         assert missing.tolist() == [False, False, False, True, True]
 
@@ -155,6 +155,6 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
         work = Work(job, lambda: env)
         with pytest.raises(ComputeError, match="cannot compute 3"):
             work.run(Task(PLAN, 0, 5), lambda progress: None)
-        assert sorted(recover.committed(path)) == sorted(Numbers(5).ids[:3])
+        assert sorted(committed.committed(path)) == sorted(Numbers(5).ids[:3])
         work.share.finish()
         shutil.rmtree(directory)

@@ -17,8 +17,8 @@ from featcache.parallel.claim import Claim
 from featcache.parallel.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.parallel.share import Share
 from featcache.parallel.stats_hooks import made_from_what
+from featcache.store.committed import committed
 from featcache.store.part_writer import PartWriter
-from featcache.store.recover import committed
 
 if TYPE_CHECKING:
     from featcache.parallel.collect_stats import CollectStatsRunner

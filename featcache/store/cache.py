@@ -20,7 +20,7 @@ from featcache.store.extents import Containers
 from featcache.store.format.disk_errors import reading
 from featcache.store.generation import load_generation
 from featcache.store.reading import FeatureArrays
-from featcache.store.verify import container_damage, generation_damage, page_damage, raise_damage
+from featcache.store.verify import all_damage, raise_damage
 
 if TYPE_CHECKING:
     from featcache.store.reader import FeatureReader
@@ -95,16 +95,9 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         }
         if verify is not None:
             with reading(self.path):
-                self._verify(verify)
-
-    def _verify(self, level: str) -> None:
-        found = [
-            *generation_damage(self.path, self._manifest),
-            *container_damage(self.path, self._index.containers),
-        ]
-        if level == "arrays":
-            found += page_damage(self.path, self._manifest, self._index)
-        raise_damage(found)
+                raise_damage(
+                    all_damage(self.path, self._manifest, self._index, arrays=verify == "arrays")
+                )
 
     def __reduce__(self) -> tuple[object, ...]:
         return _reopen, (self.path, self._check_reads, self._mapped)
@@ -191,7 +184,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         if len(rows):
             arrays.check_length(int(rows[lengths.argmax()]))
         longest = int(lengths.max(initial=0))
-        data = np.empty((len(rows), longest, *arrays.dims), arrays.dtype)
+        data = arrays.empty(len(rows), longest)
         for out, row, length in zip(data, rows.tolist(), lengths.tolist(), strict=True):
             arrays.read_into(row, out[:length])
             out[length:] = 0

@@ -12,7 +12,7 @@ import xxhash
 from featcache.container_files import Pages
 from featcache.errors import CorruptCacheError
 from featcache.store.extents import Containers, Piece
-from featcache.store.files import open_within
+from featcache.store.files import open_there
 from featcache.store.format.pages import container_digest
 from featcache.store.index import ContainerColumns
 from featcache.store.manifest import Manifest
@@ -47,7 +47,7 @@ class Checks:
         self._containers.check(container, offset, nbytes)
         path = self._columns.path(container)
         pages = self._pages_of(container, path)
-        descriptor = open_within(self._cache, path)
+        descriptor = open_there(self._cache, path)
         try:
             check_pages(descriptor, self._cache / path, pages, offset, nbytes)
         finally:

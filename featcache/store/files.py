@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import cast
@@ -16,7 +17,7 @@ from typing import cast
 import xxhash
 
 from featcache.container_files import sync_directory, sync_file, write_all
-from featcache.errors import CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError
 
 MAX_JSON_BYTES = 32 << 20  # a larger one is no manifest, seal or journal line of ours
 _UNSYNCABLE = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP)
@@ -53,15 +54,24 @@ def make_directory(path: Path) -> None:
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write a whole file under its final name, by way of a temporary one; its neighbours are durable before it."""
-    aside = path.with_name(path.name + ".tmp")
-    with contextlib.suppress(FileNotFoundError):
-        aside.unlink()  # left by a killed writer, or a link that leads elsewhere
-    with aside.open("xb", buffering=0) as file:
-        write_all(file, data)
-        sync_file(file)
-    sync_directory(path.parent)  # what the file names must not come after it
-    aside.replace(path)
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this writer alone
+    try:
+        with aside.open("xb", buffering=0) as file:
+            write_all(file, data)
+            sync_file(file)
+        sync_directory(path.parent)  # what the file names must not come after it
+        aside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
     sync_directory(path.parent)
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove what writers that were killed in `write_durably` left of the JSON files of a directory."""
+    for left in directory.glob(f"*.json.{'[0-9a-f]' * 8}.tmp"):
+        left.unlink(missing_ok=True)
 
 
 def open_within(root: Path, path: str) -> int:
@@ -84,6 +94,25 @@ def open_within(root: Path, path: str) -> int:
         os.close(descriptor)
         raise CorruptCacheError(f"{str(root / path)!r} is damaged: it is no regular file")
     return descriptor
+
+
+def open_there(root: Path, path: str) -> int:
+    """Open a file as `open_within` does; raises `CorruptCacheError` if it is missing."""
+    try:
+        return open_within(root, path)
+    except FileNotFoundError as error:
+        raise CorruptCacheError(
+            f"{str(root / path)!r} is missing; put it back, or open the cache again if it was overwritten meanwhile"
+        ) from error
+
+
+def check_own_directory(directory: Path) -> None:
+    """Raise `CorruptCacheError` if a directory to write in is a link, or none: what it leads to is not ours."""
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
+        raise CorruptCacheError(
+            f"{str(directory)!r} is damaged: it is a link or no directory; a cache keeps all its files in its own "
+            "directory: put back what was there"
+        )
 
 
 def _open_at(directory: int, name: str, kind: int, path: Path) -> int:
@@ -116,6 +145,11 @@ def pack_json(content: object) -> bytes:
     b'["c5e3762ffc8453c6",{"a":1}]'
     """
     body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    if len(body) > MAX_JSON_BYTES - 64:
+        raise CacheError(
+            f"a record of {len(body):,} bytes is more than the {MAX_JSON_BYTES:,} that a cache can hold in one: "
+            "cut the utterance, or write the cache anew in fewer parts"
+        )
     return b'["' + digest(body).encode() + b'",' + body + b"]"
 
 

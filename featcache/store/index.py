@@ -189,6 +189,25 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
     return index
 
 
+def is_sound(index: Index) -> bool:
+    """Tell whether the numbers of an index can be: places ascend, and what is named is there."""
+    count = len(index)
+    sound = _ascends(index.id_ends) and (
+        count == 0 or 0 <= index.hash_rows.min() <= index.hash_rows.max() < count
+    )
+    for columns in index.features.values():
+        numbers = columns.container
+        sound = sound and _ascends(columns.first) and int(columns.first[0]) == 0
+        sound = sound and (
+            not len(numbers) or 0 <= numbers.min() <= numbers.max() < len(index.containers)
+        )
+    return bool(sound)
+
+
+def _ascends(numbers: Ints) -> bool:
+    return bool((numbers[1:] >= numbers[:-1]).all())
+
+
 def read_strings(file: ColumnFile, name: str) -> Strings:
     """Take a column of strings out of a file of columns."""
     strings = Strings(file.column(f"{name}_ends", np.int64), file.column(f"{name}_bytes", np.uint8))

@@ -21,6 +21,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from featcache.errors import CacheLockedError
 
 NAME = "writer.lock"
+SOFT_NAME = "writer.lock.soft"
 HOLDER = "writer.json"
 PATIENCE_S = 0.1  # `is_locked` holds a lock for the moment in which it looks
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
@@ -110,6 +111,6 @@ def _acquired(directory: Path, timeout_s: float) -> BaseFileLock:
             "%r lies on a file system without flock: see that one writer at a time works",
             str(directory),
         )
-        lock = SoftFileLock(directory / NAME, thread_local=False)
+        lock = SoftFileLock(directory / SOFT_NAME, thread_local=False)  # its being there is the lock
         lock.acquire(timeout=timeout_s, poll_interval=0.005)
     return lock

@@ -15,14 +15,14 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
-from featcache.container_files import Pages, sync_directory
-from featcache.errors import CorruptCacheError
+from featcache.container_files import PAGE_BYTES, Pages, sync_directory
+from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.feature import FeatureStorageConfig
 from featcache.store import journal
 from featcache.store.files import digest, read_within, text, unpack_json
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.strings import Ints
-from featcache.store.index import Index, read_index
+from featcache.store.index import Index, is_sound, read_index
 from featcache.store.journal import Header
 from featcache.store.manifest import PARTS, PartEntry
 
@@ -45,34 +45,57 @@ class SealedPart:
         return f"{PARTS}/{self.entry.name}"
 
     def open_columns(self, cache: Path) -> ColumnFile:
-        """Open the part's columns; not mapped, for there may be many parts."""
-        return ColumnFile(cache, f"{self.directory}/{COLUMNS}", mapped=False, expected=self.columns)
+        """Open the part's columns."""
+        return _open_columns(cache, f"{self.directory}/{COLUMNS}", self.columns)
+
+    def open_stats(self, cache: Path) -> ColumnFile:
+        """Open the columns that hold the statistics of the rows that count."""
+        stones = self.entry.tombstones
+        if stones is None:
+            return self.open_columns(cache)
+        return _open_columns(cache, f"{self.directory}/{stones.file}", stones.digest)
 
     def index(self, cache: Path, names: list[str]) -> Index:
         """Read the part's columns, those of ids and containers, and of some features."""
         with self.open_columns(cache) as file:
             index = read_index(file, names)
-        if len(index) != self.entry.rows:
+        if (
+            len(index) != self.entry.rows
+            or not {*names} <= self.header.dims.keys()
+            or not is_sound(index)
+        ):
             raise CorruptCacheError(
-                f"part {str(cache / self.directory)!r} is damaged: it has {len(index)} rows"
+                f"part {str(cache / self.directory)!r} is damaged: its index does not fit it; remove it to "
+                "compute its utterances again"
             )
         return index
 
     def tombstones(self, cache: Path) -> Ints:
         """Read which rows count no more, ascending."""
-        stones = self.entry.tombstones
-        if stones is None:
+        if self.entry.tombstones is None:
             return np.empty(0, np.int64)
-        with ColumnFile(
-            cache, f"{self.directory}/{stones.file}", mapped=False, expected=stones.digest
-        ) as file:
-            return file.column("rows", np.int64)
+        with self.open_stats(cache) as file:
+            rows = file.column("rows", np.int64)
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.entry.rows:
+            raise CorruptCacheError(
+                f"{str(file.path)!r} is damaged: it names rows that are not there"
+            )
+        return rows
 
     def pages(self, cache: Path) -> list[Pages]:
         """Read the checksums of the pages of each container, in the order of the part's index."""
         with self.open_columns(cache) as file:
             pages, ends = file.column("pages", np.uint64), file.column("page_ends", np.int64)
         return np.split(pages, ends[1:-1])
+
+
+def _open_columns(cache: Path, path: str, digest: str) -> ColumnFile:
+    try:
+        return ColumnFile(cache, path, mapped=False, expected=digest)  # there may be many parts
+    except FileNotFoundError as error:
+        raise CorruptCacheError(
+            f"{str(cache / path)!r} is missing; put it back, or remove its part to compute its utterances again"
+        ) from error
 
 
 def read_part(cache: Path, name: str) -> SealedPart | None:
@@ -84,6 +107,11 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
         return None
     content = cast(dict[str, Any], unpack_json(data, repr(str(cache / file))))
     try:
+        if content["page_bytes"] != PAGE_BYTES:
+            raise FormatVersionError(
+                f"part {str(cache / file)!r} has pages of {content['page_bytes']!r} bytes, which this featcache does "
+                "not know; upgrade featcache"
+            )
         entry = PartEntry.from_json(content | {"digest": digest(data), "name": name})
         return SealedPart(
             dataclasses.replace(entry, tombstones=None),

@@ -25,6 +25,7 @@ from featcache.store.closing import close_after
 from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.generation import load_generation
+from featcache.store.index import Index
 from featcache.store.manifest import PARTS
 from featcache.store.part import header_for, remove_part
 from featcache.store.writing.free_space import FreeSpace
@@ -32,15 +33,10 @@ from featcache.store.writing.open_part import OpenPart
 from featcache.store.writing.publish import sealed_parts
 from featcache.store.writing.unclosed import close_at_exit
 
-COMMIT_INTERVAL_S = (
-    2.0  # what a killed writer loses at most, in time, of what has been written to the disk
-)
+COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has reached the disk
 QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
-PART_BYTES = (
-    8 << 30
-)  # a killed writer's part is read once when it is recovered, and copied if it is an HDF5 file
-PART_ROWS = 100_000  # the notes on these stay in memory until the part is sealed, about 1 KB each
-
+PART_BYTES = 8 << 30  # a killed writer's part is read when it is recovered, and an HDF5 file copied
+PART_ROWS = 100_000  # notes on these stay in memory until the part is sealed, about 1 KB each
 
 
 class PartWriter:
@@ -64,36 +60,14 @@ class PartWriter:
         self.closed = False
         self._pid = os.getpid()
         self._one_at_a_time = threading.RLock()  # threads may share a writer
-        with reading(self.path):
-            manifest, index, _ = load_generation(self.path)
-        self._build = manifest.building
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
-        if self._fingerprint != manifest.building_fingerprint:
-            raise StaleCacheError(
-                f"cache {str(self.path)!r} is being written with other declarations or another fingerprint than given "
-                "here; give those of its CacheWriter"
-            )
-        stored = sealed_parts(self.path, self._build, self._fingerprint)
-        published = (
-            {entry.name for entry in manifest.parts}
-            if manifest.build == manifest.building
-            else set()
-        )
-        if not published <= {part.entry.name for part in stored}:
-            published = set()  # somebody removed a part: what it held is to be computed again
-        self._stored = [
-            part.index(self.path, []) for part in stored if part.entry.name not in published
-        ]
-        if published:
-            self._stored.append(index)
-        self._dims = stored[0].header.dims if stored else {}
+        with reading(self.path):
+            self._build, self._stored, self._dims = self._find_stored()
         self._numbers: dict[str, int] = {}  # id -> its number, of what is in no sealed part
         self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
         self._space = FreeSpace(self.path, len(self.features), sum(map(len, self._stored)))
-        self._part: OpenPart | None = (
-            None  # takes what is written now; the thread may still be at the one before
-        )
+        self._part: OpenPart | None = None  # takes what is written; the thread may be at the one before
         self._part_bytes = self._part_rows = 0
         self._unsealed: list[OpenPart] = []  # oldest first, as the thread works them off
         self._sealed: list[str] = []
@@ -103,6 +77,23 @@ class PartWriter:
         self._forget = close_at_exit(
             self, f"the part writer of {str(self.path)!r}", PartWriter.close
         )
+
+    def _find_stored(self) -> tuple[int, list[Index], Mapping[str, tuple[int, ...]]]:
+        """Return the build that is written, the indexes of what it holds, and the shapes of its frames."""
+        manifest, index, _ = load_generation(self.path)
+        if self._fingerprint != manifest.building_fingerprint:
+            raise StaleCacheError(
+                f"cache {str(self.path)!r} is being written with other declarations or another fingerprint than given "
+                "here; give those of its CacheWriter"
+            )
+        parts = sealed_parts(self.path, manifest.building, self._fingerprint)
+        current = manifest.build == manifest.building
+        published = {entry.name for entry in manifest.parts} if current else set()
+        if not published <= {part.entry.name for part in parts}:
+            published = set()  # somebody removed a part: what it held is to be computed again
+        stored = [part.index(self.path, []) for part in parts if part.entry.name not in published]
+        dims = parts[0].header.dims if parts else {}
+        return manifest.building, stored + [index] * bool(published), dims
 
     def __contains__(self, id: str) -> bool:
         """Say whether an utterance is stored already, or was written now."""

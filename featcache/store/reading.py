@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import CorruptCacheError, FeatcacheError
+from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
 from featcache.interface import Array, Codec, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store.checks import Checks
@@ -60,11 +60,21 @@ class FeatureArrays:
                 return view[start:stop].copy() if self.has_frames else view[0, ...].copy()
             length: int = self._length[row] if stop is None else stop
             self.check_length(row)
-            out = np.empty((length - start, *self.dims), self.dtype)
+            out = self.empty(length - start)
             self._read_into(row, out, start)
             return out if self.has_frames else out[0, ...]
         except (IndexError, ValueError, OverflowError) as error:
             raise self._damaged(row, error) from None
+
+    def empty(self, *lengths: int) -> Array:
+        """Return an array of shape (*lengths, *dims) to read into; raises `CacheError` if memory lacks."""
+        try:
+            return np.empty((*lengths, *self.dims), self.dtype)
+        except (MemoryError, ValueError) as error:
+            raise CacheError(
+                f"feature {self.name!r}: no memory for frames {lengths} of shape {self.dims}: {error}; read less at "
+                "once, or see whether the cache is damaged (verify='columns')"
+            ) from error
 
     def read_into(self, row: int, out: Array, start: int = 0) -> None:
         """Copy the frames from `start` on into the contiguous `out` of shape (frames, *dims)."""

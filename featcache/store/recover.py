@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +24,7 @@ from featcache.store import journal as journals
 from featcache.store.extents import Containers
 from featcache.store.journal import Journal, Placed, Utterance, read_journal
 from featcache.store.lock import WriterLock, holder
-from featcache.store.manifest import PARTS, read_manifest
+from featcache.store.manifest import PARTS
 from featcache.store.part import SEAL, checksum, list_parts, read_part, remove_part
 from featcache.store.writing.open_part import OpenPart, container_groups
 from featcache.store.writing.seal import seal_directory
@@ -67,31 +67,6 @@ def recover_parts(
             held.release()
 
 
-def committed_builds(cache: Path) -> dict[str, int]:
-    """Return, by fingerprint, the latest build that any part, sealed or not, holds committed utterances of."""
-    builds: dict[str, int] = {}
-    for name, sealed in list_parts(cache):
-        journal = None if sealed is not None else read_journal(cache, f"{PARTS}/{name}")
-        if sealed is not None or (journal is not None and journal.utterances):
-            header = sealed.header if sealed is not None else cast(Journal, journal).header
-            builds[header.fingerprint] = max(header.build, builds.get(header.fingerprint, 0))
-    return builds
-
-
-def committed(cache: Path) -> Iterator[str]:
-    """Iterate over the ids in all parts of the build that is being written: sealed, left by dead writers, or open."""
-    manifest = read_manifest(cache)
-    current = (manifest.building, manifest.building_fingerprint)
-    for name, sealed in list(list_parts(cache)):
-        journal = None if sealed is not None else read_journal(cache, f"{PARTS}/{name}")
-        if journal is None:  # or its writer has sealed it since
-            sealed = sealed or read_part(cache, name)
-        if sealed is not None and (sealed.header.build, sealed.header.fingerprint) == current:
-            yield from sealed.index(cache, []).ids()
-        elif journal is not None and (journal.header.build, journal.header.fingerprint) == current:
-            yield from (utterance.id for utterance in journal.utterances)
-
-
 def _recover(
     cache: Path, name: str, features: Mapping[str, FeatureStorageConfig], wanted: tuple[int, str]
 ) -> None:
@@ -104,6 +79,9 @@ def _recover(
     elif journal is None or not (journal.utterances or journal.damaged):
         remove_part(directory)
     elif (journal.header.build, journal.header.fingerprint) == wanted:
+        if not features.keys() == journal.header.dims.keys() == journal.header.block_rows.keys():
+            _set_aside(directory, "its journal names other features")
+            return
         good, lost = _checked(directory, journal)
         if not (lost or journal.damaged) and _seal_in_place(cache, name, features, journal):
             return
@@ -128,7 +106,9 @@ def _finish_seal(directory: Path) -> None:
     """Do what comes after the seal, where the writer failed or died just before that."""
     journal = directory / journals.NAME
     if journal.exists():
-        sync_directory(directory)  # or a power cut would take the seal, and the journal be gone, too
+        sync_directory(
+            directory
+        )  # or a power cut would take the seal, and the journal be gone, too
         journal.unlink(missing_ok=True)
 
 
@@ -263,6 +243,7 @@ class _Source:
             placed for utterance in journal.utterances for placed in utterance.arrays.values()
         )
         paths = sorted({extent.container for placed in arrays for extent in placed.extents})
+        self._features = journal.header.dims.keys()
         self._numbers = {path: number for number, path in enumerate(paths)}
         self._containers = Containers(
             directory, paths.__getitem__, [_size(directory / path) for path in paths]

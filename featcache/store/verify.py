@@ -12,11 +12,11 @@ import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.store.files import digest, open_within, read_within
+from featcache.store.files import open_there, open_within
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.pages import container_digest, pages_of
 from featcache.store.format.strings import Ints
-from featcache.store.index import ContainerColumns, FeatureColumns, Index
+from featcache.store.index import ContainerColumns, FeatureColumns, Index, read_index
 from featcache.store.manifest import (
     PARTS,
     Manifest,
@@ -63,27 +63,69 @@ def container_damage(
             )
 
 
-def generation_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
-    """Compare all files of a generation but the containers with the digests that their parents name."""
-    with_index: dict[str, str] = {manifest.index: manifest.index_digest}
+def all_damage(cache: Path, manifest: Manifest, index: Index, *, arrays: bool) -> Iterator[str]:
+    """Compare all files of a cache with what their parents say of them.
+
+    Args:
+        cache: the cache directory.
+        manifest: that of the current generation.
+        index: that of the current generation.
+        arrays: read the containers, too, not only their sizes.
+    """
+    kept: dict[str, Manifest] = {}
     for name in kept_manifests(cache):
         try:
-            other = read_manifest(cache, manifest_file(name))
+            kept[name] = read_manifest(cache, manifest_file(name))
         except CacheError as error:
             yield str(error)
         else:
-            if other.name in (manifest.name, manifest.previous):
-                with_index[other.index] = other.index_digest
-    for name in filter(None, (manifest.name, manifest.previous)):
+            if kept[name].name != name:
+                yield f"{str(cache / manifest_file(name))!r} is damaged: it is the manifest of {kept.pop(name).name!r}"
+    for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
         if not (cache / manifest_file(name)).exists():
             yield f"{str(cache / manifest_file(name))!r} is missing"
-    for path, expected in with_index.items():
-        yield from _column_damage(cache, path, expected)
+    yield from _generation_damage(cache, manifest, index, arrays)
+    previous = kept.get(manifest.previous or "")
+    if previous is not None:
+        yield from _column_damage(cache, previous.index, previous.index_digest)
+    for name in {*manifest.tags.values()} & kept.keys() - {manifest.name}:
+        yield from _tagged_damage(cache, kept[name], arrays)
+
+
+def _tagged_damage(cache: Path, manifest: Manifest, arrays: bool) -> Iterator[str]:
+    try:
+        with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
+            index = read_index(file, list(manifest.features))
+    except (CacheError, FileNotFoundError):
+        yield from _column_damage(cache, manifest.index, manifest.index_digest)
+    else:
+        yield from _generation_damage(cache, manifest, index, arrays)
+
+
+def _generation_damage(
+    cache: Path, manifest: Manifest, index: Index, arrays: bool
+) -> Iterator[str]:
+    yield from _column_damage(cache, manifest.index, manifest.index_digest)
     for path, expected in manifest.files.items():
-        if digest(read_within(cache, path)) != expected:
-            yield f"{str(cache / path)!r} is damaged: its checksum does not match"
+        yield from _file_damage(cache, path, expected)
     for entry in manifest.parts:
         yield from _part_damage(cache, entry)
+    yield from container_damage(cache, index.containers)
+    if arrays:
+        yield from page_damage(cache, manifest, index)
+
+
+def _file_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
+    state = xxhash.xxh3_64()
+    try:
+        with open(open_there(cache, path), "rb") as file:  # noqa: PTH123 (a descriptor)
+            while piece := file.read(1 << 20):
+                state.update(piece)
+    except CacheError as error:
+        yield str(error)
+    else:
+        if state.hexdigest() != expected:
+            yield f"{str(cache / path)!r} is damaged: its checksum does not match"
 
 
 def page_damage(cache: Path, manifest: Manifest, index: Index) -> Iterator[str]:

@@ -6,6 +6,7 @@ One line of JSON in, a trial; one line of JSON out, the outcome.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import select
@@ -32,6 +33,7 @@ HARMLESS = re.compile(r"(^|/)(work-.*|writer\.(lock|json))$")  # of a lock that 
 def main() -> None:
     """Serve until the end of the input; the argument is a directory to work in."""
     root, injector = Path(sys.argv[1]), Injector()
+    logging.disable()  # thousands of trials warn of the same
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(_served(request, root, injector)), flush=True)

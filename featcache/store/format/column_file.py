@@ -17,6 +17,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -38,7 +39,7 @@ MOST_FOOTER_BYTES = 64 << 20
 SMALL_BYTES = (
     1 << 16
 )  # files up to this are read: a mapping takes one of the files that a process may open
-DTYPES = ("|u1", "<i4", "<i8", "<u8", "<f8")
+DTYPE = re.compile(r"[|<][biuf][1248]")  # of a column; of those that a reader does not know, too
 
 
 def save_columns(path: Path, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:
@@ -160,7 +161,7 @@ class ColumnFile:
             for name, (kind, length, offset, expected) in cast(dict[str, Any], content)[
                 "columns"
             ].items():
-                if kind not in DTYPES or natural(offset) != end:
+                if not DTYPE.fullmatch(kind) or natural(offset) != end:
                     raise ValueError(f"column {name!r} is {kind!r} at {offset}")
                 end = offset + natural(length) * np.dtype(kind).itemsize
                 end += -end % ALIGNMENT

@@ -257,7 +257,5 @@ def _encode(array: Array, spec: FeatureSpec, blocks: Blocks | None) -> EncodedAr
         array = np.concatenate([array, filling])
     return EncodedArray(
         rows,
-        tuple(
-            spec.codec.encode(array[i : i + size]) for i in range(0, len(array), size)
-        ),
+        tuple(spec.codec.encode(array[i : i + size]) for i in range(0, len(array), size)),
     )

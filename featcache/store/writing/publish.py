@@ -71,13 +71,14 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
     sealed = sealed_parts(cache, manifest.building, manifest.building_fingerprint)
     _make_durable(cache, sealed, before)
     parts = _with_tombstones(sealed, before)
-    _check_dims(parts)
     indexes = [part.index(cache, names) for part in parts]
+    _check_dims(parts, names)
     rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     doubled = doubled_rows(indexes, rows)
     if any(map(len, doubled)):
         parts = [
-            without_rows(cache, part, some, manifest) for part, some in zip(parts, doubled, strict=True)
+            without_rows(cache, part, some, manifest)
+            for part, some in zip(parts, doubled, strict=True)
         ]
         rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     failed = _failed(cache, before, manifest, outcome, indexes)
@@ -153,9 +154,10 @@ def _with_tombstones(parts: Sequence[SealedPart], before: Manifest) -> list[Seal
     ]
 
 
-def _check_dims(parts: Sequence[SealedPart]) -> None:
-    for part in parts[1:]:
-        for name, dims in part.header.dims.items():
+def _check_dims(parts: Sequence[SealedPart], names: Sequence[str]) -> None:
+    for part in parts:
+        for name in names:
+            dims = part.header.dims[name]
             if dims != parts[0].header.dims[name]:
                 raise FeatureError(
                     f"feature {name!r} has frames of shape {parts[0].header.dims[name]} in part "
@@ -171,15 +173,7 @@ def _merged_stats(
         name: FeatureStats.empty(parts[0].header.dims[name] if parts else ()) for name in names
     }
     for part in parts:
-        stones = part.entry.tombstones
-        file = (
-            part.open_columns(cache)
-            if stones is None
-            else ColumnFile(
-                cache, f"{part.directory}/{stones.file}", mapped=False, expected=stones.digest
-            )
-        )
-        with file:
+        with part.open_stats(cache) as file:
             merged = {name: merged[name].merge(read_stats(file, name)) for name in names}
     return merged
 
@@ -229,6 +223,8 @@ def _among(indexes: Sequence[Index], ids: Iterable[str]) -> set[str]:
 def _next_generation(cache: Path, before: Manifest) -> int:
     """Return a number above that of all generations of which anything lies on disk."""
     found = [
-        generation_number(match[1]) for entry in cache.iterdir() if (match := INDEX.fullmatch(entry.name))
+        generation_number(match[1])
+        for entry in cache.iterdir()
+        if (match := INDEX.fullmatch(entry.name))
     ]
     return max([before.generation, *found, *map(generation_number, kept_manifests(cache))]) + 1

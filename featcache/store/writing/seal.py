@@ -16,7 +16,7 @@ from featcache.feature import FeatureStorageConfig
 from featcache.stats import FeatureStats
 from featcache.store import journal, lock
 from featcache.store.columns import container_columns, index_columns, index_of, rows_of
-from featcache.store.files import open_within, pack_json, write_durably
+from featcache.store.files import open_within, pack_json, remove_unfinished, write_durably
 from featcache.store.format.column_file import save_columns
 from featcache.store.format.pages import container_digest, page_count, pages_of
 from featcache.store.format.strings import Strings, ends_of
@@ -25,7 +25,7 @@ from featcache.store.journal import Header, Utterance
 from featcache.store.manifest import PARTS
 from featcache.store.part import COLUMNS, SEAL, SealedPart, read_part
 
-_NO_CONTAINERS = (journal.NAME, lock.NAME, lock.HOLDER, COLUMNS, SEAL, SEAL + ".tmp")
+_NO_CONTAINERS = (journal.NAME, lock.NAME, lock.SOFT_NAME, lock.HOLDER, COLUMNS, SEAL)
 
 
 def seal_directory(
@@ -43,6 +43,7 @@ def seal_directory(
     """
     directory = cache / PARTS / name
     (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
+    remove_unfinished(directory)
     content = {
         "name": name,
         "rows": len(utterances),
@@ -108,5 +109,3 @@ def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[st
             descriptor = open_within(directory, path)
             with contextlib.closing(os.fdopen(descriptor, "rb")):
                 yield path, pages_of(descriptor)
-
-

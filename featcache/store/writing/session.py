@@ -11,12 +11,14 @@ import numpy as np
 
 from featcache.errors import NotACacheError, StaleCacheError
 from featcache.feature import FeatureStorageConfig
-from featcache.store.files import make_directory
+from featcache.store.committed import committed_builds
+from featcache.store.files import check_own_directory, make_directory
 from featcache.store.fingerprint import cache_fingerprint, differences, fingerprint_digest
 from featcache.store.format.disk_errors import explained
 from featcache.store.generation import load_generation
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import (
+    INDEX,
     MANIFESTS,
     NAME,
     PARTS,
@@ -26,7 +28,7 @@ from featcache.store.manifest import (
     write_manifest,
 )
 from featcache.store.part_writer import PartWriter
-from featcache.store.recover import committed_builds, recover_parts
+from featcache.store.recover import recover_parts
 from featcache.store.verify import container_damage, raise_damage
 from featcache.store.writing.publish import Outcome, publish, sealed_parts
 from featcache.store.writing.superseded import remove_superseded
@@ -76,20 +78,15 @@ class WriteSession:
 
     def publish(self, complete: bool) -> None:
         """Publish what is sealed, if that changes anything."""
-        sealed = sealed_parts(self.path, self._manifest.building, self._fingerprint)
-        changed = {part.entry.name for part in sealed} != {
-            entry.name for entry in self._manifest.parts
-        }
-        if (
-            changed
-            or self.failed
-            or self.expected is not None
-            or complete != self._manifest.complete
-        ):
-            with explained(self.path, _kept):
+        with explained(self.path, _kept):
+            before = self._manifest
+            sealed = sealed_parts(self.path, before.building, self._fingerprint)
+            changed = {part.entry.name for part in sealed} != {part.name for part in before.parts}
+            told = self.failed or self.expected is not None or complete != before.complete
+            if changed or told:
                 outcome = Outcome(complete, self.expected, frozenset(self.failed))
-                self._manifest = publish(self.path, self._manifest, outcome)
-            self.parts.published()
+                self._manifest = publish(self.path, before, outcome)
+                self.parts.published()
 
     def recover(self) -> None:
         """Seal what writers of parts that died had committed."""
@@ -202,7 +199,10 @@ def _claim_directory(path: Path) -> None:
         make_directory(path)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
-    files = rf"{NAME}(\.tmp)?|{PARTS}|{MANIFESTS}|writer\.(lock|json)|index-[0-9]{{6,}}-[0-9a-f]{{8}}\.columns"
+    for directory in (PARTS, MANIFESTS):
+        check_own_directory(path / directory)
+    locks = r"writer\.(lock|lock\.soft|json)"
+    files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{locks}"
     ours = re.compile(rf"{files}|{OTHERS}.*")
     names = sorted(
         entry.name for entry in path.iterdir()

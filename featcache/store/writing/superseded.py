@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 
 from featcache.container_files import sync_directory
-from featcache.errors import CacheLockedError
+from featcache.errors import CacheError, CacheLockedError
+from featcache.store.files import remove_unfinished
 from featcache.store.fingerprint import fingerprint_digest
 from featcache.store.journal import read_journal
 from featcache.store.lock import WriterLock
@@ -16,10 +18,13 @@ from featcache.store.manifest import (
     PARTS,
     Manifest,
     generation_number,
+    kept_manifests,
     manifest_file,
     read_manifest,
 )
 from featcache.store.part import list_parts, remove_part
+
+_log = logging.getLogger("featcache")
 
 
 def remove_superseded(cache: Path, manifest: Manifest) -> None:
@@ -34,11 +39,16 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
         found = INDEX.fullmatch(entry.name)
         if found and found[1] not in kept and generation_number(found[1]) < manifest.generation:
             entry.unlink(missing_ok=True)
-    for entry in list((cache / MANIFESTS).iterdir()) if (cache / MANIFESTS).exists() else []:
-        name = entry.name.partition(".")[0]
-        if entry.suffix == ".tmp" or (name not in kept and generation_number(name) < manifest.generation):
-            entry.unlink(missing_ok=True)
-    tagged = [read_manifest(cache, manifest_file(name)) for name in set(manifest.tags.values())]
+    for directory in (cache, cache / MANIFESTS):
+        remove_unfinished(directory)
+    for name in list(kept_manifests(cache)):
+        if name not in kept and generation_number(name) < manifest.generation:
+            (cache / manifest_file(name)).unlink(missing_ok=True)
+    try:
+        tagged = [read_manifest(cache, manifest_file(name)) for name in {*manifest.tags.values()}]
+    except CacheError as error:
+        _log.warning("no part of %r is removed, since what a tag names is lost: %s", str(cache), error)
+        return
     tagged_parts = {part.name for each in tagged for part in each.parts}
     current = (manifest.build, fingerprint_digest(manifest.fingerprint))
     for name, part in list(list_parts(cache)):
@@ -55,7 +65,7 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
             or name in tagged_parts
         ):
             continue
-        with contextlib.suppress(CacheLockedError):  # a writer that has lost its build, and ends soon
+        with contextlib.suppress(CacheLockedError):  # its writer has lost its build, and ends soon
             _remove(cache / PARTS / name)
 
 

@@ -1,0 +1,36 @@
+"""Looks at what writers have committed, in parts of every state: sealed, open, or left by writers that died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from featcache.store.journal import Journal, read_journal
+from featcache.store.manifest import PARTS, read_manifest
+from featcache.store.part import list_parts, read_part
+
+
+def committed_builds(cache: Path) -> dict[str, int]:
+    """Return, by fingerprint, the latest build that any part, sealed or not, holds committed utterances of."""
+    builds: dict[str, int] = {}
+    for name, sealed in list_parts(cache):
+        journal = None if sealed is not None else read_journal(cache, f"{PARTS}/{name}")
+        if sealed is not None or (journal is not None and journal.utterances):
+            header = sealed.header if sealed is not None else cast(Journal, journal).header
+            builds[header.fingerprint] = max(header.build, builds.get(header.fingerprint, 0))
+    return builds
+
+
+def committed(cache: Path) -> Iterator[str]:
+    """Iterate over the ids in all parts of the build that is being written: sealed, left by dead writers, or open."""
+    manifest = read_manifest(cache)
+    current = (manifest.building, manifest.building_fingerprint)
+    for name, sealed in list(list_parts(cache)):
+        journal = None if sealed is not None else read_journal(cache, f"{PARTS}/{name}")
+        if journal is None:  # or its writer has sealed it since
+            sealed = sealed or read_part(cache, name)
+        if sealed is not None and (sealed.header.build, sealed.header.fingerprint) == current:
+            yield from sealed.index(cache, []).ids()
+        elif journal is not None and (journal.header.build, journal.header.fingerprint) == current:
+            yield from (utterance.id for utterance in journal.utterances)

@@ -1,0 +1,134 @@
+"""A reader of caches, written from `docs/format.md` alone: NumPy, json, zlib, xxhash, and the libraries of codecs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import zlib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def unsealed(data: bytes) -> Any:
+    """Sealed JSON."""
+    assert data[:2] == b'["'
+    assert data[18:20] == b'",'
+    assert data[-1:] == b"]"
+    assert xxhash.xxh3_64_hexdigest(data[20:-1]) == data[2:18].decode()
+    return json.loads(data[20:-1])
+
+
+def columns_of(data: bytes, digest: str) -> dict[str, Array]:
+    """A column file, with all its checksums."""
+    start = int.from_bytes(data[-8:], "little")
+    assert xxhash.xxh3_64_hexdigest(data[start:]) == digest
+    footer = unsealed(data[start:-8])["columns"]
+    ends = [*[offset for _, _, offset, _ in footer.values()][1:], start]
+    columns, behind = {}, 0
+    for end, (name, (dtype, length, offset, checksum)) in zip(ends, footer.items(), strict=True):
+        assert offset % 64 == 0
+        assert offset == behind
+        assert xxhash.xxh3_64_hexdigest(data[offset:end]) == checksum
+        columns[name] = np.frombuffer(data, dtype, length, offset)
+        behind = -(-(offset + columns[name].nbytes) // 64) * 64
+    assert behind == start
+    return columns
+
+
+def strings_of(columns: dict[str, Array], name: str) -> list[str]:
+    data, ends = columns[f"{name}_bytes"].tobytes(), columns[f"{name}_ends"].tolist()
+    return [data[a:b].decode() for a, b in pairwise(ends)]
+
+
+def decoded(codec: str, options: dict[str, Any], data: bytes, dtype: np.dtype[Any]) -> Array:
+    """The numbers of a block."""
+    if codec == "lilcom":
+        import lilcom
+
+        return np.asarray(lilcom.decompress(data)).reshape(-1)
+    if codec in ("zstd", "blosc"):
+        data = importlib.import_module(f"numcodecs.{codec}").decompress(data)
+    elif codec == "gzip":
+        data = zlib.decompress(data)
+        if options.get("shuffle", True):
+            data = np.frombuffer(data, "u1").reshape(dtype.itemsize, -1).T.tobytes()
+    else:
+        raise ValueError(codec)
+    return np.frombuffer(data, dtype)
+
+
+class Reader:
+    """A generation: the current one, or that of another manifest in the cache."""
+
+    def __init__(self, cache: Path, manifest: str = "featcache.json") -> None:
+        self.cache = cache
+        self.manifest = unsealed((cache / manifest).read_bytes())
+        assert self.manifest["format"] == "featcache"
+        assert self.manifest["version"] == 1
+        assert self.manifest.get("kind", "cache") == "cache"
+        assert not self.manifest["requires"]
+        self.features = self.manifest["fingerprint"]["features"]
+        index = (cache / self.manifest["index"]).read_bytes()
+        self.columns = columns_of(index, self.manifest["index_digest"])
+        self.ids = strings_of(self.columns, "id")
+        self.failed = strings_of(self.columns, "failed")
+        self.containers = strings_of(self.columns, "container_path")
+        assert len(self.ids) == self.manifest["rows"]
+        assert self.ids == sorted(set(self.ids), key=str.encode)
+
+    def row(self, id: str) -> int:
+        hash_ = np.uint64(xxhash.xxh3_64_intdigest(id.encode()))
+        hashes = self.columns["hashes"]
+        for place in range(int(np.searchsorted(hashes, hash_)), len(hashes)):
+            if hashes[place] != hash_:
+                break
+            if self.ids[row := int(self.columns["hash_rows"][place])] == id:
+                return row
+        raise KeyError(id)
+
+    def read(self, id: str, feature: str) -> Array:
+        declared, dims = self.features[feature], self.manifest["dims"][feature]
+        dtype = np.dtype("<u2" if declared["dtype"] == "bfloat16" else declared["dtype"])
+        row = self.row(id)
+        rows, blocks = int(self._of(feature, "rows")[row]), self._blocks(feature, row)
+        checksum = xxhash.xxh3_64_intdigest(b"".join(blocks))
+        assert checksum == self._of(feature, "checksum")[row]
+        if declared["codec"] == "raw":
+            numbers = np.frombuffer(b"".join(blocks), dtype)
+        else:
+            pieces = [
+                decoded(declared["codec"], declared["options"], each, dtype) for each in blocks
+            ]
+            numbers = np.concatenate([np.empty(0, dtype), *pieces])
+        array: Array = numbers[: rows * int(np.prod(dims))].reshape(rows, *dims)
+        if declared["dtype"] == "bfloat16":
+            array = (array.astype("<u4") << 16).view("<f4")
+        return array if declared["time_axis"] == 0 else array[0]
+
+    def lengths(self, feature: str) -> list[int]:
+        return [int(length) for length in self._of(feature, "rows")]
+
+    def stats(self, feature: str) -> tuple[int, Array, Array]:
+        shape = self._of(feature, "dims").tolist()
+        mean, m2 = self._of(feature, "mean"), self._of(feature, "m2")
+        return int(self._of(feature, "count")[0]), mean.reshape(shape), m2.reshape(shape)
+
+    def _blocks(self, feature: str, row: int) -> list[bytes]:
+        first, last = self._of(feature, "first")[row : row + 2].tolist()
+        blocks = []
+        for extent in range(first, last):
+            path = self.cache / self.containers[self._of(feature, "container")[extent]]
+            with path.open("rb") as file:
+                file.seek(int(self._of(feature, "offset")[extent]))
+                blocks.append(file.read(int(self._of(feature, "nbytes")[extent])))
+        return blocks
+
+    def _of(self, feature: str, name: str) -> Array:
+        return self.columns[f"{feature}.{name}"]

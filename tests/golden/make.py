@@ -1,0 +1,14 @@
+"""Writes the golden caches anew: `cd tests && python -m golden.make`. Never after version 0.2.0."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+from golden_caches import GOLDEN, LAYOUTS, make_golden
+
+if __name__ == "__main__":
+    logging.disable()  # of utterances that are stored twice, on purpose
+    for layout, features in LAYOUTS.items():
+        shutil.rmtree(GOLDEN / layout, ignore_errors=True)
+        make_golden(GOLDEN / layout, features)

@@ -1,0 +1,97 @@
+"""The golden caches: what `tests/golden` holds, and how it was made; `cd tests && python -m golden.make`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.store.part_writer import PartWriter
+
+GOLDEN = Path(__file__).parent / "golden"
+FINGERPRINT: dict[str, object] = {"model": "golden", "layer": 9}
+FIRST = ("spk1/utt.7", "b", "ü %")  # ids of the first part: their order is not that of their UTF-8
+SECOND = ("a", "empty")
+FAILED = "broken"
+NEW = "zz"  # what the tests add to a copy
+FRAMES = {"spk1/utt.7": 7, "b": 3, "ü %": 4, "a": 5, "empty": 0, NEW: 6}
+SMALL = {"chunk_bytes": 32, "shard_bytes": 96}  # a frame of `fbank` has 16 bytes
+
+
+def _fbank(backend: str, codec: str | None = None, **options: object) -> FeatureStorageConfig:
+    return FeatureStorageConfig("fbank", backend=backend, codec=codec, options=options)
+
+
+def _tokens(backend: str, codec: str = "raw", **options: object) -> FeatureStorageConfig:
+    return FeatureStorageConfig(
+        "tokens", dtype="int16", backend=backend, codec=codec, options=options
+    )
+
+
+def _of_each_kind(backend: str, codec: str = "raw") -> list[FeatureStorageConfig]:
+    """Features without a time axis, without axes, and of the dtypes that NumPy lacks or HDF5 maps."""
+    return [
+        FeatureStorageConfig("half", "bfloat16", backend, codec),
+        FeatureStorageConfig("voiced", "bool", backend, codec),
+        FeatureStorageConfig("speaker", "float64", backend, codec, time_axis=None),
+    ]
+
+
+LAYOUTS: dict[str, list[FeatureStorageConfig]] = {
+    "memmap": [_fbank("memmap"), _tokens("memmap"), *_of_each_kind("memmap")],
+    "hdf5": [_fbank("hdf5"), *_of_each_kind("hdf5")],
+    "hdf5-gzip": [_fbank("hdf5", "gzip"), _tokens("hdf5", "gzip", shuffle=False, level=9)],
+    "hdf5-lilcom": [_fbank("hdf5", "lilcom"), _tokens("hdf5")],
+    "webdataset": [_fbank("webdataset", shard_bytes=5000), _tokens("webdataset", shard_bytes=5000)],
+    # two frames a chunk, three chunks a shard: an utterance passes from shard to shard
+    "zarr": [_fbank("zarr", "raw", **SMALL), _tokens("zarr", "raw", **SMALL)],
+    "zarr-zstd": [_fbank("zarr", "zstd", **SMALL), _tokens("zarr", "zstd", **SMALL)],
+    "zarr-blosc": [_fbank("zarr", "blosc", **SMALL), _tokens("zarr", "blosc", **SMALL)],
+    "lilcom": [_fbank("lilcom", tick_power=-5), _tokens("memmap")],
+}
+
+
+def arrays_of(id: str, names: list[str]) -> dict[str, NDArray[Any]]:
+    """The features of an utterance: multiples of 1/32, which bfloat16 holds exactly."""
+    frames, first = FRAMES[id], list(FRAMES).index(id)
+
+    def numbers(*shape: int) -> NDArray[np.int64]:
+        return (np.arange(int(np.prod(shape))).reshape(shape) * 37 + first * 11) % 97 - 48
+
+    arrays: dict[str, NDArray[Any]] = {
+        "fbank": (numbers(frames, 4) / 32).astype(np.float32),
+        "tokens": numbers(frames // 2).astype(np.int16),
+        "half": (numbers(frames, 2) / 32).astype(np.float32),
+        "voiced": numbers(frames) > 0,
+        "speaker": numbers(3) / 32,
+    }
+    return {name: arrays[name] for name in names}
+
+
+def assert_array(layout: str, id: str, name: str, found: NDArray[Any]) -> None:
+    """Compare an array with what was written; lilcom may move numbers by half a tick."""
+    expected = arrays_of(id, [name])[name]
+    if name == "fbank" and "lilcom" in layout:
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-6 + 2.0**-20)
+    else:
+        np.testing.assert_array_equal(found, expected, strict=True)
+
+
+def make_golden(path: Path, features: list[FeatureStorageConfig]) -> Path:
+    """Write a cache of two parts and one failed id, in which an id is doubled, and so a tombstone."""
+    names = [feature.name for feature in features]
+    with CacheWriter(path, features, FINGERPRINT) as writer:
+        writer.expect([*FIRST, *SECOND, FAILED])
+        writer.fail(FAILED)
+        parts = [PartWriter(path, features, FINGERPRINT) for _ in range(2)]
+        for part, ids in zip(parts, (FIRST, (*SECOND, FIRST[0])), strict=True):
+            for id in ids:
+                part.write(id, arrays_of(id, names))
+        for part in parts:
+            part.close()
+    (path / "writer.lock").unlink()
+    return path

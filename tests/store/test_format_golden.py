@@ -1,0 +1,69 @@
+"""Caches that were written once and for all: they can be read, and continued, for ever."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from format_reader import Reader
+from golden_caches import (
+    FAILED,
+    FINGERPRINT,
+    FIRST,
+    GOLDEN,
+    LAYOUTS,
+    NEW,
+    SECOND,
+    arrays_of,
+    assert_array,
+)
+
+import featcache
+from featcache import CacheWriter
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def test_each_layout_has_a_golden_cache() -> None:
+    assert {path.name for path in GOLDEN.iterdir() if path.is_dir()} - {"__pycache__"} == set(
+        LAYOUTS
+    )
+
+
+@layouts
+def test_a_golden_cache_is_read(layout: str) -> None:
+    cache = featcache.open(GOLDEN / layout, verify="arrays")
+    assert cache.complete
+    assert cache.failed == (FAILED,)
+    assert cache.expected == len(FIRST) + len(SECOND) + 1
+    assert_holds(layout, cache, [*FIRST, *SECOND])
+    assert Reader(GOLDEN / layout).ids == list(cache)
+
+
+@layouts
+def test_a_copy_of_a_golden_cache_is_continued(layout: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(GOLDEN / layout, tmp_path / layout)
+    with CacheWriter(copy, LAYOUTS[layout], FINGERPRINT) as writer:
+        assert all(id in writer for id in (*FIRST, *SECOND))
+        writer.write(NEW, arrays_of(NEW, list(writer.features)))
+    cache = featcache.open(copy, verify="arrays")
+    assert_holds(layout, cache, [*FIRST, *SECOND, NEW])
+    assert cache.failed == (FAILED,)
+
+
+def assert_holds(layout: str, cache: featcache.Cache, ids: list[str]) -> None:
+    assert list(cache) == sorted(ids, key=str.encode)
+    for id in ids:
+        for name, array in cache[id].items():
+            assert_array(layout, id, name, array)
+            length = 1 if name == "speaker" else len(array)
+            assert cache.lengths(name, [id]).tolist() == [length]
+    for name in {"fbank", "half"} & {*cache.features}:
+        frames = np.concatenate([arrays_of(id, [name])[name] for id in ids]).astype(np.float64)
+        assert cache.stats(name).count == len(frames)
+        # where an id was doubled, they are of what a lossy codec gives back
+        near = 2.0**-5 if "lilcom" in layout else 0
+        for found, of in (cache.stats(name).mean, frames.mean), (cache.stats(name).var, frames.var):
+            np.testing.assert_allclose(found, of(axis=0), rtol=1e-12, atol=near)

@@ -1,0 +1,142 @@
+"""`docs/format.md` is enough: `format_reader`, written from it alone, and featcache see the same."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from format_reader import Reader, columns_of, strings_of, unsealed
+from golden_caches import FAILED, FIRST, FRAMES, LAYOUTS, SECOND, assert_array, make_golden
+
+import featcache
+from featcache import Cache, CacheWriter, FeatureStorageConfig
+
+PAGE_BYTES = 65536
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_reader_written_from_the_documentation_reads_what_featcache_reads(
+    tmp_path: Path, layout: str
+) -> None:
+    cache = make_golden(tmp_path / "cache", LAYOUTS[layout])
+    reader = Reader(cache)
+    assert_the_same(reader, featcache.open(cache))
+    for id in (*FIRST, *SECOND):
+        for name in reader.features:
+            assert_array(layout, id, name, reader.read(id, name))
+    assert reader.failed == [FAILED]
+    check_expected(reader)
+    check_parts(reader)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_id_in_two_parts_is_a_tombstone_in_one(tmp_path: Path, layout: str) -> None:
+    cache = make_golden(tmp_path / "cache", LAYOUTS[layout])
+    reader = Reader(cache)
+    first, second = reader.manifest["parts"]
+    assert first["tombstones"] is None
+    assert first["rows"] + second["rows"] == len(reader.ids) + 1
+    stones = columns_of(
+        (cache / "parts" / second["name"] / second["tombstones"]["file"]).read_bytes(),
+        second["tombstones"]["digest"],
+    )
+    seal = unsealed((cache / "parts" / second["name"] / "part.json").read_bytes())
+    part = columns_of(
+        (cache / "parts" / second["name"] / "index.columns").read_bytes(), seal["columns"]
+    )
+    assert len(stones["rows"]) == second["tombstones"]["rows"]
+    assert [strings_of(part, "id")[row] for row in stones["rows"]] == [FIRST[0]]
+    assert stones["fbank.count"] == part["fbank.count"] - FRAMES[FIRST[0]]
+
+
+def test_files_of_many_pages_and_blocks(tmp_path: Path) -> None:
+    features = [
+        FeatureStorageConfig("raw", dims=[80]),
+        FeatureStorageConfig("gz", backend="hdf5", codec="gzip"),
+        FeatureStorageConfig("archive", backend="lilcom"),
+        FeatureStorageConfig("chunks", backend="zarr", codec="zstd", options={"level": 1}),
+    ]
+    frames = (np.arange(1100 * 80).reshape(1100, 80) % 997 / 32).astype(np.float32)
+    with CacheWriter(tmp_path / "cache", features) as writer:
+        for number in range(3):
+            array = frames[: 1100 - 300 * number]
+            writer.write(f"utt-{number}", {feature.name: array for feature in features})
+    reader = Reader(tmp_path / "cache")
+    assert_the_same(reader, featcache.open(tmp_path / "cache"))
+    assert check_parts(reader) > 20
+    assert reader.manifest["expected"] is None
+
+
+def test_an_empty_cache(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path / "cache", LAYOUTS["memmap"]):
+        pass
+    reader = Reader(tmp_path / "cache")
+    assert reader.ids == reader.containers == reader.failed == reader.manifest["parts"] == []
+    assert reader.manifest["dims"] == {}
+
+
+def assert_the_same(reader: Reader, cache: Cache) -> None:
+    """Compare ids, arrays, lengths, statistics, failed and expected ids."""
+    assert reader.ids == list(cache)
+    assert tuple(reader.features) == cache.features
+    assert reader.failed == list(cache.failed)
+    assert reader.manifest["complete"] == cache.complete
+    expected = reader.manifest["expected"]
+    assert (expected and expected["count"]) == cache.expected
+    for name, declared in reader.features.items():
+        assert reader.lengths(name) == cache.lengths(name).tolist()
+        for id in reader.ids:
+            np.testing.assert_array_equal(reader.read(id, name), cache.read(id, name), strict=True)
+        if declared["stats"]:
+            count, mean, m2 = reader.stats(name)
+            assert count == cache.stats(name).count
+            np.testing.assert_array_equal(mean, cache.stats(name).mean, strict=True)
+            np.testing.assert_array_equal(m2, cache.stats(name).m2, strict=True)
+
+
+# What a reader need not know, but a checker of caches: as the documentation says, too.
+
+
+def check_expected(reader: Reader) -> None:
+    """Compare the digest of the expected ids, of a complete cache."""
+    ids = sorted([*reader.ids, *reader.failed], key=str.encode)
+    digest = xxhash.xxh3_128_hexdigest(b"".join(id.encode() + b"\0" for id in ids))
+    assert reader.manifest["expected"] == {"count": len(ids), "digest": digest}
+
+
+def check_parts(reader: Reader) -> int:
+    """Compare every page of every container, and whatever else parts say; returns the number of pages."""
+    checked, pages = 0, 0
+    for number, entry in enumerate(reader.manifest["parts"]):
+        directory = reader.cache / "parts" / entry["name"]
+        data = (directory / "part.json").read_bytes()
+        assert xxhash.xxh3_64_hexdigest(data) == entry["digest"]
+        seal = unsealed(data)
+        assert seal["page_bytes"] == PAGE_BYTES
+        assert seal["header"]["fingerprint"] == reader.manifest["building_fingerprint"]
+        part = columns_of((directory / "index.columns").read_bytes(), seal["columns"])
+        assert len(part["hashes"]) == seal["rows"] == entry["rows"]
+        ends = part["page_ends"].tolist()
+        for path, (start, end) in zip(
+            strings_of(part, "container_path"), pairwise(ends), strict=True
+        ):
+            assert reader.containers[checked] == f"parts/{entry['name']}/{path}"
+            assert reader.columns["container_part"][checked] == number
+            check_container(reader, checked, part["pages"][start:end].tolist())
+            checked += 1
+        pages += len(part["pages"])
+    assert checked == len(reader.containers)
+    return pages
+
+
+def check_container(reader: Reader, number: int, pages: list[int]) -> None:
+    data = (reader.cache / reader.containers[number]).read_bytes()
+    assert len(data) == reader.columns["container_size"][number]
+    cut = [data[start : start + PAGE_BYTES] for start in range(0, len(data), PAGE_BYTES)]
+    assert [xxhash.xxh3_64_intdigest(page) for page in cut] == pages
+    words = b"".join(word.to_bytes(8, "little") for word in (*pages, len(data)))
+    digest = reader.columns["container_digest"][16 * number : 16 * (number + 1)]
+    assert xxhash.xxh3_128_digest(words) == digest.tobytes()
