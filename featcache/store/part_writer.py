@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from featcache._first_shapes import FirstShapes
+from featcache._paths import directory
 from featcache.errors import (
     ConfigError,
     CorruptCacheError,
@@ -54,7 +55,7 @@ class PartWriter:
     def __init__(
         self, path: str | Path, features: Features, fingerprint: Mapping[str, object] | None = None
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path = directory(path, "a cache").absolute()
         self.features = by_name(features)
         self.bytes_written = 0
         self.closed = False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from featcache._paths import directory
 from featcache.store.arrays import as_id
 from featcache.store.cache import Cache, CachePath
 
@@ -23,7 +23,7 @@ class FeatureReader:
     """
 
     def __init__(self, path: CachePath, feature: str) -> None:
-        self.path = Path(path).absolute()
+        self.path = directory(path, "a cache").absolute()
         self.feature = feature
         self._cache: Cache | None = None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from featcache._paths import directory
 from featcache.errors import ConfigError
 from featcache.feature import Features, FeatureStorageConfig, by_name
 from featcache.store.arrays import ArrayLike, check_id
@@ -51,7 +52,7 @@ class CacheWriter:
         overwrite: bool = False,
     ) -> None:
         self._work = WriteSession(
-            Path(path).absolute(), by_name(features), fingerprint or {}, overwrite
+            directory(path, "a cache").absolute(), by_name(features), fingerprint or {}, overwrite
         )
         self._parts = self._work.parts
         what = f"the writer of {str(self.path)!r}"
