@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -26,7 +25,7 @@ from featcache.store.extents import Containers
 from featcache.store.files import remove_unfinished
 from featcache.store.journal import Journal, Placed, Utterance, read_journal
 from featcache.store.lock import NAME as LOCK
-from featcache.store.lock import WriterLock, holder, holder_text
+from featcache.store.lock import WriterLock, holder, holder_text, may_live
 from featcache.store.manifest import PARTS
 from featcache.store.part import SEAL, checksum, list_parts, read_part, remove_part
 from featcache.store.writing.open_part import OpenPart, container_groups
@@ -61,9 +60,9 @@ def recover_parts(
             ) from error
         try:
             if read_part(cache, name) is None:
-                # where locks count on one host only, the writer may live on another, and go on
-                here = before is None or before.host == socket.gethostname()
-                _recover(cache, name, features, (build, fingerprint), in_place=here)
+                # where locks count for nothing, its writer may live, and go on
+                in_place = not may_live(before)
+                _recover(cache, name, features, (build, fingerprint), in_place=in_place)
             else:  # its writer has sealed it and ended in the meantime
                 _finish_seal(directory)
         finally:
