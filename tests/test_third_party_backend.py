@@ -4,15 +4,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import ConfigError, UnknownNameError
+from featcache.errors import ConfigError, CorruptCacheError, UnknownNameError
 from featcache.interface import Array
 from featcache.registry import BACKENDS, CODECS, codec_names, get_codec
 
@@ -45,9 +46,10 @@ class FlatContract(BackendContract):
         return arrays
 """
 
-RIGHT_CLOSE = """        table = json.dumps(self._table).encode()
-        self._file.append(table + len(table).to_bytes(8, "little"))
+RIGHT_CLOSE = """        self._file.append(tail(self._table))
 """
+FINISHED = "test_finished_files_are_those_of_a_closed_writer"
+RIGHT_FINISH = "            with open_left(directory, path, end) as file:\n"
 APPENDED = "extents = tuple(self._append(block) for block in array.blocks)\n"
 BOUNDED = """            octets = stream.decompress(data, most + 1)
             if len(octets) > most or not stream.eof:
@@ -72,7 +74,29 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         (FLUSHED, CLOSED),
     ),
     "Unfinished": (RIGHT_CLOSE, "", (NATIVELY,)),
-    "Misshapen": ("= [array.rows, ", "= [array.rows + 1, ", (NATIVELY,)),
+    "Misshapen": ("entry(array.rows, ", "entry(array.rows + 1, ", (NATIVELY,)),
+    "Uncut": ("end_file(file, end, ", "end_file(file, file.seek(0, 2), ", (FINISHED,)),
+    "Unsynced": (
+        "end_file(file, end, tail(table))",
+        "file.seek(end); file.write(tail(table)); file.truncate()",
+        ("test_finished_files_survive_a_power_cut",),
+    ),
+    "Following": (
+        "open_left(directory, path, end)",
+        "(directory / path).open('r+b', buffering=0)",
+        ("test_finishing_changes_nothing_outside_of_its_directory",),
+    ),
+    "Credulous": (
+        "raise misplaced(id)",
+        "pass",
+        ("test_files_that_are_not_those_of_the_writer_are_refused",),
+    ),
+    "Destructive": (
+        RIGHT_FINISH,
+        f"            data = (directory / path).read_bytes()\n{RIGHT_FINISH}"
+        "                file.truncate(0); file.write(data)\n",
+        ("test_finishing_goes_on_wherever_it_was_interrupted",),
+    ),
     "Colliding": ("self._table[id]", "self._table[id.casefold()]", (NATIVELY,)),
     "Stumbling": (APPENDED, f"assert len(id) < 1 << 16\n        {APPENDED}", (LONG_IDS,)),
     "Cutting": ("self._table[id]", "self._table[id[:10_000]]", (LONG_IDS,)),
@@ -282,3 +306,43 @@ def test_a_package_that_is_found_twice_is_one(site: Path) -> None:
     for package in ("acme", "acme_again"):
         install(site, package, {BACKENDS: {"flat": "acme_format:FlatBackend"}}, acme_format=SOURCE)
     assert featcache.get_backend("flat").__name__ == "FlatBackend"
+
+
+def raises(dtype: np.dtype[Any], dims: tuple[int, ...], rows: int) -> None:
+    raise IndexError("no block")
+
+
+# in place of raising `CorruptCacheError`, or of returning a block
+BROKEN_PROMISES: Mapping[str, Callable[..., object]] = {
+    "raising": raises,
+    "dims": lambda dtype, dims, rows: np.zeros((1, 1), dtype),
+    "number": lambda dtype, dims, rows: np.zeros((), dtype),
+    "rows": lambda dtype, dims, rows: np.zeros((rows + 1, *dims), dtype),
+    "dtype": lambda dtype, dims, rows: np.zeros((rows, *dims), "f8"),
+    "nothing": lambda dtype, dims, rows: None,
+}
+
+
+@pytest.mark.parametrize("promise", BROKEN_PROMISES)
+def test_a_codec_that_breaks_its_promise_is_named(
+    site: Path, monkeypatch: pytest.MonkeyPatch, promise: str
+) -> None:
+    backend, codec = f"promise_{promise}", f"squeeze_promise_{promise}"
+    install_flat(site, backend)
+    fbank = FeatureStorageConfig("fbank", backend=backend, codec=codec)
+    with CacheWriter(site / "cache", [fbank]) as writer:
+        writer.write("a", {"fbank": np.ones((250, 3), np.float32)})
+
+    def decode(self: object, data: memoryview, *wanted: object) -> object:
+        return BROKEN_PROMISES[promise](*wanted)
+
+    monkeypatch.setattr(get_codec(codec), "decode", decode)
+    cache = featcache.open(site / "cache")
+    reads: list[Callable[[], object]] = [
+        lambda: cache.read("a", "fbank"),
+        lambda: cache.read("a", "fbank", 120, 130),
+        lambda: cache.read_batch(["a"], "fbank"),
+    ]
+    for read in reads:
+        with pytest.raises(CorruptCacheError, match=f"codec '{codec}'"):
+            read()
