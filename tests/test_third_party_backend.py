@@ -4,20 +4,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from third_party_install import SOURCE, install, install_flat
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import ConfigError, CorruptCacheError, UnknownNameError
+from featcache.errors import ConfigError, UnknownNameError
 from featcache.interface import Array
 from featcache.registry import BACKENDS, CODECS, codec_names, get_codec
-
-SOURCE = Path(__file__).with_name("third_party_format.py").read_text()
 
 THREE_LINES = """
 from featcache.testing import BackendContract
@@ -174,26 +172,6 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-def install(site: Path, distribution: str, entry_points: Mapping[str, Mapping[str, str]], **modules: str) -> None:
-    """Put a package into a directory as pip would."""
-    for name, source in modules.items():
-        (site / f"{name}.py").write_text(source)
-    info = site / f"{distribution}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-    lines = (
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
-        for group, entries in entry_points.items()
-    )
-    (info / "entry_points.txt").write_text("\n".join(lines))
-
-
-def install_flat(site: Path, name: str = "flat", source: str = SOURCE) -> None:
-    module, codec = f"{name}_format", "squeeze" if name == "flat" else f"squeeze_{name}"
-    entry_points = {BACKENDS: {name: f"{module}:FlatBackend"}, CODECS: {codec: f"{module}:SqueezeCodec"}}
-    install(site, name, entry_points, **{module: source.replace('"squeeze"', repr(codec))})
-
-
 def run_contract(site: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
     (site / "test_flat.py").write_text(test)
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "test_flat.py"]
@@ -306,43 +284,3 @@ def test_a_package_that_is_found_twice_is_one(site: Path) -> None:
     for package in ("acme", "acme_again"):
         install(site, package, {BACKENDS: {"flat": "acme_format:FlatBackend"}}, acme_format=SOURCE)
     assert featcache.get_backend("flat").__name__ == "FlatBackend"
-
-
-def raises(dtype: np.dtype[Any], dims: tuple[int, ...], rows: int) -> None:
-    raise IndexError("no block")
-
-
-# in place of raising `CorruptCacheError`, or of returning a block
-BROKEN_PROMISES: Mapping[str, Callable[..., object]] = {
-    "raising": raises,
-    "dims": lambda dtype, dims, rows: np.zeros((1, 1), dtype),
-    "number": lambda dtype, dims, rows: np.zeros((), dtype),
-    "rows": lambda dtype, dims, rows: np.zeros((rows + 1, *dims), dtype),
-    "dtype": lambda dtype, dims, rows: np.zeros((rows, *dims), "f8"),
-    "nothing": lambda dtype, dims, rows: None,
-}
-
-
-@pytest.mark.parametrize("promise", BROKEN_PROMISES)
-def test_a_codec_that_breaks_its_promise_is_named(
-    site: Path, monkeypatch: pytest.MonkeyPatch, promise: str
-) -> None:
-    backend, codec = f"promise_{promise}", f"squeeze_promise_{promise}"
-    install_flat(site, backend)
-    fbank = FeatureStorageConfig("fbank", backend=backend, codec=codec)
-    with CacheWriter(site / "cache", [fbank]) as writer:
-        writer.write("a", {"fbank": np.ones((250, 3), np.float32)})
-
-    def decode(self: object, data: memoryview, *wanted: object) -> object:
-        return BROKEN_PROMISES[promise](*wanted)
-
-    monkeypatch.setattr(get_codec(codec), "decode", decode)
-    cache = featcache.open(site / "cache")
-    reads: list[Callable[[], object]] = [
-        lambda: cache.read("a", "fbank"),
-        lambda: cache.read("a", "fbank", 120, 130),
-        lambda: cache.read_batch(["a"], "fbank"),
-    ]
-    for read in reads:
-        with pytest.raises(CorruptCacheError, match=f"codec '{codec}'"):
-            read()
