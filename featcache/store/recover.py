@@ -28,6 +28,7 @@ from featcache.store.lock import NAME as LOCK
 from featcache.store.lock import WriterLock, holder, holder_text, may_live
 from featcache.store.manifest import PARTS
 from featcache.store.part import SEAL, checksum, list_parts, read_part, remove_part
+from featcache.store.reading import decoded
 from featcache.store.writing.open_part import OpenPart, container_groups
 from featcache.store.writing.seal import seal_directory
 
@@ -222,7 +223,7 @@ def _decoded(feature: FeatureStorageConfig, dims: tuple[int, ...], array: Encode
     cut = feature.blocks(dims)
     size = array.rows if cut is None or cut.rows is None else cut.rows
     blocks = [
-        spec.codec.decode(memoryview(block), spec.storage_dtype, dims, size)
+        decoded(spec.codec, memoryview(block), spec.storage_dtype, dims, size)
         for block in array.blocks
     ]
     return np.concatenate(blocks)[: array.rows]
