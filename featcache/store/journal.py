@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from featcache.container_files import sync_directory
-from featcache.errors import CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
 from featcache.store.files import (
@@ -117,6 +117,7 @@ class JournalWriter:
 
     def commit(self, stats: Mapping[str, FeatureStats]) -> None:
         """Make all notes count, durably, with the part's statistics up to here."""
+        self.check_there()
         self._write_waiting()
         self._write(
             {
@@ -125,6 +126,15 @@ class JournalWriter:
             }
         )
         self._sync()
+        self.check_there()
+
+    def check_there(self) -> None:
+        """Raise `CacheError` if another writer took this one for dead, as may be where locks do not hold."""
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise CacheError(
+                f"journal {self._file.name!r} is gone: another writer has taken the part for that of a dead one, "
+                "and sealed what was committed; let one writer at a time work, and run the same again"
+            )
 
     def close(self) -> None:
         """Let go of the file; what was not committed does not count; never raises."""

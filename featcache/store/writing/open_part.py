@@ -117,6 +117,7 @@ class OpenPart:
 
     def append_encoded(self, id: str, arrays: Mapping[str, EncodedArray]) -> None:
         """Store one utterance as it is, without touching the statistics."""
+        self._journal.check_there()
         placed: dict[str, Placed] = {}
         for prefix, names, container in self._containers:
             extents = container.append(id, {name: arrays[name] for name in names})
