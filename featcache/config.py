@@ -113,6 +113,13 @@ class FeatureStorage:
         prefer without a word; `IncompleteError`; `KeyNotFoundError`, which names the missing ids.
         """
         features = self.features if features is None else features
+        if not hasattr(dataset, "add_dynamic_item"):
+            raise ConfigError(
+                "attach needs a DynamicItemDataset of SpeechBrain, not "
+                f"{type(dataset).__name__!r}; featcache.FeatureDataset and FeatureLoader need none"
+            )
+        if not isinstance(features, Iterable):
+            raise ConfigError(f"features are names, not {features!r}; known: {', '.join(map(repr, self.features))}")
         names = [features] if isinstance(features, str) else list(features)
         readers = {name: self.reader(split, name) for name in names}
         keys = _keys(dataset)

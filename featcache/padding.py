@@ -40,6 +40,8 @@ def unpad(
     """
     if isinstance(ids, str):
         raise FeatureError(f"ids are a list of strings, not the one string {ids!r}")
+    if not isinstance(ids, Sequence):
+        raise FeatureError(f"ids are a list of strings, not {ids!r}")
     if len(set(ids)) < len(ids):
         twice = next(id for id in ids if list(ids).count(id) > 1)
         raise FeatureError(f"utterance {twice!r} is in the batch twice")

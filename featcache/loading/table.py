@@ -115,7 +115,7 @@ class FeatureTable:
         places = [place for place, key in enumerate(keys) if isinstance(key, str)]
         if len(places) == len(keys):
             return self.rows(cast(Sequence[str], keys))
-        numbers = [0 if isinstance(key, str) else operator.index(key) for key in keys]
+        numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
         for end in (min(numbers), max(numbers)):
             self._check(end)
         rows = np.array(numbers, np.int64)
@@ -169,6 +169,13 @@ class FeatureTable:
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (self._blocks, [[cache.generation for cache in block] for block in self._blocks])
+
+
+def _whole(key: object) -> int:
+    try:
+        return operator.index(cast(int, key))
+    except TypeError:
+        raise RowError(f"utterances are chosen by id or by row number, not by {key!r}") from None
 
 
 def join(*caches: Cache | CachePath) -> FeatureTable:

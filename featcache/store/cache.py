@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -230,7 +231,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     def _feature(self, feature: str) -> FeatureArrays:
         try:
             return self._arrays[feature]
-        except KeyError:
+        except (KeyError, TypeError):  # a list, such as that of ids
             raise KeyNotFoundError(
                 f"no feature {feature!r} in cache {str(self.path)!r}; {nearest(feature, self._arrays)}"
             ) from None
@@ -264,7 +265,14 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         self, id: str, arrays: FeatureArrays, row: int, start: int | None, stop: int | None
     ) -> tuple[int, int]:
         length = int(arrays.lengths[row])
-        begin, end = 0 if start is None else start, length if stop is None else stop
+        try:
+            begin = 0 if start is None else operator.index(start)
+            end = length if stop is None else operator.index(stop)
+        except TypeError:
+            raise WindowError(
+                f"utterance {id!r}, feature {arrays.name!r}: frames are counted in whole numbers, from start to before "
+                f"stop, not {start!r} and {stop!r}"
+            ) from None
         if not arrays.has_frames:
             raise WindowError(f"feature {arrays.name!r} has no time axis, so there are no frames to choose from")
         if not 0 <= begin <= end <= length:
