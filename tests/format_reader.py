@@ -1,4 +1,7 @@
-"""A reader of caches, written from `docs/format.md` alone: NumPy, json, zlib, xxhash, and the libraries of codecs."""
+"""A reader of caches, written from `docs/format.md` alone, with NumPy, json, zlib and xxhash.
+
+Blocks of Zstandard, Blosc and lilcom are decoded by the libraries of these.
+"""
 
 from __future__ import annotations
 

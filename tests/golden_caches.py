@@ -1,4 +1,4 @@
-"""The golden caches: what `tests/golden` holds, and how it was made; `cd tests && python -m golden.make`."""
+"""The golden caches: content of `tests/golden`, written by `cd tests && python -m golden.make`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _tokens(backend: str, codec: str = "raw", **options: object) -> FeatureStora
 
 
 def _of_each_kind(backend: str, codec: str = "raw") -> list[FeatureStorageConfig]:
-    """Features without a time axis, without axes, and of the dtypes that NumPy lacks or HDF5 maps."""
+    """Features without a time axis, without axes, of dtypes that NumPy lacks or HDF5 maps."""
     return [
         FeatureStorageConfig("half", "bfloat16", backend, codec),
         FeatureStorageConfig("voiced", "bool", backend, codec),

@@ -161,7 +161,7 @@ def test_a_part_that_is_sealed_during_recovery_is_kept(tmp_path: Path, monkeypat
     survivor = PartWriter(tmp_path, two_features(), FINGERPRINT)
     survivor.write(id_of(1), arrays_of(1))
     first.abort()
-    with pytest.raises(CacheLockedError, match=r"part .* is still being written by another process; end it first"):
+    with pytest.raises(CacheLockedError, match=r"part .* is still being written by process .* end that first"):
         CacheWriter(tmp_path, two_features(), FINGERPRINT)
 
     locked = lock.WriterLock

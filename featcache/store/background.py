@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 Task = Callable[[], object]
+THREAD = "featcache-writer"  # its name
 
 
 class Background:
@@ -28,7 +29,7 @@ class Background:
         self._changed = threading.Condition()
         self.queued_bytes = 0
         self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="featcache-writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
 
     def put(self, task: Task, nbytes: int) -> None:

@@ -216,11 +216,12 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         return self._index.stats[feature]
 
     def reader(self, feature: str) -> FeatureReader:
-        """Return a picklable callable that gives the torch tensor of an id."""
-        from featcache.store.reader import FeatureReader
+        """Return a picklable callable that gives the torch tensor of an id, with this cache's settings."""
+        from featcache.store.reader import reader_of
 
         self._feature(feature)
-        return FeatureReader(self.path, feature)
+        settings = {"check_reads": self._check_reads, "mapped": self._mapped}
+        return reader_of(self.path, feature, settings)
 
     def _read_stored(self, id: str, arrays: FeatureArrays, start: int | None, stop: int | None) -> Array:
         row = self._row(id)

@@ -57,7 +57,12 @@ class Checks:
         number = int(self._columns.parts[container])
         if number not in self._pages:
             part = read_part(self._cache, self._manifest.parts[number].name)
-            self._pages[number] = [] if part is None else part.pages(self._cache)
+            if part is None:
+                raise CorruptCacheError(
+                    f"the part of {str(self._cache / path)!r} is missing; put it back, or open the "
+                    "cache again if it was overwritten meanwhile"
+                )
+            self._pages[number] = part.pages(self._cache)
         inner = container - int(self._first[number])
         pages = (
             self._pages[number][inner]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
 from featcache.store.files import open_within, remedy
+from featcache.store.format.disk_errors import read_remedy
 from featcache.store.index import ContainerColumns
 
 Bytes = NDArray[np.uint8]
@@ -128,7 +129,9 @@ class Containers:
             if isinstance(error, FeatcacheError):
                 raise
             if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise CacheError(f"container {str(self._root / path)!r} cannot be read: {error}; try again") from error
+                raise CacheError(
+                    f"container {str(self._root / path)!r} cannot be read: {read_remedy(error)}"
+                ) from error
             self._open.clear()  # others have opened too many files: make do with one
             file = self._open_file(path, size)
         self._make_room()
@@ -182,7 +185,9 @@ class _File:
             try:
                 count = os.preadv(self._descriptor, [rest], offset)
             except OSError as error:
-                raise CacheError(f"container {str(self._path)!r} cannot be read: {error}; try again") from error
+                raise CacheError(
+                    f"container {str(self._path)!r} cannot be read: {read_remedy(error)}"
+                ) from error
             if count == 0:
                 raise CorruptCacheError(f"container {str(self._path)!r} ends before byte {offset + len(rest)}")
             rest = rest[count:]

@@ -26,6 +26,7 @@ HOLDER = "writer.json"
 PATIENCE_S = 0.1  # `is_locked` holds a lock for the moment in which it looks
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 _log = logging.getLogger("featcache")
+_told: set[int] = set()  # the file systems without flock that were told of
 
 
 class WriterLock:
@@ -36,9 +37,11 @@ class WriterLock:
         try:
             self._lock = _acquired(directory, PATIENCE_S)
         except Timeout as error:
+            soft = directory / SOFT_NAME
+            gone = f"; if it is gone, remove {str(soft)!r}" if soft.exists() else ""
             raise CacheLockedError(
-                f"{str(directory)!r} is being written by {holder_text(directory)}; wait for it, or end it and "
-                "try again: what it has committed is kept"
+                f"{str(directory)!r} is being written by {holder_text(directory)}; wait for it, or "
+                f"end it and try again: what it has committed is kept{gone}"
             ) from error
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
@@ -64,6 +67,24 @@ class Holder(NamedTuple):
     pid: int
     host: str
     since: str
+
+
+def may_live(found: Holder | None) -> bool:
+    """Tell whether a process that holds a lock, or held it when it died, may still be at work.
+
+    On another host that cannot be seen.
+    """
+    if found is None:
+        return False
+    if found.host != socket.gethostname():
+        return True
+    try:
+        os.kill(found.pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError, TypeError):  # it is another user's, or no process at all
+        return True
+    return True
 
 
 def holder(directory: Path) -> Holder | None:
@@ -107,10 +128,19 @@ def _acquired(directory: Path, timeout_s: float) -> BaseFileLock:
     except OSError as error:
         if error.errno not in _NO_FLOCK:
             raise
-        _log.warning(
-            "%r lies on a file system without flock: see that one writer at a time works",
-            str(directory),
-        )
+        _tell_once(directory)
         lock = SoftFileLock(directory / SOFT_NAME, thread_local=False)  # its being there is the lock
         lock.acquire(timeout=timeout_s, poll_interval=0.005)
     return lock
+
+
+def _tell_once(directory: Path) -> None:
+    disk = directory.stat().st_dev
+    if disk not in _told:
+        _told.add(disk)
+        _log.warning(
+            "%r lies on a file system without flock: a file is the lock, %r; where a writer was "
+            "killed on another host, remove it",
+            str(directory),
+            SOFT_NAME,
+        )

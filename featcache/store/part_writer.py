@@ -75,7 +75,7 @@ class PartWriter:
         self._sealed_rows = 0
         self._committed = 0
         self._background = Background(self._commit, COMMIT_INTERVAL_S, QUEUE_BYTES)
-        self._forget = close_at_exit(
+        self.forget = close_at_exit(
             self, f"the part writer of {str(self.path)!r}", PartWriter.close
         )
 
@@ -266,7 +266,7 @@ class PartWriter:
 
     def _stop(self, finish: bool) -> None:
         self.closed = True
-        self._forget()
+        self.forget()
         self._background.stop(finish)
         if finish:
             for part in self._unsealed:

@@ -25,6 +25,7 @@ class FeatureReader:
     def __init__(self, path: CachePath, feature: str) -> None:
         self.path = directory(path, "a cache").absolute()
         self.feature = feature
+        self._settings: dict[str, bool] = {}  # those of the cache that made the reader
         self._cache: Cache | None = None
 
     def __call__(self, id: str) -> torch.Tensor:
@@ -54,7 +55,7 @@ class FeatureReader:
     def cache(self) -> Cache:
         """The cache, opened when first needed."""
         if self._cache is None:
-            cache = Cache(self.path)
+            cache = Cache(self.path, None, **self._settings)
             cache.dtype(self.feature)  # an unknown feature is an error here, with its name
             self._cache = cache
         return self._cache
@@ -63,4 +64,11 @@ class FeatureReader:
         return f"FeatureReader({str(self.path)!r}, {self.feature!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return FeatureReader, (self.path, self.feature)
+        return reader_of, (self.path, self.feature, self._settings)
+
+
+def reader_of(path: CachePath, feature: str, settings: dict[str, bool]) -> FeatureReader:
+    """Return a reader that opens its cache with these settings of `featcache.open`."""
+    reader = FeatureReader(path, feature)
+    reader._settings = settings
+    return reader

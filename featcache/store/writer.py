@@ -10,7 +10,7 @@ from typing import Self
 from featcache._paths import directory
 from featcache.errors import ConfigError
 from featcache.feature import Features, FeatureStorageConfig, by_name
-from featcache.store.arrays import ArrayLike
+from featcache.store.arrays import ArrayLike, check_id
 from featcache.store.closing import close_after
 from featcache.store.writing.session import WriteSession
 from featcache.store.writing.unclosed import close_when_dropped
@@ -57,6 +57,7 @@ class CacheWriter:
         self._parts = self._work.parts
         what = f"the writer of {str(self.path)!r}"
         self._forget = close_when_dropped(self, self._work, what, WriteSession.finish_unclosed)
+        self._parts.forget()  # or they were closed before, and not published
 
     @property
     def path(self) -> Path:
@@ -125,6 +126,7 @@ class CacheWriter:
 
     def fail(self, id: str) -> None:
         """Note that an expected utterance cannot be computed; forgotten once it is stored."""
+        check_id(id)
         self._parts.check_open()
         self._work.failed.add(id)
 
@@ -145,6 +147,7 @@ class CacheWriter:
 
         Raises `CacheLockedError` if one of them lives; this writer's own arrays must have been published.
         """
+        self._parts.check_open()
         self._work.recover()
 
     def close(self, complete: bool = True) -> None:

@@ -110,6 +110,8 @@ def test_unknown_columns_of_an_index_are_ignored(cache: Path) -> None:
         reader = Reader(cache)
         columns = dict(reader.columns) | {
             "speaker": np.arange(5),
+            "snr": np.arange(5, dtype=np.float32),
+            "noisy": np.arange(5) > 2,
             "fbank.skip": np.zeros(5, np.int64),
         }
         assert "speaker" not in file
@@ -231,6 +233,39 @@ def test_a_removed_tag_lets_go(cache: Path) -> None:
     assert not [path for path in wanted if Path(path).exists()]
 
 
+def test_what_a_tag_names_is_verified(cache: Path) -> None:
+    tagged = tag(cache, "paper")
+    for number in range(3):
+        overwrite(cache, number)
+    for path, data in files_of_generation(cache, manifest_file(tagged)).items():
+        if Path(path).name.startswith("writer."):
+            continue
+        flipped = bytearray(data)
+        flipped[len(data) // 2] ^= 1
+        Path(path).write_bytes(flipped)
+        with pytest.raises(CorruptCacheError, match=Path(path).name):
+            featcache.open(cache, "arrays")
+        Path(path).unlink()
+        with pytest.raises(CorruptCacheError, match=Path(path).name):
+            featcache.open(cache, "columns")
+        Path(path).write_bytes(data)
+    featcache.open(cache, "arrays")
+
+
+def test_while_the_manifest_of_a_tag_is_lost_no_part_is_removed(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tagged = tag(cache, "paper")
+    wanted = files_of_generation(cache, manifest_file(tagged))
+    overwrite(cache, 0)
+    (cache / manifest_file(tagged)).unlink()
+    overwrite(cache, 1)
+    assert "what a tag names is lost" in caplog.text
+    (cache / manifest_file(tagged)).write_bytes(wanted[str(cache / manifest_file(tagged))])
+    overwrite(cache, 2)
+    assert_paper(cache, tagged, wanted)
+
+
 def files_of_generation(cache: Path, manifest: str) -> dict[str, bytes]:
     """All files that a manifest leads to."""
     reader = Reader(cache, manifest)
@@ -287,7 +322,38 @@ def test_a_flipped_byte_in_another_file_is_found(with_files: Path, place: int) -
     assert len(featcache.open(with_files)) == 5
 
 
-# Column files
+def test_other_files_that_are_lost_are_told_with_all_other_damage(with_files: Path) -> None:
+    for path in read_manifest(with_files).files:
+        (with_files / path).unlink()
+    with pytest.raises(CorruptCacheError) as caught:
+        featcache.open(with_files, "columns")
+    assert [name in str(caught.value) for name in ("probe.columns", "made-from")] == [True, True]
+
+
+# Parts and column files
+
+
+def test_pages_of_another_size_are_refused(cache: Path) -> None:
+    (seal,) = cache.glob("parts/*/part.json")
+    seal.write_bytes(pack_json(unsealed(seal.read_bytes()) | {"page_bytes": 4096}))
+    with pytest.raises(FormatVersionError, match="pages of 4096 bytes"):
+        CacheWriter(cache, two_features(), FINGERPRINT)
+
+
+def test_unknown_keys_of_a_seal_are_ignored(cache: Path) -> None:
+    (seal,) = cache.glob("parts/*/part.json")
+    seal.write_bytes(pack_json(unsealed(seal.read_bytes()) | {"notes": NOTES}))
+    change(
+        cache,
+        parts=[
+            entry | {"digest": xxhash.xxh3_64_hexdigest(seal.read_bytes()), "notes": NOTES}
+            for entry in Reader(cache).manifest["parts"]
+        ],
+    )
+    check_cache(cache, range(5))
+    append(cache, 6)
+    check_cache(cache, [*range(5), 6])
+    assert "notes" in unsealed(seal.read_bytes())
 
 
 def test_each_byte_of_a_column_file_is_vouched_for(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""`docs/format.md` is enough: `format_reader`, written from it alone, and featcache see the same."""
+"""`docs/format.md` is enough: `format_reader`, written from it alone, sees what featcache sees."""
 
 from __future__ import annotations
 
+import base64
 from itertools import pairwise
 from pathlib import Path
 
@@ -78,6 +79,38 @@ def test_an_empty_cache(tmp_path: Path) -> None:
     assert reader.manifest["dims"] == {}
 
 
+def test_a_journal_is_what_the_documentation_says(tmp_path: Path) -> None:
+    features = [FeatureStorageConfig("fbank"), FeatureStorageConfig("ids", "int16", stats=False)]
+    fbank = np.arange(80, dtype=np.float32).reshape(10, 8)
+    with CacheWriter(tmp_path, features) as writer:
+        for number in range(70):
+            writer.write(f"utt-{number}", {"fbank": fbank, "ids": np.zeros(0, np.int16)})
+        assert writer.commit() == 70
+        (journal,) = tmp_path.glob("parts/*/journal.jsonl")
+        lines = journal.read_bytes().splitlines(keepends=True)
+        npy = (journal.parent / "fbank.npy").read_bytes()
+    assert all(line.endswith(b"\n") for line in lines)
+    first, *records, last = [unsealed(line.removesuffix(b"\n")) for line in lines]
+    assert list(first) == ["header"]
+    assert last["header"] == first["header"]
+    assert first["header"]["dims"] == {"fbank": [8], "ids": []}
+    assert first["header"]["build"] == 1
+    utterances = [each for record in records for each in record.get("utterances", [])]
+    assert max(len(record.get("utterances", [])) for record in records) <= 64
+    assert [id for id, _ in utterances] == [f"utt-{number}" for number in range(70)]
+    rows, checksum, [[container, offset, nbytes]] = utterances[1][1]["fbank"]
+    assert (rows, container, nbytes) == (10, "fbank.npy", 320)
+    assert npy[offset : offset + nbytes] == fbank.tobytes()
+    assert checksum == xxhash.xxh3_64_hexdigest(fbank.tobytes())
+    assert utterances[1][1]["ids"] == [0, xxhash.xxh3_64_hexdigest(b""), []]
+    assert list(last["commit"]) == ["fbank"]
+    stats = last["commit"]["fbank"]
+    assert (stats["count"], stats["dims"]) == (700, [8])
+    mean = np.frombuffer(base64.b64decode(stats["mean"]), "<f8")
+    np.testing.assert_allclose(mean, fbank.mean(axis=0), rtol=1e-12)
+    assert check_parts(Reader(tmp_path)) > 0
+
+
 def assert_the_same(reader: Reader, cache: Cache) -> None:
     """Compare ids, arrays, lengths, statistics, failed and expected ids."""
     assert reader.ids == list(cache)
@@ -108,7 +141,7 @@ def check_expected(reader: Reader) -> None:
 
 
 def check_parts(reader: Reader) -> int:
-    """Compare every page of every container, and whatever else parts say; returns the number of pages."""
+    """Compare every page of every container, and what parts say; returns the number of pages."""
     checked, pages = 0, 0
     for number, entry in enumerate(reader.manifest["parts"]):
         directory = reader.cache / "parts" / entry["name"]

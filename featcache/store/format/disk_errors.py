@@ -31,16 +31,16 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         where = f" at {error.filename!r}" if error.filename not in (None, str(path)) else ""
-        remedy = (
-            "get the right to read it"
-            if error.errno in (errno.EACCES, errno.EPERM)
-            else "see to the disk"
-        )
-        told = CacheError(
-            f"cache {str(path)!r} cannot be read{where}: {error.strerror or error}; {remedy}, and try again"
-        )
+        told = CacheError(f"cache {str(path)!r} cannot be read{where}: {read_remedy(error)}")
         told.errno = error.errno
         raise told from error
+
+
+def read_remedy(error: OSError) -> str:
+    """Say what went wrong with reading, and what to do, as the end of a message."""
+    refused = error.errno in (errno.EACCES, errno.EPERM)
+    remedy = "get the right to read it" if refused else "see to the disk"
+    return f"{error.strerror or error}; {remedy}, and try again"
 
 
 @contextlib.contextmanager

@@ -22,15 +22,13 @@ from featcache.interface import (
     SupportsPages,
 )
 from featcache.stats import FeatureStats
-from featcache.store import journal, lock
+from featcache.store import lock
 from featcache.store.arrays import from_storage
 from featcache.store.files import make_directory
 from featcache.store.journal import Header, JournalWriter, Placed, Utterance
 from featcache.store.lock import WriterLock
 from featcache.store.manifest import PARTS
 from featcache.store.part import (
-    COLUMNS,
-    SEAL,
     SealedPart,
     checksum,
     new_part_name,
@@ -38,8 +36,7 @@ from featcache.store.part import (
 )
 from featcache.store.writing.seal import seal_directory
 
-_NO_CONTAINERS = (journal.NAME, lock.NAME, lock.HOLDER, COLUMNS, SEAL)
-_TRIES = 5
+_TRIES = 10
 
 
 class OpenPart:
@@ -120,6 +117,7 @@ class OpenPart:
 
     def append_encoded(self, id: str, arrays: Mapping[str, EncodedArray]) -> None:
         """Store one utterance as it is, without touching the statistics."""
+        self._journal.check_there()
         placed: dict[str, Placed] = {}
         for prefix, names, container in self._containers:
             extents = container.append(id, {name: arrays[name] for name in names})

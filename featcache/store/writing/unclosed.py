@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import TypeVar
 
+from featcache.store.background import THREAD
+
 W = TypeVar("W")
-BEFORE_CHILDREN = (
-    10  # before multiprocessing waits for child processes, which may wait for the lock
-)
+CACHES = 10  # before multiprocessing waits for child processes, which may wait for the lock
+PARTS = 11  # before the writers of caches, which publish them
 _log = logging.getLogger("featcache")
 
 
@@ -21,7 +23,7 @@ def close_at_exit(writer: W, what: str, close: Callable[[W], None]) -> Callable[
     `atexit` alone would not do: a process of `multiprocessing`, such as a worker of a DataLoader, leaves
     by `os._exit`, after it has run these. In a process that was forked from the writer's nothing is run.
     """
-    return Finalize(None, _close, (writer, what, close), exitpriority=BEFORE_CHILDREN).cancel
+    return Finalize(None, _close, (writer, what, close), exitpriority=PARTS).cancel
 
 
 def close_when_dropped(
@@ -31,10 +33,13 @@ def close_when_dropped(
 
     `writer` must not know `owner`.
     """
-    return Finalize(owner, _close, (writer, what, close), exitpriority=BEFORE_CHILDREN + 1).cancel
+    return Finalize(owner, _close, (writer, what, close), exitpriority=CACHES).cancel
 
 
 def _close(writer: W, what: str, close: Callable[[W], None]) -> None:
+    if threading.current_thread().name == THREAD:  # its own, maybe, for which closing would wait
+        threading.Thread(target=_close, args=(writer, what, close)).start()
+        return
     told = f"{what} was not closed: what it had taken is stored now; close it, or use it in a `with` block"
     try:
         close(writer)

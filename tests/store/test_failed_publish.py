@@ -1,0 +1,192 @@
+"""A publish that fails anywhere may be repeated: nothing that is in use is ever removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_helpers import (
+    FINGERPRINT,
+    assert_holds,
+    check_cache,
+    make_cache,
+    oracle,
+    two_features,
+    write,
+)
+
+import featcache
+from featcache import CacheWriter
+from featcache.errors import CacheError
+from featcache.store.journal import NAME as JOURNAL
+
+
+class Failing:
+    """Lets the n-th call of `os.<name>` fail, before or after it has taken effect."""
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        name: str,
+        number: int,
+        error: type[BaseException],
+        late: bool,
+    ) -> None:
+        self.calls = 0
+        call: Callable[..., Any] = getattr(os, name)
+
+        def failing(*args: Any, **settings: Any) -> Any:
+            self.calls += 1
+            if self.calls != number:
+                return call(*args, **settings)
+            if late:
+                call(*args, **settings)
+            raise OSError(errno.EIO, "Input/output error") if error is OSError else error
+
+        patch.setattr(os, name, failing)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", ["fsync", "replace", "unlink"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_publish_may_be_repeated_wherever_it_fails(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    error: type[BaseException],
+    late: bool,
+    overwrite: bool,
+) -> None:
+    number, failed = 0, True
+    messages: list[str] = []
+    while failed:
+        number += 1
+        path = tmp_path / str(number)
+        make_cache(path, range(2))
+        make_cache(path, range(2, 4))
+        reader = featcache.open(path)
+        reader["spk1/utt-1"]
+        told = CacheError if error is OSError else error
+        with CacheWriter(path, two_features(), FINGERPRINT, overwrite=overwrite) as writer:
+            write(writer, range(4, 7))
+            writer._parts.seal()
+            with monkeypatch.context() as patch:
+                failing = Failing(patch, name, number, error, late)
+                try:
+                    writer.publish()
+                except told as raised:
+                    messages.append(str(raised))
+                failed = failing.calls >= number
+            stored = range(4, 7) if overwrite else range(7)
+            assert len(featcache.open(path, verify="arrays")) in (4, len(stored))
+            writer.publish()
+            check_cache(path, stored, complete=False)
+            write(writer, [7])
+        check_cache(path, [*stored, 7])
+        if not overwrite:
+            check_cache_of(reader, range(4))
+        leftover = {file.name for file in path.rglob("*.tmp")}
+        assert not leftover or name == "unlink"
+    assert number > 1
+    if error is OSError:
+        assert all(str(tmp_path) in each and "run the same again" in each for each in messages)
+
+
+def check_cache_of(reader: featcache.Cache, numbers: range) -> None:
+    assert_holds(reader, oracle(numbers))
+
+
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Gather the paths of all that is made durable."""
+    paths: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return paths
+
+
+def test_names_of_directories_that_were_there_are_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D3: the one who made them may have been killed before it came to that."""
+    path = tmp_path / "exp" / "train"
+    (path / "parts").mkdir(parents=True)
+    paths = synced(monkeypatch)
+    with CacheWriter(path, two_features(), FINGERPRINT) as writer:
+        write(writer, range(3))
+        writer.commit()
+        assert {str(tmp_path), str(tmp_path / "exp"), str(path), str(path / "parts")} <= {*paths}
+
+
+def test_a_manifest_is_durable_before_what_it_makes_superfluous_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D4: killed after the rename of the manifest, before it was synced."""
+    make_cache(tmp_path, range(3))
+    old = next((tmp_path / "parts").iterdir())
+    monkeypatch.setattr("featcache.store.writing.publish.remove_superseded", lambda *_: None)
+    make_cache(tmp_path, range(5), overwrite=True)
+    assert old.exists()
+    monkeypatch.undo()
+    paths = synced(monkeypatch)
+    unlink = Path.unlink
+
+    def noted(path: Path, missing_ok: bool = False) -> None:
+        if path.parent == old:
+            paths.append("removed")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", noted)
+    CacheWriter(tmp_path, two_features(), FINGERPRINT).close()
+    assert not old.exists()
+    assert str(tmp_path) in paths[: paths.index("removed")]
+    check_cache(tmp_path, range(5))
+
+
+def test_an_open_reader_knows_its_statistics_over_any_number_of_publishes(tmp_path: Path) -> None:
+    """D13: they were read when they were first asked for."""
+    make_cache(tmp_path, range(4))
+    reader = featcache.open(tmp_path)
+    for number in range(4, 8):
+        make_cache(tmp_path, [number])
+    make_cache(tmp_path, range(2), overwrite=True)
+    make_cache(tmp_path, range(2, 4))
+    stats = reader.stats("fbank")
+    assert stats.count == sum(reader.lengths("fbank"))
+    assert len(reader) == 4
+
+
+def test_a_journal_that_could_not_be_removed_goes_with_the_next_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D14: a failure between a part's seal and the end of its journal."""
+    make_cache(tmp_path, range(3))
+    unlink = Path.unlink
+
+    def fail(path: Path, missing_ok: bool = False) -> None:
+        if path.name == JOURNAL and path.exists():
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises(CacheError, match=f"{JOURNAL}.*run the same again"):
+            make_cache(tmp_path, range(3, 6))
+    (left,) = tmp_path.glob(f"parts/*/{JOURNAL}")
+    with monkeypatch.context() as patch:
+        paths = synced(patch)
+        CacheWriter(tmp_path, two_features(), FINGERPRINT).abort()
+        assert str(left.parent) in paths  # the seal may not have been durable
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT):
+        check_cache(tmp_path, range(6), complete=False)
+    assert list(tmp_path.glob(f"parts/*/{JOURNAL}")) == []
+    check_cache(tmp_path, range(6))
