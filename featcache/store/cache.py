@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, CorruptCacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
+from featcache.errors import CorruptCacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.arrays import from_storage
 from featcache.store.checks import Checks
 from featcache.store.extents import Containers
+from featcache.store.files import cache_path
 from featcache.store.format.disk_errors import reading
 from featcache.store.generation import load_generation
 from featcache.store.reading import FeatureArrays
@@ -81,7 +82,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     ) -> None:
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
-        self.path = _path(path)
+        self.path = cache_path(path)
         self._mapped = mapped
         self._check_reads = check_reads
         with reading(self.path):
@@ -275,9 +276,3 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
 def _reopen(path: Path, check_reads: bool, mapped: bool) -> Cache:
     return Cache(path, check_reads=check_reads, mapped=mapped)
-
-
-def _path(path: CachePath) -> Path:
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"a cache is opened by the path of its directory, not by {path!r}")
-    return Path(path).absolute()

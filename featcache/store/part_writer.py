@@ -22,6 +22,7 @@ from featcache.interface import Array
 from featcache.store.arrays import ArrayLike, check_features, check_id, to_storage
 from featcache.store.background import Background
 from featcache.store.closing import close_after
+from featcache.store.files import cache_path
 from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.generation import load_generation
@@ -54,7 +55,7 @@ class PartWriter:
     def __init__(
         self, path: str | Path, features: Features, fingerprint: Mapping[str, object] | None = None
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path = cache_path(path)
         self.features = by_name(features)
         self.bytes_written = 0
         self.closed = False

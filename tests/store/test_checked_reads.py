@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def reads(cache: featcache.Cache) -> Iterator[tuple[str, Callable[[], Any]]]:
 def windows(cache: featcache.Cache) -> Iterator[Callable[[], Any]]:
     """Windows of utterance 4 that cover it together."""
     for start in range(0, 2000, 250):
-        yield lambda start=start: cache.read("4", "fbank", start, start + 250)
+        yield partial(cache.read, "4", "fbank", start, start + 250)
 
 
 @pytest.mark.parametrize("mapped", [True, False])
