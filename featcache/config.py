@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
 from featcache._checks import check_complete, named_settings
+from featcache._paths import directory
 from featcache.errors import (
     ConfigError,
     KeyNotFoundError,
@@ -49,7 +49,7 @@ class FeatureStorage:
 
     @named_settings("a feature storage")
     def __init__(self, root: str | PathLike[str], features: Features) -> None:
-        self.root = _expanded(root)
+        self.root = directory(root, "root")
         self.features = by_name(features)
 
     def path(self, split: str) -> Path:
@@ -139,20 +139,6 @@ class FeatureStorage:
             f"{there}call cache_features(dataset, stage, split={split!r}) first, "
             f"or write it with writer({split!r})"
         )
-
-
-def _expanded(root: str | PathLike[str]) -> Path:
-    """Return the path of `root`, with the home directory for a leading `~`."""
-    text = os.fspath(root) if isinstance(root, str | PathLike) else root
-    if not isinstance(text, str) or not text:
-        raise ConfigError(f"root is the path of a directory, not {root!r}")
-    expanded = os.path.expanduser(text)  # noqa: PTH111  # pathlib would expand './~', too
-    if expanded.startswith("~"):
-        raise ConfigError(
-            f"root {text!r}: there is no such home directory; "
-            f"a directory of that name is './{text}'"
-        )
-    return Path(expanded)
 
 
 def _check_ids(cache: Cache, features: list[str], ids: Sequence[str] | None) -> None:

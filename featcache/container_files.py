@@ -181,7 +181,7 @@ def create(path: Path) -> BinaryIO:
     file = path.open("x+b", buffering=0)
     try:
         sync_directory(path.parent)
-    except OSError:
+    except BaseException:
         file.close()
         raise
     return file

@@ -164,10 +164,15 @@ class FinishesFiles(Protocol):
         features: Sequence[FeatureSpec],
         written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
     ) -> None:
-        """Leave the files as `ContainerWriter.close` would have after exactly these utterances, durably.
+        """Leave the files as `ContainerWriter.close` would have after exactly these utterances.
 
-        `written` are the utterances in the order of writing: the id, and by feature the rows and the extents.
-        What lies behind them is cut off. May be called again after it was interrupted anywhere.
+        `written` are the utterances in the order of writing: the id, and by feature the rows and
+        the extents. What lies behind them is cut off. All is durable when this returns. May be
+        called again after it was interrupted anywhere, and must not change a byte of an extent
+        nor follow a link.
+
+        Raises `CorruptCacheError` if these are not the files that such a writer leaves: then the
+        store copies the arrays instead.
         """
         ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Protocol
 
 import numpy as np
@@ -88,7 +87,7 @@ class GlobalMVN(torch.nn.Module):
 
         Raises `IncompleteError` for a cache that lacks utterances, unless `allow_incomplete`.
         """
-        if isinstance(cache, str | PathLike):
+        if not hasattr(cache, "stats"):
             cache = Cache(cache)
         check_complete(cache, allow_incomplete=allow_incomplete)
         return cls.from_stats(

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from third_party_install import SOURCE, install, install_flat
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ConfigError, UnknownNameError
 from featcache.interface import Array
 from featcache.registry import BACKENDS, CODECS, codec_names, get_codec
-
-SOURCE = Path(__file__).with_name("third_party_format.py").read_text()
 
 THREE_LINES = """
 from featcache.testing import BackendContract
@@ -45,9 +44,10 @@ class FlatContract(BackendContract):
         return arrays
 """
 
-RIGHT_CLOSE = """        table = json.dumps(self._table).encode()
-        self._file.append(table + len(table).to_bytes(8, "little"))
+RIGHT_CLOSE = """        self._file.append(tail(self._table))
 """
+FINISHED = "test_finished_files_are_those_of_a_closed_writer"
+RIGHT_FINISH = "            with open_left(directory, path, end) as file:\n"
 APPENDED = "extents = tuple(self._append(block) for block in array.blocks)\n"
 BOUNDED = """            octets = stream.decompress(data, most + 1)
             if len(octets) > most or not stream.eof:
@@ -72,7 +72,29 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         (FLUSHED, CLOSED),
     ),
     "Unfinished": (RIGHT_CLOSE, "", (NATIVELY,)),
-    "Misshapen": ("= [array.rows, ", "= [array.rows + 1, ", (NATIVELY,)),
+    "Misshapen": ("entry(array.rows, ", "entry(array.rows + 1, ", (NATIVELY,)),
+    "Uncut": ("end_file(file, end, ", "end_file(file, file.seek(0, 2), ", (FINISHED,)),
+    "Unsynced": (
+        "end_file(file, end, tail(table))",
+        "file.seek(end); file.write(tail(table)); file.truncate()",
+        ("test_finished_files_survive_a_power_cut",),
+    ),
+    "Following": (
+        "open_left(directory, path, end)",
+        "(directory / path).open('r+b', buffering=0)",
+        ("test_finishing_changes_nothing_outside_of_its_directory",),
+    ),
+    "Credulous": (
+        "raise misplaced(id)",
+        "pass",
+        ("test_files_that_are_not_those_of_the_writer_are_refused",),
+    ),
+    "Destructive": (
+        RIGHT_FINISH,
+        f"            data = (directory / path).read_bytes()\n{RIGHT_FINISH}"
+        "                file.truncate(0); file.write(data)\n",
+        ("test_finishing_goes_on_wherever_it_was_interrupted",),
+    ),
     "Colliding": ("self._table[id]", "self._table[id.casefold()]", (NATIVELY,)),
     "Stumbling": (APPENDED, f"assert len(id) < 1 << 16\n        {APPENDED}", (LONG_IDS,)),
     "Cutting": ("self._table[id]", "self._table[id[:10_000]]", (LONG_IDS,)),
@@ -148,26 +170,6 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         ("test_no_option_is_one_of_the_backend_too",),
     ),
 }
-
-
-def install(site: Path, distribution: str, entry_points: Mapping[str, Mapping[str, str]], **modules: str) -> None:
-    """Put a package into a directory as pip would."""
-    for name, source in modules.items():
-        (site / f"{name}.py").write_text(source)
-    info = site / f"{distribution}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-    lines = (
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
-        for group, entries in entry_points.items()
-    )
-    (info / "entry_points.txt").write_text("\n".join(lines))
-
-
-def install_flat(site: Path, name: str = "flat", source: str = SOURCE) -> None:
-    module, codec = f"{name}_format", "squeeze" if name == "flat" else f"squeeze_{name}"
-    entry_points = {BACKENDS: {name: f"{module}:FlatBackend"}, CODECS: {codec: f"{module}:SqueezeCodec"}}
-    install(site, name, entry_points, **{module: source.replace('"squeeze"', repr(codec))})
 
 
 def run_contract(site: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +20,7 @@ import numpy as np
 from featcache.container_files import FeatureFilesWriter, PagedFile, Pages
 from featcache.errors import CorruptCacheError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
+from featcache.left_files import end_file, misplaced, open_left
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,26 @@ class FlatBackend:
         return FeatureFilesWriter(
             {f.name: FlatFile(directory, f.name, self.alignment) for f in features}
         )
+
+    def finish(
+        self,
+        directory: Path,
+        features: Sequence[FeatureSpec],
+        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
+    ) -> None:
+        for feature in features:
+            path, end = f"{feature.name}.flat", 0
+            table: dict[str, object] = {}
+            for id, arrays in written:
+                rows, extents = arrays[feature.name]
+                for extent in extents:
+                    end += -end % self.alignment
+                    if extent != Extent(path, end, extent.nbytes):
+                        raise misplaced(id)
+                    end += extent.nbytes
+                table[id] = entry(rows, extents)
+            with open_left(directory, path, end) as file:
+                end_file(file, end, tail(table))
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
         return Blocks(rows=100)
@@ -71,15 +92,14 @@ class FlatFile:
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
         extents = tuple(self._append(block) for block in array.blocks)
-        self._table[id] = [array.rows, [[extent.offset, extent.nbytes] for extent in extents]]
+        self._table[id] = entry(array.rows, extents)
         return extents
 
     def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
-        table = json.dumps(self._table).encode()
-        self._file.append(table + len(table).to_bytes(8, "little"))
+        self._file.append(tail(self._table))
         self._file.close()
 
     def abort(self) -> None:
@@ -91,6 +111,15 @@ class FlatFile:
     def _append(self, block: bytes | memoryview) -> Extent:
         self._file.append(bytes(-self._file.size % self._alignment))
         return Extent(self._name, self._file.append(block), len(block))
+
+
+def entry(rows: int, extents: Sequence[Extent]) -> object:
+    return [rows, [[extent.offset, extent.nbytes] for extent in extents]]
+
+
+def tail(table: Mapping[str, object]) -> bytes:
+    data = json.dumps(table).encode()
+    return data + len(data).to_bytes(8, "little")
 
 
 def read_flat(path: Path) -> dict[str, tuple[int, list[bytes]]]:

@@ -13,7 +13,7 @@ lilcom rounds each number to a multiple of a tick after predicting it from its n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +24,7 @@ import numpy as np
 from featcache.container_files import FeatureFilesWriter, PagedFile, Pages
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
+from featcache.left_files import end_file, misplaced, open_left
 
 BLOCK_ROWS = 500  # fixed in lhotse's reader
 TICK_POWERS = range(-20, 21)  # what lilcom accepts
@@ -42,6 +43,23 @@ class LilcomBackend:
         """Start one archive per feature."""
         _import_lilcom()
         return FeatureFilesWriter({feature.name: _Archive(directory, feature) for feature in features})
+
+    def finish(
+        self,
+        directory: Path,
+        features: Sequence[FeatureSpec],
+        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
+    ) -> None:
+        """Cut off what is behind the last block of each archive."""
+        for feature in features:
+            path, end = f"{feature.name}.lca", 0
+            for id, arrays in written:
+                for extent in arrays[feature.name][1]:
+                    if extent != Extent(path, end, extent.nbytes):
+                        raise misplaced(id)
+                    end += extent.nbytes
+            with open_left(directory, path, end) as file:
+                end_file(file, end)
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
         """Cut as lhotse does."""

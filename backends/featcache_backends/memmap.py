@@ -13,15 +13,16 @@ without a time axis counts as one frame an utterance. bfloat16 is stored as the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from numpy.lib.format import dtype_to_descr
 
-from featcache.container_files import FeatureFilesWriter, PagedFile, Pages
+from featcache.container_files import FeatureFilesWriter, PagedFile, Pages, write_all
 from featcache.interface import EncodedArray, Extent, FeatureSpec
+from featcache.left_files import end_file, misplaced, open_left
 
 HEADER_BYTES = 256  # a multiple of 64, so that frames start aligned
 
@@ -35,6 +36,17 @@ class MemmapBackend:
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one `.npy` file per feature."""
         return FeatureFilesWriter({feature.name: _NpyFile(directory, feature) for feature in features})
+
+    def finish(
+        self,
+        directory: Path,
+        features: Sequence[FeatureSpec],
+        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
+    ) -> None:
+        """Give each file the header of its frames, and cut off what is behind these."""
+        for feature in features:
+            arrays = ((id, *arrays[feature.name]) for id, arrays in written)
+            _finish_npy(directory, feature, arrays)
 
 
 class _NpyFile:
@@ -64,6 +76,22 @@ class _NpyFile:
 
     def pages(self) -> dict[str, Pages]:
         return {self._name: self._file.pages}
+
+
+def _finish_npy(
+    directory: Path, feature: FeatureSpec, arrays: Iterable[tuple[str, int, tuple[Extent, ...]]]
+) -> None:
+    path, total = f"{feature.name}.npy", 0
+    header_bytes = len(_header(feature, 0))
+    for id, rows, extents in arrays:
+        offset, nbytes = header_bytes + total * feature.row_bytes, rows * feature.row_bytes
+        if extents != ((Extent(path, offset, nbytes),) if nbytes else ()):
+            raise misplaced(id)
+        total += rows
+    end = header_bytes + total * feature.row_bytes
+    with open_left(directory, path, end) as file:
+        write_all(file, _header(feature, total))
+        end_file(file, end)
 
 
 def _header(feature: FeatureSpec, rows: int) -> bytes:

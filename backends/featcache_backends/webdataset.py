@@ -32,6 +32,8 @@ utterance, of shape `dims`.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +44,11 @@ from numpy.lib.format import dtype_to_descr
 from featcache.container_files import PagedFile, Pages
 from featcache.errors import ConfigError, FeatureError
 from featcache.interface import EncodedArray, Extent, FeatureSpec
+from featcache.left_files import end_file, misplaced, open_left, remove_left
 
 BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
 END = bytes(2 * BLOCK_BYTES)
+SHARD = re.compile(r"shard-[0-9]{6,}\.tar")
 ARRAY_LIMIT = 8**11 - (1 << 16)  # bytes: 11 octal digits in a ustar header, and the .npy's header
 ENCODED = {ord(char): f"%{ord(char):02X}" for char in "%./"} | {
     code: "".join(f"%{byte:02X}" for byte in chr(code).encode()) for code in (*range(0x20), *range(0x7F, 0xA0))
@@ -85,6 +89,31 @@ class WebDatasetBackend:
                 )
         return WebDatasetWriter(directory, features, self.shard_bytes)
 
+    def finish(
+        self,
+        directory: Path,
+        features: Sequence[FeatureSpec],
+        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
+    ) -> None:
+        """End each shard behind its last sample, and remove the shards that have none."""
+        shard = _LeftShard(directory, 0)
+        try:
+            for id, arrays in written:
+                sizes = {
+                    name: (rows, sum(extent.nbytes for extent in extents))
+                    for name, (rows, extents) in arrays.items()
+                }
+                sample = _Sample(features, id, sizes)
+                if _passes(shard.size, sample.nbytes, self.shard_bytes):
+                    shard.finish()
+                    shard = _LeftShard(directory, shard.number + 1)
+                shard.pass_over(id, sample, {name: each for name, (_, each) in arrays.items()})
+            shard.finish()
+        finally:
+            shard.close()
+        kept = {_shard_name(number) for number in range(shard.number + 1)}
+        remove_left(directory, "", lambda name: bool(SHARD.fullmatch(name)) and name not in kept)
+
 
 class WebDatasetWriter:
     """Appends samples to tar shards."""
@@ -110,20 +139,18 @@ class WebDatasetWriter:
 
         Raises `FeatureError`, and writes nothing, if an array is too large for a tar.
         """
-        self.check(id, {name: (array.rows, array.nbytes) for name, array in arrays.items()})
-        pieces, starts = self._sample(id, arrays)
-        nbytes = sum(map(len, pieces))
-        if self._file.size and self._file.size + nbytes + len(END) > self._shard_bytes:
+        sizes = {name: (array.rows, array.nbytes) for name, array in arrays.items()}
+        self.check(id, sizes)
+        sample = _Sample(self._features, id, sizes)
+        if _passes(self._file.size, sample.nbytes, self._shard_bytes):
             self._finish_shard()
             self._open_shard()
-        begin = self._file.size
-        for piece in pieces:
-            self._file.append(piece)
-        return {
-            name: (Extent(self._container, begin + start, nbytes),) if nbytes else ()
-            for name, start in starts.items()
-            for nbytes in [arrays[name].nbytes]
-        }
+        extents = sample.extents(self._container, self._file.size)
+        blocks = [*(arrays[feature.name].blocks for feature in self._features), ()]
+        for (_, frame), array in zip(sample.frames, blocks, strict=True):
+            for piece in (frame, *array):
+                self._file.append(piece)
+        return extents
 
     def flush(self) -> None:
         """Make all samples durable; earlier shards are."""
@@ -141,36 +168,96 @@ class WebDatasetWriter:
         """Return the digests of the pages of all shards."""
         return self._pages
 
-    def _sample(self, id: str, arrays: Mapping[str, EncodedArray]) -> tuple[list[bytes | memoryview], dict[str, int]]:
-        """Return the bytes of a sample in pieces, and where in them the data of each feature starts."""
-        key = id.translate(ENCODED)
-        pieces: list[bytes | memoryview] = []
-        starts: dict[str, int] = {}
-        shapes: dict[str, dict[str, object]] = {}
-        end = 0
-        for feature in self._features:
-            array = arrays[feature.name]
-            shape = feature.shape(array.rows)
-            npy = _npy_header(feature, shape)
-            size = len(npy) + array.nbytes
-            head = _tar_header(f"{key}.{feature.name}.npy", size) + npy
-            tail = bytes(-size % BLOCK_BYTES)
-            pieces += (head, *array.blocks, tail)
-            starts[feature.name] = end + len(head)
-            end += len(head) + array.nbytes + len(tail)
-            shapes[feature.name] = {"dtype": feature.dtype, "shape": shape}
-        text = json.dumps({"id": id, "features": shapes}).encode()
-        pieces.append(_tar_header(f"{key}.json", len(text)) + _padded(text))
-        return pieces, starts
-
     def _open_shard(self) -> None:
-        self._container = f"shard-{len(self._pages):06d}.tar"
+        self._container = _shard_name(len(self._pages))
         self._file = PagedFile(self._directory / self._container)
 
     def _finish_shard(self) -> None:
         self._file.append(END)
         self._file.close()
         self._pages[self._container] = self._file.pages
+
+
+class _Sample:
+    """A sample without its arrays, but with the room for these.
+
+    Args:
+        features: in the order of declaration.
+        id: of the utterance.
+        arrays: by feature, the number of rows and of bytes.
+    """
+
+    def __init__(
+        self, features: Sequence[FeatureSpec], id: str, arrays: Mapping[str, tuple[int, int]]
+    ) -> None:
+        key = id.translate(ENCODED)
+        # what stands in front of each array, and behind the last one, and where
+        self.frames: list[tuple[int, bytes]] = []
+        self._room: dict[str, tuple[int, int]] = {}  # where each array starts, and its bytes
+        self.nbytes = 0
+        shapes: dict[str, dict[str, object]] = {}
+        padding = b""
+        for feature in features:
+            rows, nbytes = arrays[feature.name]
+            shape = feature.shape(rows)
+            npy = _npy_header(feature, shape)
+            size = len(npy) + nbytes
+            self._add_frame(padding + _tar_header(f"{key}.{feature.name}.npy", size) + npy)
+            self._room[feature.name] = (self.nbytes, nbytes)
+            self.nbytes += nbytes
+            padding = bytes(-size % BLOCK_BYTES)
+            shapes[feature.name] = {"dtype": feature.dtype, "shape": shape}
+        text = json.dumps({"id": id, "features": shapes}).encode()
+        self._add_frame(padding + _tar_header(f"{key}.json", len(text)) + _padded(text))
+
+    def _add_frame(self, frame: bytes) -> None:
+        self.frames.append((self.nbytes, frame))
+        self.nbytes += len(frame)
+
+    def extents(self, container: str, begin: int) -> dict[str, tuple[Extent, ...]]:
+        """Say where the arrays lie if the sample begins there."""
+        return {
+            name: (Extent(container, begin + start, nbytes),) if nbytes else ()
+            for name, (start, nbytes) in self._room.items()
+        }
+
+
+class _LeftShard:
+    """A shard that a dead writer left: passes over one sample after another, then ends it."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.number = number
+        self.size = 0  # of the samples so far
+        self._container = _shard_name(number)
+        self._file = open_left(directory, self._container)
+
+    def pass_over(
+        self, id: str, sample: _Sample, extents: Mapping[str, tuple[Extent, ...]]
+    ) -> None:
+        """Compare all but the arrays with what the file holds."""
+        same = all(self._read(self.size + at, len(frame)) == frame for at, frame in sample.frames)
+        if not same or extents != sample.extents(self._container, self.size):
+            raise misplaced(id)
+        self.size += sample.nbytes
+
+    def _read(self, offset: int, nbytes: int) -> bytes:
+        return os.pread(self._file.fileno(), nbytes, offset)
+
+    def finish(self) -> None:
+        end_file(self._file, self.size, END)
+        self._file.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _passes(size: int, nbytes: int, shard_bytes: int) -> bool:
+    """Tell whether a sample of `nbytes` goes to the next shard, if this one has `size`."""
+    return bool(size) and size + nbytes + len(END) > shard_bytes
+
+
+def _shard_name(number: int) -> str:
+    return f"shard-{number:06d}.tar"
 
 
 def _npy_header(feature: FeatureSpec, shape: tuple[int, ...]) -> bytes:

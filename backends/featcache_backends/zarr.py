@@ -33,14 +33,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 import numpy as np
 
 from featcache.container_files import FeatureFilesWriter
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
-from featcache.interface import Array, Blocks, FeatureSpec
-from featcache_backends._zarr_group import COLUMNS, Grid, GroupWriter
+from featcache.interface import Array, Blocks, Extent, FeatureSpec
+from featcache_backends._zarr_frames import GroupWriter, finish_group
+from featcache_backends._zarr_group import COLUMNS, Grid, Group
 
 PADDED_ROWS = 256  # most frames of an inner chunk with a codec: each utterance is filled up to a multiple
 SHARD_CHUNKS = 1 << 16  # most inner chunks of a shard: readers load its whole index
@@ -77,14 +78,9 @@ class ZarrBackend:
         Raises `ConfigError` for a name or a codec that cannot stand in a Zarr group, `FeatureError`
         for frames that are too large for Blosc.
         """
-        try:
-            from google_crc32c import value as crc32c
-        except ImportError as error:
-            raise MissingDependencyError(
-                "backend 'zarr' needs 'google_crc32c'; try: pip install 'featcache[zarr]'"
-            ) from error
-        codecs = [_zarr_codec(feature) for feature in features]  # all checks before the first file
-        for feature in features:
+        crc32c = _import_crc32c()
+        for feature in features:  # all checks before the first file
+            _zarr_codec(feature)
             nbytes = self._grid(feature).chunk_bytes
             if isinstance(feature.codec, BloscCodec) and nbytes > BLOSC_BYTES:
                 raise FeatureError(
@@ -93,10 +89,25 @@ class ZarrBackend:
                 )
         return FeatureFilesWriter(
             {
-                feature.name: GroupWriter(directory, feature, self._grid(feature), codec, crc32c)
-                for feature, codec in zip(features, codecs, strict=True)
+                feature.name: GroupWriter(self._group(directory, feature), crc32c)
+                for feature in features
             }
         )
+
+    def finish(
+        self,
+        directory: Path,
+        features: Sequence[FeatureSpec],
+        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
+    ) -> None:
+        """Write the index of each shard, the columns and the documents; remove what is behind."""
+        crc32c = _import_crc32c()
+        for feature in features:
+            arrays = ((id, *arrays[feature.name]) for id, arrays in written)
+            finish_group(self._group(directory, feature), crc32c, arrays)
+
+    def _group(self, directory: Path, feature: FeatureSpec) -> Group:
+        return Group(directory, feature, self._grid(feature), _zarr_codec(feature))
 
     def _grid(self, feature: FeatureSpec) -> Grid:
         rows = max(1, self.chunk_bytes // max(1, feature.row_bytes))
@@ -250,6 +261,16 @@ def _check_range(name: str, value: object, least: int, most: int) -> None:
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
     if value not in known:
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def _import_crc32c() -> Callable[[bytes], int]:
+    try:
+        from google_crc32c import value
+    except ImportError as error:
+        raise MissingDependencyError(
+            "backend 'zarr' needs 'google_crc32c'; try: pip install 'featcache[zarr]'"
+        ) from error
+    return cast(Callable[[bytes], int], value)
 
 
 def _numcodecs(codec: str) -> ModuleType:

@@ -12,15 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speechbrain.core import Stage
-from speechbrain.dataio.batch import PaddedBatch, PaddedData
-from speechbrain.utils.checkpoints import DEFAULT_LOAD_HOOKS, DEFAULT_SAVE_HOOKS
-from speechbrain.utils.distributed import main_process_only
 
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, MissingDependencyError
 from featcache.loading.dataset import FeatureDataset
 from featcache.loading.loader import FeatureLoader
 from featcache.loading.padded import Batch, Item
+
+try:
+    from speechbrain.core import Stage
+    from speechbrain.dataio.batch import PaddedBatch, PaddedData
+    from speechbrain.utils.checkpoints import DEFAULT_LOAD_HOOKS, DEFAULT_SAVE_HOOKS
+    from speechbrain.utils.distributed import main_process_only
+except ImportError as error:
+    raise MissingDependencyError(
+        f"featcache.interop.speechbrain needs 'speechbrain', which does not load: {error}; "
+        "try: pip install 'featcache[speechbrain]'"
+    ) from error
 
 
 def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Integral
 from os import PathLike
-from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
+from featcache._paths import directory
 from featcache.config import FeatureStorage
 from featcache.datasets import check_source, visible_lengths
 from featcache.destination import Destination, check_settings
@@ -99,7 +99,7 @@ def extract(
     check_settings(on_error, retries, publish_every_s)
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ConfigError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
-    where, skip = Path(path), on_error == "skip"
+    where, skip = directory(path, "a cache"), on_error == "skip"
     with kept_random_state():
         env = checked_environment(provider.build_env_local())
         check_source(env["dataset"])

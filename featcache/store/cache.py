@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._paths import directory
 from featcache.errors import CorruptCacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.arrays import from_storage
 from featcache.store.checks import Checks
 from featcache.store.extents import Containers
-from featcache.store.files import cache_path
 from featcache.store.format.disk_errors import reading
 from featcache.store.generation import load_generation
 from featcache.store.reading import FeatureArrays
@@ -82,7 +82,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     ) -> None:
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
-        self.path = cache_path(path)
+        self.path = directory(path, "a cache").absolute()
         self._mapped = mapped
         self._check_reads = check_reads
         with reading(self.path):

@@ -17,17 +17,10 @@ from typing import cast
 import xxhash
 
 from featcache.container_files import sync_directory, sync_file, write_all
-from featcache.errors import CacheError, ConfigError, CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError
 
 MAX_JSON_BYTES = 32 << 20  # a larger one is no manifest, seal or journal line of ours
 _UNSYNCABLE = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP)
-
-
-def cache_path(path: object) -> Path:
-    """Return the absolute path of a cache's directory; raises `ConfigError` for what is no path."""
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"a cache is opened by the path of its directory, not by {path!r}")
-    return Path(path).absolute()
 
 
 def digest(data: bytes | memoryview) -> str:

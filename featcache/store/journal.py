@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -180,8 +180,7 @@ def read_journal(cache: Path, directory: str) -> Journal | None:
     stats: dict[str, FeatureStats] = {}
     lines = _lines(cache, f"{directory}/{NAME}")
     records = [_record(line) for line in lines]
-    while records and records[-1] is None and _is_torn(lines[len(records) - 1]):
-        records.pop()
+    del records[_torn_from(lines, records) :]
     for record in records:
         if record is None:
             continue
@@ -194,6 +193,23 @@ def read_journal(cache: Path, directory: str) -> Journal | None:
     if None in records:
         return Journal(header, committed + pending, {}, damaged=True)
     return Journal(header, committed, stats)
+
+
+def _torn_from(lines: Sequence[bytes], records: Sequence[_Record | None]) -> int:
+    """Return the number of the line from which on a writer that died, or a power cut, left no whole lines.
+
+    A power cut may also leave lines behind a hole, if they came after the last sync that had ended; each
+    commit ends with one, and only the last may not have come to it.
+    """
+    end = len(records)
+    while end and records[end - 1] is None and _is_torn(lines[end - 1]):
+        end -= 1
+    commits = [number for number in range(end) if (record := records[number]) and record.stats is not None]
+    synced = commits[-2] + 1 if len(commits) > 1 else 1
+    bad = [number for number in range(end) if records[number] is None]
+    if bad and bad[0] >= synced and all(_HOLE in lines[number] for number in bad):
+        return bad[0]
+    return end
 
 
 def has_lines(cache: Path, directory: str) -> bool:

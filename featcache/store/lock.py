@@ -69,6 +69,24 @@ class Holder(NamedTuple):
     since: str
 
 
+def may_live(found: Holder | None) -> bool:
+    """Tell whether a process that holds a lock, or held it when it died, may still be at work.
+
+    On another host that cannot be seen.
+    """
+    if found is None:
+        return False
+    if found.host != socket.gethostname():
+        return True
+    try:
+        os.kill(found.pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError, TypeError):  # it is another user's, or no process at all
+        return True
+    return True
+
+
 def holder(directory: Path) -> Holder | None:
     """Return who holds the lock of a directory; None if that is not written there, or not yet."""
     try:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from featcache._first_shapes import FirstShapes
+from featcache._paths import directory
 from featcache.errors import (
     ConfigError,
     CorruptCacheError,
@@ -22,7 +23,6 @@ from featcache.interface import Array
 from featcache.store.arrays import ArrayLike, check_features, check_id, to_storage
 from featcache.store.background import Background
 from featcache.store.closing import close_after
-from featcache.store.files import cache_path
 from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.generation import load_generation
@@ -55,7 +55,7 @@ class PartWriter:
     def __init__(
         self, path: str | Path, features: Features, fingerprint: Mapping[str, object] | None = None
     ) -> None:
-        self.path = cache_path(path)
+        self.path = directory(path, "a cache").absolute()
         self.features = by_name(features)
         self.bytes_written = 0
         self.closed = False

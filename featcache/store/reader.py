@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+from featcache._paths import directory
 from featcache.store.arrays import as_id
 from featcache.store.cache import Cache, CachePath
-from featcache.store.files import cache_path
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ class FeatureReader:
     """
 
     def __init__(self, path: CachePath, feature: str) -> None:
-        self.path = cache_path(path)
+        self.path = directory(path, "a cache").absolute()
         self.feature = feature
         self._settings: dict[str, bool] = {}  # those of the cache that made the reader
         self._cache: Cache | None = None

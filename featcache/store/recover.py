@@ -22,10 +22,13 @@ from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array, EncodedArray, Extent, FinishesFiles
 from featcache.store import journal as journals
 from featcache.store.extents import Containers
+from featcache.store.files import remove_unfinished
 from featcache.store.journal import Journal, Placed, Utterance, read_journal
-from featcache.store.lock import WriterLock, holder_text
+from featcache.store.lock import NAME as LOCK
+from featcache.store.lock import WriterLock, holder, holder_text, may_live
 from featcache.store.manifest import PARTS
 from featcache.store.part import SEAL, checksum, list_parts, read_part, remove_part
+from featcache.store.reading import decoded
 from featcache.store.writing.free_space import margin
 from featcache.store.writing.open_part import OpenPart, container_groups
 from featcache.store.writing.seal import seal_directory
@@ -47,6 +50,7 @@ def recover_parts(
         if sealed is not None:
             _finish_seal(directory)
             continue
+        before = holder(directory)
         try:
             held = WriterLock(directory)
         except FileNotFoundError:  # its writer has removed it
@@ -57,16 +61,25 @@ def recover_parts(
                 "end that first"
             ) from error
         try:
-            if (
-                read_part(cache, name) is None
-            ):  # or its writer has sealed it and ended in the meantime
-                _recover(cache, name, features, (build, fingerprint))
+            if read_part(cache, name) is None:
+                # where locks count for nothing, its writer may live, and go on
+                in_place = not may_live(before)
+                _recover(cache, name, features, (build, fingerprint), in_place=in_place)
+            else:  # its writer has sealed it and ended in the meantime
+                _finish_seal(directory)
         finally:
             held.release()
+        if (directory / SEAL).exists():
+            (directory / LOCK).unlink(missing_ok=True)
 
 
 def _recover(
-    cache: Path, name: str, features: Mapping[str, FeatureStorageConfig], wanted: tuple[int, str]
+    cache: Path,
+    name: str,
+    features: Mapping[str, FeatureStorageConfig],
+    wanted: tuple[int, str],
+    *,
+    in_place: bool,
 ) -> None:
     directory = cache / PARTS / name
     journal = read_journal(cache, f"{PARTS}/{name}")
@@ -81,10 +94,11 @@ def _recover(
             _set_aside(directory, "its journal names other features")
             return
         good, lost = _checked(directory, journal)
-        if not (lost or journal.damaged) and _seal_in_place(cache, name, features, journal):
+        whole = not (lost or journal.damaged)
+        if whole and in_place and _seal_in_place(cache, name, features, journal):
             return
         if good:
-            _copy(cache, name, features, journal, good, whole=not (lost or journal.damaged))
+            _copy(cache, name, features, journal, good, whole=whole)
         if lost and not journal.damaged:
             ids = ", ".join(repr(utterance.id) for utterance in lost[:5])
             _set_aside(
@@ -104,9 +118,8 @@ def _finish_seal(directory: Path) -> None:
     """Do what comes after the seal, where the writer failed or died just before that."""
     journal = directory / journals.NAME
     if journal.exists():
-        sync_directory(
-            directory
-        )  # or a power cut would take the seal, and the journal be gone, too
+        remove_unfinished(directory)
+        sync_directory(directory)  # or a power cut might take the seal, and not the journal
         journal.unlink(missing_ok=True)
 
 
@@ -129,25 +142,28 @@ def _seal_in_place(
     cache: Path, name: str, features: Mapping[str, FeatureStorageConfig], journal: Journal
 ) -> bool:
     """Seal a part where it lies, if all its formats can finish their files; tells whether."""
+    directory = cache / PARTS / name
+    if (cache / PARTS / (name + RECOVERED) / SEAL).exists():
+        return False  # it was copied, by one who died before it was removed
+    # in the order of then: in that of now, groups of features may have other directories
+    order = journal.utterances[0].arrays
     groups = [
         (prefix, names, features[names[0]].make_backend())
-        for prefix, names in container_groups(features)
+        for prefix, names in container_groups({key: features[key] for key in order})
     ]
     if not all(isinstance(backend, FinishesFiles) for _, _, backend in groups):
         return False
-    for prefix, names, backend in groups:
-        written = [
-            (
-                each.id,
-                {
-                    key: (each.arrays[key].rows, _without(prefix, each.arrays[key].extents))
-                    for key in names
-                },
-            )
-            for each in journal.utterances
-        ]
-        specs = [features[key].spec(journal.header.dims[key]) for key in names]
-        cast(FinishesFiles, backend).finish(cache / PARTS / name / prefix, specs, written)
+    try:
+        for prefix, names, backend in groups:
+            specs = [features[key].spec(journal.header.dims[key]) for key in names]
+            written = [
+                (each.id, {key: _within(prefix, each.arrays[key]) for key in names})
+                for each in journal.utterances
+            ]
+            cast(FinishesFiles, backend).finish(directory / prefix, specs, written)
+    except CorruptCacheError as error:
+        _log.warning("part %r is copied, for its files cannot be finished: %s", str(directory), error)
+        return False
     seal_directory(cache, name, features, journal.header, journal.utterances, journal.stats, {})
     return True
 
@@ -209,7 +225,7 @@ def _decoded(feature: FeatureStorageConfig, dims: tuple[int, ...], array: Encode
     cut = feature.blocks(dims)
     size = array.rows if cut is None or cut.rows is None else cut.rows
     blocks = [
-        spec.codec.decode(memoryview(block), spec.storage_dtype, dims, size)
+        decoded(spec.codec, memoryview(block), spec.storage_dtype, dims, size)
         for block in array.blocks
     ]
     return np.concatenate(blocks)[: array.rows]
@@ -227,10 +243,11 @@ def _set_aside(directory: Path, why: str) -> None:
     )
 
 
-def _without(prefix: str, extents: Sequence[Extent]) -> tuple[Extent, ...]:
+def _within(prefix: str, placed: Placed) -> tuple[int, tuple[Extent, ...]]:
+    """Return the rows and the extents of an array, these relative to the directory of its group."""
     start = len(prefix) + 1 if prefix else 0
-    return tuple(
-        dataclasses.replace(extent, container=extent.container[start:]) for extent in extents
+    return placed.rows, tuple(
+        dataclasses.replace(each, container=each.container[start:]) for each in placed.extents
     )
 
 

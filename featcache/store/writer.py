@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from featcache._paths import directory
 from featcache.errors import ConfigError
 from featcache.feature import Features, FeatureStorageConfig, by_name
 from featcache.store.arrays import ArrayLike, check_id
 from featcache.store.closing import close_after
-from featcache.store.files import cache_path
 from featcache.store.writing.session import WriteSession
 from featcache.store.writing.unclosed import close_when_dropped
 
@@ -52,7 +52,7 @@ class CacheWriter:
         overwrite: bool = False,
     ) -> None:
         self._work = WriteSession(
-            cache_path(path), by_name(features), fingerprint or {}, overwrite
+            directory(path, "a cache").absolute(), by_name(features), fingerprint or {}, overwrite
         )
         self._parts = self._work.parts
         what = f"the writer of {str(self.path)!r}"

@@ -11,6 +11,7 @@ import featcache
 from featcache.errors import MissingDependencyError
 from featcache.testing.decoding import Decoding
 from featcache.testing.durability import Durability
+from featcache.testing.finishing import Finishing
 from featcache.testing.native import NativeFiles
 from featcache.testing.reading import Reading
 from featcache.testing.round_trips import RoundTrips
@@ -19,7 +20,9 @@ from featcache.testing.storage import Storage
 from featcache.testing.writing import Writing
 
 
-class BackendContract(RoundTrips, Reading, Writing, Seam, Decoding, Durability, NativeFiles):
+class BackendContract(
+    RoundTrips, Reading, Writing, Seam, Decoding, Durability, Finishing, NativeFiles
+):
     """Test a backend with each of its codecs; inherit from it and name the backend.
 
     A backend whose library is not installed is skipped.

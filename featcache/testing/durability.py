@@ -49,14 +49,14 @@ class Disk:
         directory.mkdir()
         self.directory = directory
         self._content: dict[int, bytes] = {}  # by inode, as of the last sync
-        self._names: dict[int, set[str]] = {}
+        self._names: dict[int, dict[str, tuple[int, bool]]] = {}  # inode, whether a directory
         for name in ("fsync", "fdatasync"):
             if hasattr(os, name):
                 monkeypatch.setattr(os, name, self._recorded(getattr(os, name)))
 
     def after_a_power_cut(self, copy: Path) -> Path:
         """Make a copy of what is durable, and of nothing else."""
-        self._copy(self.directory, copy)
+        self._copy(self.directory.stat().st_ino, True, copy)
         return copy
 
     def _recorded(self, sync: Callable[[int], None]) -> Callable[[int], None]:
@@ -66,21 +66,22 @@ class Disk:
             for path in (self.directory, *self.directory.rglob("*")):
                 if path.stat().st_ino == inode:
                     if path.is_dir():
-                        self._names[inode] = set(os.listdir(path))  # noqa: PTH208
+                        self._names[inode] = {
+                            below.name: (below.stat().st_ino, below.is_dir())
+                            for below in path.iterdir()
+                        }
                     else:
                         self._content[inode] = path.read_bytes()
 
         return recorded
 
-    def _copy(self, source: Path, copy: Path) -> None:
-        inode = source.stat().st_ino
-        if not source.is_dir():
+    def _copy(self, inode: int, is_directory: bool, copy: Path) -> None:
+        if not is_directory:
             copy.write_bytes(self._content.get(inode, b""))
             return
         copy.mkdir()
-        for name in self._names.get(inode, ()):
-            if (source / name).exists():
-                self._copy(source / name, copy / name)
+        for name, below in self._names.get(inode, {}).items():  # also of what was removed since
+            self._copy(*below, copy / name)
 
 
 def files_of(directory: Path) -> dict[str, bytes]:

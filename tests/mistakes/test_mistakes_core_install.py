@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,58 @@ except MissingDependencyError as error:
     said = run_without(library, program)
     assert f"needs {library!r}" in said
     assert "pip install 'featcache[testing]'" in said
+
+
+def test_05_what_other_toolkits_need_is_said_by_name() -> None:
+    program = """
+for name in ("speechbrain", "huggingface"):
+    try:
+        __import__(f"featcache.interop.{name}")
+    except MissingDependencyError as error:
+        print(error)
+"""
+    speechbrain, huggingface = run_without(EXTRAS, program).splitlines()
+    assert "needs 'speechbrain'" in speechbrain
+    assert "pip install 'featcache[speechbrain]'" in speechbrain
+    assert "pip install 'featcache[huggingface]'" in huggingface
+
+
+@pytest.mark.parametrize(
+    ("declared", "library", "extra"),
+    [
+        ('"hdf5"', "h5py", "hdf5"),
+        ('"zarr", "zstd"', "zarr,numcodecs", "zarr"),
+        ('"lilcom"', "lilcom", "lilcom"),
+    ],
+)
+def test_03_a_format_without_its_library_says_what_to_install(
+    tmp_path: Path, declared: str, library: str, extra: str
+) -> None:
+    program = f"""
+import numpy
+try:
+    feature = featcache.FeatureStorageConfig("f", "float32", {declared})
+    with featcache.CacheWriter({str(tmp_path / "cache")!r}, [feature]) as writer:
+        writer.write("u", {{"f": numpy.ones((3, 2))}})
+except MissingDependencyError as error:
+    print(error)
+"""
+    said = run_without(library, program)
+    assert f"pip install 'featcache[{extra}]'" in said
+
+
+def test_135_a_system_that_is_not_posix_is_named_when_a_cache_is_first_needed() -> None:
+    program = """
+assert all(hasattr(featcache, name) for name in featcache._HOMES)
+for needs in (featcache.open, featcache.CacheWriter, featcache.FeatureLoader):
+    try:
+        needs("features/train")
+    except MissingDependencyError as error:
+        print(error)
+try:
+    import featcache.samplers
+except ImportError as error:
+    print(error)
+"""
+    said = run_without("resource", program).splitlines()
+    assert said == ["featcache needs a POSIX system (Linux or macOS)"] * 4

@@ -165,7 +165,7 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
         "27-root-null",
         lambda path: yaml(STORAGE + "    root: null\n    features: []\n"),
         ConfigError,
-        ["root is the path of a directory, not None"],
+        ["root is given as the path of a directory, not None"],
     ),
     (
         "28-the-home-of-nobody",
@@ -386,7 +386,7 @@ def test_28_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("HOME", str(tmp_path))
     assert FeatureStorage("~/features", [Feature("f")]).path("train") == tmp_path / "features/train"
     assert FeatureStorage(Path("~"), [Feature("f")]).root == tmp_path
-    assert FeatureStorage("./~/features", [Feature("f")]).root == Path("~/features")
+    assert FeatureStorage("./~/features", [Feature("f")]).root == Path("~/features").absolute()
     assert FeatureStorage("a/~", [Feature("f")]).root == Path("a") / "~"
 
 

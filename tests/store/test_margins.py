@@ -257,9 +257,9 @@ def test_the_root_of_splits_lists_the_caches_below_it(tmp_path: Path, verify: An
 
 @pytest.mark.parametrize("path", [None, 5, b"cache", ["cache"], SimpleNamespace()])
 def test_what_is_no_path_is_refused_with_what_is_wanted(path: Any) -> None:
-    with pytest.raises(featcache.ConfigError, match="opened by the path of its directory, not by"):
+    with pytest.raises(featcache.ConfigError, match="a cache is given as the path of a directory, not"):
         featcache.open(path)
-    with pytest.raises(featcache.ConfigError, match="path of its directory, not by"):
+    with pytest.raises(featcache.ConfigError, match="a cache is given as the path of a directory, not"):
         CacheWriter(path, two_features())
 
 

@@ -35,6 +35,11 @@ ENDS = {
 }
 
 
+def without_lengths(text: str) -> str:
+    """What a process said, but for utterances that have no frames."""
+    return "".join(line for line in text.splitlines(True) if "have no frames" not in line)
+
+
 @pytest.mark.parametrize("backend", featcache.backend_names())
 def test_a_script_that_forgets_to_close_has_stored_everything(tmp_path: Path, backend: str) -> None:
     script = """
@@ -88,7 +93,7 @@ part.abort()
 part_of.close()
 """
     done = run_script(script, tmp_path, options=("-W", "always::ResourceWarning"))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, without_lengths(done.stderr)) == (0, "")
     check_cache(tmp_path / "closed", range(3))
     check_cache(tmp_path / "left", range(3))
     check_cache(tmp_path / "aborted", [], complete=False)
@@ -140,7 +145,7 @@ writer.close()
 """
     done = run_script(script, tmp_path, options=("-W", "ignore::DeprecationWarning"))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == f"the writer of {str(tmp_path / 'child')!r} {TOLD}\n"
+    assert without_lengths(done.stderr) == f"the writer of {str(tmp_path / 'child')!r} {TOLD}\n"
     check_cache(tmp_path / "parent", range(5))
     check_cache(tmp_path / "child", range(4), complete=False)
 

@@ -70,6 +70,12 @@ def _save_columns(
 ) -> str:
     pages = dict(_all_pages(directory, known_pages))
     sizes = {path: (directory / path).stat().st_size for path in pages}
+    named = {e.container for u in utterances for placed in u.arrays.values() for e in placed.extents}
+    for path in sorted(named - pages.keys()):
+        raise CorruptCacheError(
+            f"container {str(directory / path)!r} is not there: another writer took the part over, which can be "
+            "where locks do not count (see docs/format.md); run the same again"
+        )
     for path, size in sizes.items():
         if page_count(size) != len(pages[path]):
             raise CorruptCacheError(

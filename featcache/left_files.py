@@ -1,0 +1,117 @@
+"""Files that a dead writer left, to be finished where they lie. For backends, ours and others'.
+
+Here is what `featcache.interface.FinishesFiles` takes. No link is followed: neither on the way from
+the writer's directory to a file, nor where that directory itself is one. Every `OSError` from here
+names its file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from featcache.container_files import sync_file, write_all
+from featcache.errors import CorruptCacheError
+
+_NOT_AS_LEFT = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
+
+
+def open_left(directory: Path, path: str, least: int = 0) -> BinaryIO:
+    """Open a file for reading and writing, unbuffered.
+
+    Args:
+        directory: that of the writer.
+        path: of the file, relative to it.
+        least: how many bytes it must have.
+
+    Raises `CorruptCacheError` for a file that is not there, lies behind a link, has a second name,
+    maybe elsewhere, or is too short.
+    """
+    above, _, name = path.rpartition("/")
+    here = _open_directory(directory, above)
+    try:
+        # without waiting for the other end of a pipe
+        descriptor = _open_at(here, name, os.O_RDWR | os.O_NONBLOCK, directory / path)
+    finally:
+        os.close(here)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size < least:
+            raise CorruptCacheError(f"{str(directory / path)!r} is not the file that its writer left")
+        return open(directory / path, "r+b", 0, opener=lambda *_: descriptor)  # with its name
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def end_file(file: BinaryIO, end: int, tail: bytes = b"") -> None:
+    """Write `tail` at the offset `end`, cut off what is behind it, make the file durable."""
+    file.seek(end)
+    write_all(file, tail)
+    with _named(Path(file.name)):
+        file.truncate(end + len(tail))
+    sync_file(file)
+
+
+def remove_left(directory: Path, path: str, is_waste: Callable[[str], bool]) -> None:
+    """Remove, durably, what lies below a directory under some names.
+
+    Args:
+        directory: that of the writer.
+        path: of the directory, relative to it; "" is this one itself.
+        is_waste: tells by name which files, links and directories go.
+    """
+    here = _open_directory(directory, path)
+    try:
+        with _named(directory / path):
+            for name in filter(is_waste, os.listdir(here)):  # noqa: PTH208 (a descriptor)
+                if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+                    shutil.rmtree(name, dir_fd=here)
+                else:
+                    os.unlink(name, dir_fd=here)
+            os.fsync(here)
+    finally:
+        os.close(here)
+
+
+def misplaced(id: str) -> CorruptCacheError:
+    """Return the error for an utterance that lies elsewhere than its format would have put it."""
+    return CorruptCacheError(f"utterance {id!r} does not lie where its writer puts it")
+
+
+def _open_directory(directory: Path, path: str) -> int:
+    here = _open_at(None, directory, os.O_RDONLY | os.O_DIRECTORY, directory)
+    for name in filter(None, path.split("/")):
+        try:
+            below = _open_at(here, name, os.O_RDONLY | os.O_DIRECTORY, directory / path)
+        finally:
+            os.close(here)
+        here = below
+    return here
+
+
+def _open_at(directory: int | None, name: str | Path, flags: int, path: Path) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    except OSError as error:
+        if error.errno in _NOT_AS_LEFT:
+            raise CorruptCacheError(
+                f"{str(path)!r} is not what its writer left: {error.strerror}"
+            ) from error
+        error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # the system names no file where it is given a descriptor
+        error.filename = str(path)
+        raise
