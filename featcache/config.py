@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
-from featcache._checks import check_complete, named_settings
+from featcache._checks import named_settings
 from featcache._paths import directory
 from featcache.errors import (
     ConfigError,
@@ -19,6 +19,7 @@ from featcache.errors import (
 )
 from featcache.feature import Features, by_name
 from featcache.store.cache import Cache
+from featcache.store.complete import check_complete
 from featcache.store.fingerprint import differences
 from featcache.store.reader import FeatureReader
 from featcache.store.writer import CacheWriter

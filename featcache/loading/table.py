@@ -13,8 +13,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, IncompleteError, KeyNotFoundError, RowError, StaleCacheError, nearest
+from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError, nearest
 from featcache.store.cache import Cache, CachePath
+from featcache.store.complete import check_complete
 from featcache.store.files import digest
 from featcache.store.reading import FeatureArrays
 
@@ -62,13 +63,7 @@ class FeatureTable:
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
         for cache in (cache for block in self._blocks for cache in block):
-            if not cache.complete:
-                expected = getattr(cache, "expected", None)
-                of = "" if expected is None else f" of {expected}"
-                raise IncompleteError(
-                    f"cache {str(cache.path)!r} is incomplete: {len(cache)}{of} utterances are there; go on with what "
-                    "fills it (cache_features, extract, CacheWriter), or read what is there: allow_incomplete=True"
-                )
+            check_complete(cache)
 
     def has_frames(self, feature: str) -> bool:
         """Tell whether a feature has a time axis."""

@@ -22,7 +22,7 @@ from featcache.store.extents import Containers
 from featcache.store.format.disk_errors import reading
 from featcache.store.generation import load_generation
 from featcache.store.reading import FeatureArrays
-from featcache.store.verify import all_damage, raise_damage
+from featcache.store.verify import WHAT_TO_DO, all_damage, raise_damage
 
 if TYPE_CHECKING:
     from featcache.store.reader import FeatureReader
@@ -98,7 +98,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         if verify is not None:
             with reading(self.path):
                 raise_damage(
-                    all_damage(self.path, self._manifest, self._index, arrays=verify == "arrays")
+                    all_damage(self.path, self._manifest, self._index, arrays=verify == "arrays"),
+                    WHAT_TO_DO,
                 )
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ import torch
 
 import featcache
 from featcache.errors import (
+    CacheError,
     ConfigError,
     CorruptCacheError,
     DuplicateIdError,
@@ -89,7 +90,7 @@ def closed(path: Path) -> Any:
     return writer
 
 
-def write(path: Path, array: Any, feature: Any = None, id: Any = "u") -> None:
+def write(path: Path, array: Any, feature: Any = None, id: Any = "u") -> Any:
     with CacheWriter(path, [feature or Feature("f")]) as writer:
         writer.write(id, {"f": array})
 
@@ -97,6 +98,12 @@ def write(path: Path, array: Any, feature: Any = None, id: Any = "u") -> None:
 def write_as(path: Path, arrays: Any, *features: str) -> None:
     with CacheWriter(path, [Feature(name) for name in features]) as writer:
         writer.write("u", arrays)
+
+
+def failed_second(path: Path) -> None:
+    with CacheWriter(path, [Feature("f")]) as writer:
+        writer.write("u", {"f": np.ones((3, 2))})
+        writer.write("v", {})
 
 
 def writer_over(path: Path, *made: str) -> Any:
@@ -311,7 +318,7 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
     ),
     (
         "51-id-in-the-cache",
-        lambda path: (two(path), write(path, np.ones((5, 3)))),
+        lambda path: two(path) and write(path, np.ones((5, 3))),
         DuplicateIdError,
         ["'u'", "is stored in", "skip it", "`id in writer`"],
     ),
@@ -634,12 +641,8 @@ def test_75_76_closing_twice_is_harmless_and_an_error_keeps_what_was_written(
     tmp_path: Path,
 ) -> None:
     closed(tmp_path / "closed").close()
-    with (  # noqa: PT012
-        pytest.raises(ZeroDivisionError),
-        CacheWriter(tmp_path / "cache", [Feature("f")]) as writer,
-    ):
-        writer.write("u", {"f": np.ones((3, 2))})
-        raise ZeroDivisionError
+    with pytest.raises(FeatureError, match="feature 'f' is missing"):
+        failed_second(tmp_path / "cache")
     cache = opened(tmp_path / "cache")
     assert (list(cache), cache.complete) == (["u"], False)
 
@@ -658,6 +661,41 @@ def test_84_caches_and_what_reads_them_can_be_sent_to_other_processes(tmp_path: 
     assert len(list(sent[2])) == 2
     with get_context("fork").Pool(1) as pool:
         assert pool.apply(cache.read, ("u", "f")).shape == (5, 3)
+
+
+@pytest.mark.parametrize("file", ["featcache.json", "index-*", "parts/*/f*", "parts/*/part.json"])
+@pytest.mark.parametrize("how", ["cut", "flipped", "lost"])
+def test_86_damage_is_told_with_the_file_and_what_to_do(
+    tmp_path: Path, file: str, how: str
+) -> None:
+    two(tmp_path)
+    damaged = next(path for path in tmp_path.glob(file) if path.is_file())
+    content = bytearray(damaged.read_bytes())
+    if how == "lost":
+        damaged.unlink()
+    elif how == "cut":
+        damaged.write_bytes(content[:-4])
+    else:
+        content[len(content) // 2] ^= 8
+        damaged.write_bytes(content)
+    with pytest.raises(CacheError) as caught:
+        opened(tmp_path, verify="arrays")
+    message = str(caught.value)
+    assert str(damaged) in message
+    assert any(word in message for word in ("put it back", "put a good copy of it back")), message
+
+
+def test_86_87_a_container_that_was_cut_is_told_by_readers_and_writers(tmp_path: Path) -> None:
+    cache = two(tmp_path)
+    container = next(tmp_path.glob("parts/*/f*"))
+    container.write_bytes(container.read_bytes()[:-4])
+    uses: list[Callable[[], Any]] = [
+        lambda: cache.read("u", "f"),
+        lambda: CacheWriter(tmp_path, [Feature("f")]),
+    ]
+    for use in uses:
+        with pytest.raises(CorruptCacheError, match=r"not the .* that were written; put it back"):
+            use()
 
 
 @pytest.mark.parametrize("overwritten", [True, False])
