@@ -29,6 +29,7 @@ from featcache.store.lock import WriterLock, holder, holder_text, may_live
 from featcache.store.manifest import PARTS
 from featcache.store.part import SEAL, checksum, list_parts, read_part, remove_part
 from featcache.store.reading import decoded
+from featcache.store.writing.free_space import margin
 from featcache.store.writing.open_part import OpenPart, container_groups
 from featcache.store.writing.seal import seal_directory
 
@@ -206,12 +207,13 @@ def _copy(
 def _check_space(cache: Path, name: str, utterances: Sequence[Utterance]) -> None:
     arrays = (placed for utterance in utterances for placed in utterance.arrays.values())
     needed = sum(extent.nbytes for placed in arrays for extent in placed.extents)
+    needed += margin(len(utterances[0].arrays), 2 * len(utterances))
     free = shutil.disk_usage(cache).free
     if needed > free:
         raise StorageFullError(
-            f"{free:,} bytes are free on the disk of {str(cache)!r}; to bring back what a writer that died had "
-            "committed, "
-            f"part {name!r} is copied once, which needs {needed:,}: free some space and run the same again"
+            f"{free:,} bytes are free on the disk of {str(cache)!r}; to bring back what a writer "
+            f"that died had committed, part {name!r} is copied once, which needs {needed:,}: "
+            "free some space and run the same again"
         )
 
 

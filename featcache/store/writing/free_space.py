@@ -23,6 +23,11 @@ WIDE = 16  # while this many times of what is coming and the margin are free, th
 ESTIMATE_AFTER = 100  # utterances that tell what those to come will take
 
 
+def margin(features: int, rows: int) -> int:
+    """Return the bytes with which indexes of so many rows in all can be written, and some more."""
+    return MARGIN_BYTES + (ROW_BYTES + FEATURE_BYTES * features) * rows
+
+
 class FreeSpace:
     """Refuses what the disk has no room for, before it is full.
 
@@ -34,7 +39,7 @@ class FreeSpace:
 
     def __init__(self, path: Path, features: int, stored: int) -> None:
         self._path = path
-        self._row_bytes = ROW_BYTES + FEATURE_BYTES * features
+        self._features = features
         self._stored = stored
         self._taken = self._bytes = 0
         self._expected: int | None = None
@@ -74,4 +79,4 @@ class FreeSpace:
 
     def _margin(self) -> int:
         """Return the bytes of the columns of this writer's parts, of the next index, and some more."""
-        return MARGIN_BYTES + self._row_bytes * (self._stored + 2 * self._taken)
+        return margin(self._features, self._stored + 2 * self._taken)
