@@ -260,7 +260,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
             return KeyNotFoundError(
                 f"utterance ids are strings, not {id!r}; rows by number are what featcache.FeatureDataset gives"
             )
-        return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}; {self._index.nearest(id)}")
+        known = self._index.nearest(id) + ("" if self.complete else "; it is incomplete, more may come")
+        return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}; {known}")
 
     def _window(
         self, id: str, arrays: FeatureArrays, row: int, start: int | None, stop: int | None

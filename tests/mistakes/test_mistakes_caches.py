@@ -574,6 +574,12 @@ def test_13_14_dtypes_of_torch_are_understood_alike(tmp_path: Path) -> None:
         assert dataset["u"]["f"].dtype == torch.float64
 
 
+def test_37_tiny_numbers_become_0_in_a_small_dtype_as_is_documented(tmp_path: Path) -> None:
+    write(tmp_path, np.full((3, 2), 1e-9), Feature("f", "float16"))
+    assert not opened(tmp_path).read("u", "f").any()
+    assert "tiny ones to 0" in Feature.__doc__
+
+
 def test_38_utterances_without_frames_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -205,6 +205,8 @@ def test_78_an_unfinished_cache_says_who_writes_it(tmp_path: Path) -> None:
         ):
             with pytest.raises(IncompleteError, match=r"is being written by process \d+ on "):
                 read()
+        with pytest.raises(KeyNotFoundError, match=r"no utterance 'v' in .*it is incomplete"):
+            featcache.open(tmp_path)["v"]
     assert len(Loader(tmp_path, batch_size=1)) == 1
 
 

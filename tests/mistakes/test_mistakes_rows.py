@@ -28,10 +28,7 @@ ELSEWHERE = {  # what takes processes, jobs, small disks or time: the tests that
     110: "test_parallel_faults.py::test_an_utterance_that_kills_its_worker_is_set_aside",
     114: "test_parallel_client.py::test_a_script_without_a_guard_is_told_so",
 }
-WITHOUT = {
-    37: "tiny numbers become 0 in float16, as the declaration's docstring says",
-    **dict.fromkeys(range(117, 123), "changes that are not noticed yet: an issue of their own"),
-}
+WITHOUT = dict.fromkeys(range(117, 123), "changes that are not noticed yet: an issue of their own")
 
 
 def rows_of(text: str) -> Iterator[int]:
