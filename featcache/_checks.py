@@ -1,4 +1,4 @@
-"""Checks that declarations and readers share: settings by name, caches that are complete."""
+"""Checks that declarations share: settings by name, errors that name what they are about."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec
 
-from featcache.errors import ConfigError, IncompleteError, UnknownNameError, nearest
+from featcache.errors import ConfigError, UnknownNameError, nearest
 
 P = ParamSpec("P")
 
@@ -50,15 +50,3 @@ def errors_about(what: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise type(error)(f"{what}: {error}") from error.__cause__
-
-
-def check_complete(cache: object, *, allow_incomplete: bool) -> None:
-    """Raise `IncompleteError` for a cache, or a table of caches, that lacks utterances.
-
-    What does not say whether it is complete passes.
-    """
-    if not allow_incomplete and not getattr(cache, "complete", True):
-        raise IncompleteError(
-            f"{cache!r} lacks utterances; let its extraction come to the end (the same call of "
-            "cache_features or extract goes on), or read what is there with allow_incomplete=True"
-        )

@@ -1,4 +1,4 @@
-"""The dtypes that can be stored, and the names under which NumPy and torch know them."""
+"""The dtypes that features can have, and the names under which NumPy and torch know them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALIASES |= {"half": "float16", "single": "float32", "double": "float64"}
 
 
 def dtype_name(dtype: object) -> str:
-    """Return the name of a dtype that can be stored.
+    """Return the name of a dtype that features can have.
 
     Understands names, NumPy's codes with a byte order ("<f4"), and dtypes of NumPy and torch.
     "float" and "int" are refused: they have 64 bits in NumPy and 32 in torch.
@@ -30,7 +30,7 @@ def dtype_name(dtype: object) -> str:
     name = _ALIASES.get(name, name)
     if name not in DTYPES:
         hint = f"did you mean {_CODES[name]!r}?" if name in _CODES else nearest(name, DTYPES)
-        raise UnknownNameError(f"dtype {dtype!r} cannot be stored; {hint}")
+        raise UnknownNameError(f"dtype {dtype!r} cannot be used; {hint}")
     return name
 
 

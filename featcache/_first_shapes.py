@@ -1,4 +1,4 @@
-"""Shapes that look like mistakes: a batch axis left in, and utterances without frames."""
+"""Shapes that look like mistakes: a batch axis left in, vectors as frames, no frames at all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from featcache.errors import FeatureError
 from featcache.feature import FeatureStorageConfig
 
+_ALIKE = 5  # utterances of one length that are no chance
 _log = logging.getLogger("featcache")
 
 
@@ -22,6 +23,7 @@ class FirstShapes:
 
     def __init__(self) -> None:
         self._warned: dict[str, bool] = {}  # per feature; False: one has looked right
+        self._single: dict[str, tuple[int, int]] = {}  # per feature: a length, and how many had it
         self._empty: dict[str, tuple[int, str]] = {}  # per feature: how many, and the first
 
     def check(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
@@ -29,6 +31,7 @@ class FirstShapes:
         if shape[0] == 0:
             count, first = self._empty.get(feature.name, (0, id))
             self._empty[feature.name] = count + 1, first
+        self._look_for_embeddings(id, feature, shape)
         warned = self._warned.get(feature.name)
         if warned is False:
             return
@@ -41,11 +44,30 @@ class FirstShapes:
             raise FeatureError(message)
         warnings.warn(message, stacklevel=2)
 
+    def _look_for_embeddings(
+        self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]
+    ) -> None:
+        """Warn where the first utterances all have as many frames, each of a single number."""
+        vectors = len(shape) == 1 and shape[0] > 1 and "float" in feature.dtype
+        length, count = self._single.get(feature.name, (shape[0], 0))
+        if not vectors or feature.dims is not None or feature.time_axis is None or count < 0:
+            return
+        same = shape[0] == length
+        self._single[feature.name] = length, count + 1 if same and count + 1 < _ALIKE else -1
+        if same and count + 1 == _ALIKE:
+            warnings.warn(
+                f"utterance {id!r}, feature {feature.name!r}: it has {length} frames of a single "
+                f"number, as the {count} before; is it one vector an utterance? declare "
+                "time_axis: null, or dims: [] if it is right",
+                stacklevel=2,
+            )
+
     def tell(self, path: Path) -> None:
         """Log how many utterances of each feature had no frames."""
         for name, (count, first) in self._empty.items():
             _log.warning(
-                "%d of the utterances written to %r have no frames of feature %r, the first is %r",
+                "%d of the utterances written to %r have no frames of feature %r, the first is %r; "
+                "see why, or leave them out",
                 count,
                 str(path),
                 name,

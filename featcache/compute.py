@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from featcache.datasets import named
 from featcache.errors import ComputeError, FeatureError, describe
 from featcache.failures import Failure, failure_of
 from featcache.store.part_writer import PartWriter
+from featcache.uncut import uncut
 
 
 class Computation:
@@ -54,6 +56,7 @@ class Computation:
         self._only_missing = only_missing
         self._retries = retries
         self._check_new = check_new
+        self._warned = False  # of padding that was left in
         self._new: set[str] = set()  # ids written now, unless `only_missing`
 
     def process(self, batch: Batch, tried: int = 0) -> None:
@@ -79,7 +82,14 @@ class Computation:
     def _features(self, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
         if batch.error is not None:
             raise batch.error
-        return checked_utterances(self._compute(batch.data), batch.ids)
+        utterances = checked_utterances(self._compute(batch.data), batch.ids)
+        if not self._warned:
+            timed = [f.name for f in self._writer.features.values() if f.time_axis == 0]
+            sentence = uncut(batch.data, utterances, timed)
+            self._warned = sentence is not None
+            if sentence is not None:
+                warnings.warn(sentence, stacklevel=2)
+        return utterances
 
     def _failed(self, batch: Batch, error: Exception, tried: int) -> None:
         several = len(batch.indices) > 1  # perhaps it is one of them, perhaps they were too many

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
-from featcache._checks import check_complete, named_settings
+from featcache._checks import named_settings
 from featcache._paths import directory
 from featcache.errors import (
     ConfigError,
@@ -19,6 +19,7 @@ from featcache.errors import (
 )
 from featcache.feature import Features, by_name
 from featcache.store.cache import Cache
+from featcache.store.complete import check_complete
 from featcache.store.fingerprint import differences
 from featcache.store.reader import FeatureReader
 from featcache.store.writer import CacheWriter
@@ -113,6 +114,13 @@ class FeatureStorage:
         prefer without a word; `IncompleteError`; `KeyNotFoundError`, which names the missing ids.
         """
         features = self.features if features is None else features
+        if not hasattr(dataset, "add_dynamic_item"):
+            raise ConfigError(
+                "attach needs a DynamicItemDataset of SpeechBrain, not "
+                f"{type(dataset).__name__!r}; featcache.FeatureDataset and FeatureLoader need none"
+            )
+        if not isinstance(features, Iterable):
+            raise ConfigError(f"features are names, not {features!r}; known: {', '.join(map(repr, self.features))}")
         names = [features] if isinstance(features, str) else list(features)
         readers = {name: self.reader(split, name) for name in names}
         keys = _keys(dataset)

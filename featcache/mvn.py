@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from featcache._checks import check_complete
 from featcache.errors import FeatureError
 from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath
+from featcache.store.complete import check_complete
 
 VARIANCE_FLOOR = 1e-10  # what SpeechBrain's InputNormalization uses
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
@@ -40,8 +40,11 @@ def unpad(
     """
     if isinstance(ids, str):
         raise FeatureError(f"ids are a list of strings, not the one string {ids!r}")
+    if not isinstance(ids, Iterable):
+        raise FeatureError(f"ids are a list of strings, not {ids!r}")
+    ids = list(ids)
     if len(set(ids)) < len(ids):
-        twice = next(id for id in ids if list(ids).count(id) > 1)
+        twice = next(id for id in ids if ids.count(id) > 1)
         raise FeatureError(f"utterance {twice!r} is in the batch twice")
     utterances: list[dict[str, object]] = [{"id": id} for id in ids]
     per_feature = lengths if isinstance(lengths, Mapping) else dict.fromkeys(padded, lengths)

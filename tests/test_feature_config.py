@@ -69,7 +69,7 @@ def test_one_storage_writes_and_reads_all_splits(tmp_path: Path) -> None:
         ("codec: gzip", "codec: gzp", r"backend 'hdf5' has no codec 'gzp'; did you mean 'gzip'\?"),
         ("{level: 7}", "{levle: 7}", r"backend 'hdf5' with codec 'gzip' has no option 'levle'; did you mean 'level'\?"),
         ("{level: 7}", "{level: 12}", "level must be an integer from 0 to 9, not 12"),
-        ("dtype: float16", "dtype: flaot16", r"'flaot16' cannot be stored; did you mean 'float16'"),
+        ("dtype: float16", "dtype: flaot16", r"'flaot16' cannot be used; did you mean 'float16'"),
         ("name: fbank", "name: f/bank", "feature name 'f/bank' is not usable"),
         ("name: fbank", "nmae: fbank", r"no setting 'nmae'; did you mean 'name'\?"),
         ("    root:", "    rot:", r"no setting 'rot'; did you mean 'root'\?"),
@@ -93,8 +93,8 @@ def test_what_is_misspelt_in_yaml_is_named_with_the_nearest(
         ({"backend": "lilcom", "dtype": "int16"}, "codec 'lilcom' cannot hold 'int16'; it holds float32"),
         ({"backend": "memmap", "codec": "gzip"}, "backend 'memmap' has no codec 'gzip'; known: 'raw'"),
         ({"backend": "memmap", "options": {"level": 3}}, "backend 'memmap' has no option 'level'"),
-        ({"dtype": "complex64"}, "dtype 'complex64' cannot be stored"),
-        ({"dtype": float}, "cannot be stored"),
+        ({"dtype": "complex64"}, "dtype 'complex64' cannot be used"),
+        ({"dtype": float}, "cannot be used"),
     ],
 )
 def test_a_declaration_that_cannot_work_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:

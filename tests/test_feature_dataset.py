@@ -199,7 +199,7 @@ def test_what_cannot_be_read_is_refused_by_name(cache: Path, tmp_path: Path) -> 
         FeatureDataset(cache, "fbnk")
     with pytest.raises(ConfigError, match="'unit' that is not read; did you mean 'units'"):
         FeatureDataset(cache, dtypes={"unit": "int64"})
-    with pytest.raises(UnknownNameError, match="no dtype 'float3'"):
+    with pytest.raises(UnknownNameError, match="dtype 'float3' cannot be used"):
         FeatureDataset(cache, dtypes={"fbank": "float3"})
     with pytest.raises(ConfigError, match="at least one utterance"):
         dataset.__getitems__([])

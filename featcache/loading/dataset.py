@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import cast, overload
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from featcache._checks import errors_about
 from featcache.errors import ConfigError, WindowError, nearest
 from featcache.loading.memory import Allocate, fresh
 from featcache.loading.numbering import Numbering, require_rows_of
@@ -93,7 +94,8 @@ class FeatureDataset(Dataset[Item]):
         for name, dtype in (dtypes or {}).items():
             if name not in self._dtypes:
                 raise ConfigError(f"dtypes names a feature {name!r} that is not read; {nearest(name, wanted)}")
-            self._dtypes[name] = torch_dtype(dtype)
+            with errors_about(f"dtypes, feature {name!r}"):
+                self._dtypes[name] = torch_dtype(dtype)
         if not wanted:
             raise ConfigError(f"no feature is asked for; there are {', '.join(map(repr, self.table.features))}")
         for name in wanted:
@@ -120,6 +122,8 @@ class FeatureDataset(Dataset[Item]):
     def __getitem__(self, index: Index | slice | list[Index]) -> Item | list[Item]:
         if isinstance(index, slice):
             return [self[row] for row in range(len(self))[index]]
+        if isinstance(index, np.ndarray | torch.Tensor) and index.ndim == 1:
+            index = cast(list[Index], index.tolist())
         if isinstance(index, list):
             return [self[one] for one in index]
         return next(self._items(self._read(self.plan([self._from_the_end(index)]), fresh)))
@@ -134,6 +138,8 @@ class FeatureDataset(Dataset[Item]):
 
     def plan(self, indices: Sequence[Index]) -> Plan:
         """Find out what a batch will hold and how large it becomes, without reading any array."""
+        if isinstance(indices, str) or not isinstance(indices, Sized):
+            raise ConfigError(f"a batch is a list of row numbers or ids, not {indices!r}")
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
         numbering: Numbering | None = getattr(indices, "numbering", None)
@@ -214,11 +220,12 @@ class FeatureDataset(Dataset[Item]):
         return index
 
     def _span(self, name: str, key: int | str, length: int, cut: slice) -> tuple[int, int]:
-        start, stop = cut.start or 0, length if cut.stop is None else cut.stop
-        if cut.step is not None or not 0 <= start <= stop <= length:
+        start, stop = 0 if cut.start is None else cut.start, length if cut.stop is None else cut.stop
+        whole = isinstance(start, int | np.integer) and isinstance(stop, int | np.integer)
+        if cut.step is not None or not whole or not 0 <= start <= stop <= length:
             steps = "" if cut.step is None else f" in steps of {cut.step}"
             raise WindowError(
-                f"utterance {key!r}, feature {name!r}: frames {cut.start} to {cut.stop}{steps} are not within 0 to "
-                f"{length}"
+                f"utterance {key!r}, feature {name!r}: frames {start} to {stop}{steps} are not within 0 to "
+                f"{length}{'' if whole else ', in whole numbers'}"
             )
         return start, stop - start

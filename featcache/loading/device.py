@@ -35,6 +35,15 @@ def usable_device(device: torch.device | str) -> torch.device:
     return found
 
 
+def check_pinned() -> None:
+    """Raise `ConfigError` where memory cannot be pinned, which a GPU is needed for."""
+    try:
+        torch.empty(1, pin_memory=True)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"pin_memory=True cannot be used here: {reason}") from error
+
+
 def to_device(data: T, device: torch.device) -> T:
     """Move all tensors of a batch: of mappings, lists and tuples, and of whatever has a method `to`."""
     moved: Any = data

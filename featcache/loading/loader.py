@@ -12,9 +12,10 @@ from typing import Generic, NoReturn, cast
 import torch
 from typing_extensions import TypeVar
 
+from featcache._checks import named_settings
 from featcache.errors import ConfigError
 from featcache.loading.dataset import Dtype, FeatureDataset, Index, Plan, Transform
-from featcache.loading.device import on_device, usable_device
+from featcache.loading.device import check_pinned, on_device, usable_device
 from featcache.loading.memory import Allocate, Recycler, pinned
 from featcache.loading.numbering import Numbering, require_rows_of
 from featcache.loading.padded import Batch, Item
@@ -59,6 +60,7 @@ class FeatureLoader(Generic[T]):
     >>> for batch in loader: batch["fbank"], batch["fbank_lengths"]                     # doctest: +SKIP
     """
 
+    @named_settings("a FeatureLoader")
     def __init__(
         self,
         source: FeatureDataset | FeatureTable | Cache | CachePath,
@@ -106,6 +108,8 @@ class FeatureLoader(Generic[T]):
         self._device = None if device is None else usable_device(device)
         on_gpu = self._device is not None and self._device.type == "cuda"
         pin = on_gpu if pin_memory is None else pin_memory
+        if pin:
+            check_pinned()
         self._allocate: Allocate = pinned if pin else Recycler(prefetch_bytes)
         self._running: weakref.WeakSet[Prefetch[T]] = weakref.WeakSet()
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.errors import FeatureError, UnknownNameError, nearest
-from featcache.feature import DTYPES
+from featcache._dtypes import dtype_name
+from featcache.errors import FeatureError
 from featcache.loading.memory import Allocate, fresh
 
 Item = dict[str, Any]
@@ -50,10 +50,7 @@ def pad(items: Sequence[Item], allocate: Allocate = fresh) -> Batch:
 
 def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """Return torch's dtype of that name, or the dtype itself; raises `UnknownNameError`."""
-    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
-    if name not in DTYPES:
-        raise UnknownNameError(f"there is no dtype {name!r}; {nearest(name, DTYPES)}")
-    found: torch.dtype = getattr(torch, name)
+    found: torch.dtype = getattr(torch, dtype_name(dtype))
     return found
 
 

@@ -13,8 +13,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, IncompleteError, KeyNotFoundError, RowError, StaleCacheError, nearest
+from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError, nearest
 from featcache.store.cache import Cache, CachePath
+from featcache.store.complete import check_complete
 from featcache.store.files import digest
 from featcache.store.reading import FeatureArrays
 
@@ -62,13 +63,7 @@ class FeatureTable:
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
         for cache in (cache for block in self._blocks for cache in block):
-            if not cache.complete:
-                expected = getattr(cache, "expected", None)
-                of = "" if expected is None else f" of {expected}"
-                raise IncompleteError(
-                    f"cache {str(cache.path)!r} is incomplete: {len(cache)}{of} utterances are there; go on with what "
-                    "fills it (cache_features, extract, CacheWriter), or read what is there: allow_incomplete=True"
-                )
+            check_complete(cache)
 
     def has_frames(self, feature: str) -> bool:
         """Tell whether a feature has a time axis."""
@@ -115,7 +110,7 @@ class FeatureTable:
         places = [place for place, key in enumerate(keys) if isinstance(key, str)]
         if len(places) == len(keys):
             return self.rows(cast(Sequence[str], keys))
-        numbers = [0 if isinstance(key, str) else operator.index(key) for key in keys]
+        numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
         for end in (min(numbers), max(numbers)):
             self._check(end)
         rows = np.array(numbers, np.int64)
@@ -169,6 +164,13 @@ class FeatureTable:
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (self._blocks, [[cache.generation for cache in block] for block in self._blocks])
+
+
+def _whole(key: object) -> int:
+    try:
+        return operator.index(cast(int, key))
+    except TypeError:
+        raise RowError(f"utterances are chosen by id or by row number, not by {key!r}") from None
 
 
 def join(*caches: Cache | CachePath) -> FeatureTable:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ArrayLike = Union[Array, np.generic, "torch.Tensor"]
 MAX_RANK = 4
+_MEND = "mend it, or declare a dtype that holds it"
 
 
 def as_id(value: object) -> object:
@@ -146,7 +147,7 @@ def _check_integers(array: Array, cast: Array, dtype: np.dtype[np.generic], wher
     wrong = (cast.astype(array.dtype) != array) | (np.less(cast, 0) != np.less(array, 0))
     if wrong.any():
         bad = tuple(map(int, np.argwhere(wrong)[0]))
-        raise FeatureError(f"{where}: {array[bad]} at {bad} does not fit {dtype.name}")
+        raise FeatureError(f"{where}: {array[bad]} at {bad} does not fit {dtype.name}; {_MEND}")
 
 
 def _check_overflow(array: Array, infinite: Array, dtype: str, where: str) -> None:
@@ -154,7 +155,7 @@ def _check_overflow(array: Array, infinite: Array, dtype: str, where: str) -> No
         overflowed = infinite & np.isfinite(array)
         if overflowed.any():
             bad = tuple(map(int, np.argwhere(overflowed)[0]))
-            raise FeatureError(f"{where}: {array[bad]} at {bad} does not fit {dtype}")
+            raise FeatureError(f"{where}: {array[bad]} at {bad} does not fit {dtype}; {_MEND}")
 
 
 def _to_bfloat16(array: Array, where: str) -> Array:

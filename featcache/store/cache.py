@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from featcache.store.extents import Containers
 from featcache.store.format.disk_errors import reading
 from featcache.store.generation import load_generation
 from featcache.store.reading import FeatureArrays
-from featcache.store.verify import all_damage, raise_damage
+from featcache.store.verify import WHAT_TO_DO, all_damage, raise_damage
 
 if TYPE_CHECKING:
     from featcache.store.reader import FeatureReader
@@ -97,7 +98,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         if verify is not None:
             with reading(self.path):
                 raise_damage(
-                    all_damage(self.path, self._manifest, self._index, arrays=verify == "arrays")
+                    all_damage(self.path, self._manifest, self._index, arrays=verify == "arrays"),
+                    WHAT_TO_DO,
                 )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -230,7 +232,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     def _feature(self, feature: str) -> FeatureArrays:
         try:
             return self._arrays[feature]
-        except KeyError:
+        except (KeyError, TypeError):  # a list, such as that of ids
             raise KeyNotFoundError(
                 f"no feature {feature!r} in cache {str(self.path)!r}; {nearest(feature, self._arrays)}"
             ) from None
@@ -264,7 +266,14 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         self, id: str, arrays: FeatureArrays, row: int, start: int | None, stop: int | None
     ) -> tuple[int, int]:
         length = int(arrays.lengths[row])
-        begin, end = 0 if start is None else start, length if stop is None else stop
+        try:
+            begin = 0 if start is None else operator.index(start)
+            end = length if stop is None else operator.index(stop)
+        except TypeError:
+            raise WindowError(
+                f"utterance {id!r}, feature {arrays.name!r}: frames are counted in whole numbers, from start to before "
+                f"stop, not {start!r} and {stop!r}"
+            ) from None
         if not arrays.has_frames:
             raise WindowError(f"feature {arrays.name!r} has no time axis, so there are no frames to choose from")
         if not 0 <= begin <= end <= length:

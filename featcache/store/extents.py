@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
-from featcache.store.files import open_within
+from featcache.store.files import open_within, remedy
 from featcache.store.format.disk_errors import read_remedy
 from featcache.store.index import ContainerColumns
 
@@ -160,7 +160,10 @@ class Containers:
         file = _File(descriptor, path)  # closes the descriptor when it is dropped
         found = os.fstat(descriptor).st_size
         if found != size:
-            raise CorruptCacheError(f"container {str(path)!r} has {found} bytes, not the {size} that were written")
+            raise CorruptCacheError(
+                f"container {str(path)!r} has {found} bytes, not the {size} that were written; "
+                f"{remedy(self._root, name)}"
+            )
         if self._mapped and size:
             file.mapped = np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
         return file

@@ -169,6 +169,14 @@ def unpack_json(data: bytes, where: str) -> object:
         raise CorruptCacheError(f"{where} is damaged: {error}") from error
 
 
+def remedy(cache: Path, path: str) -> str:
+    """Say what to do about a file of a cache that is damaged or lost, as the end of a message."""
+    if path.startswith("parts/"):
+        part = "/".join(path.split("/")[:2])
+        return f"put it back, or remove its part, {str(cache / part)!r}, to compute its utterances again"
+    return "put it back, or remove featcache.json and write the cache again: what is sealed is kept"
+
+
 def within(path: object, depth: int = 100) -> str:
     """Return a path that a file gave; raises `ValueError` if it leads out of the directory that it is relative to."""
     steps = path.split("/") if isinstance(path, str) else [""]

@@ -37,6 +37,8 @@ def canonical(fingerprint: Mapping[str, object]) -> dict[str, object]:
         text = json.dumps(jsonable, sort_keys=True, allow_nan=False, ensure_ascii=False)
     except RecursionError:
         raise ConfigError(f"{_NOT_JSON}, not nested without end") from None
+    except ConfigError:
+        raise
     except ValueError as error:  # an integer of thousands of digits
         raise ConfigError(f"{_NOT_JSON}: {error}") from error
     return cast(dict[str, object], json.loads(text))

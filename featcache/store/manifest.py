@@ -217,6 +217,12 @@ def kept_manifests(cache: Path) -> Iterator[str]:
 def _nothing_there(cache: Path, file: str) -> str:
     if not cache.exists():
         return f"{str(cache)!r} does not exist"
+    kept = cache / MANIFESTS
+    if file == NAME and kept.is_dir() and any(kept.iterdir()):
+        return (
+            f"{str(cache)!r} has lost its {file}: put a good copy of it back as {str(cache / file)!r} (those of "
+            "the last generations are in 'manifests'), or write the cache again: what is sealed is kept"
+        )
     inside = sorted(path.parent.name for path in cache.glob(f"*/{NAME}"))[:5]
     below = f"; caches in it: {', '.join(map(repr, inside))}" if inside else ""
     return f"{str(cache)!r} is not a cache: it holds no {file}{below}"

@@ -166,7 +166,10 @@ class FeatureArrays:
             which = f"utterance {self._index.id(row)!r}"
         except (CorruptCacheError, IndexError):
             which = f"row {row}"
-        return CorruptCacheError(f"{which}, feature {self.name!r} is damaged: {what}")
+        return CorruptCacheError(
+            f"{which}, feature {self.name!r} is damaged: {what}; opening the cache with verify='arrays' tells all "
+            "damage, and what to do"
+        )
 
     def _check(self, row: int, start: int, stop: int) -> None:
         """Raise `CorruptCacheError` unless the bytes of some frames are what was written.

@@ -12,7 +12,7 @@ import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.store.files import open_there, open_within
+from featcache.store.files import open_there, open_within, remedy
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.pages import container_digest, pages_of
 from featcache.store.format.strings import Ints
@@ -28,6 +28,12 @@ from featcache.store.manifest import (
 from featcache.store.part import SEAL, SealedPart, read_part
 
 MOST_TOLD = 20
+
+
+WHAT_TO_DO = (
+    "of each of these files: put it back, as it was written; or remove the part that it lies in, or featcache.json if "
+    "it lies in none, and write the cache again: all else that is sealed is kept"
+)
 
 
 def raise_damage(found: Iterable[str], what: str = "") -> None:
@@ -49,7 +55,7 @@ def container_damage(
         try:
             descriptor = open_within(cache, path)
         except FileNotFoundError:
-            yield f"container {str(cache / path)!r} is missing{_remedy(cache, path)}"
+            yield f"container {str(cache / path)!r} is missing; {remedy(cache, path)}"
             continue
         except CorruptCacheError as error:
             yield str(error)
@@ -59,7 +65,7 @@ def container_damage(
         if size != expected:
             yield (
                 f"container {str(cache / path)!r} has {size} bytes, not the {expected} that were written"
-                f"{_remedy(cache, path)}"
+                f"; {remedy(cache, path)}"
             )
 
 
@@ -242,10 +248,3 @@ def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int
             return False
         state.update(os.pread(descriptor, int(columns.nbytes[extent]), int(columns.offset[extent])))
     return state.intdigest() == int(columns.checksum[row])
-
-
-def _remedy(cache: Path, path: str) -> str:
-    part = "/".join(path.split("/")[:2])
-    return (
-        f"; put it back, or remove its part, {str(cache / part)!r}, to compute its utterances again"
-    )

@@ -85,7 +85,10 @@ class CacheWriter:
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("a writer cannot be pickled: it belongs to its process")
+        raise ConfigError(
+            f"the writer of {str(self.path)!r} cannot be sent to another process; let one process write, give each "
+            "a cache of its own, or use featcache.extract(parallel=...)"
+        )
 
     @property
     def bytes_written(self) -> int:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import CorruptCacheError, StorageFullError
+from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.store import journal, recover
 from featcache.store.part import COLUMNS, SEAL
 from featcache.store.writing.open_part import container_groups
@@ -304,3 +304,15 @@ def test_a_part_is_sealed_on_a_disk_that_cannot_hold_it_twice(
     cache = featcache.open(path, verify="arrays")
     assert len(cache) == 10
     np.testing.assert_allclose(cache.read("9", "fbank"), frames, atol=1e-5)
+
+
+def test_a_writer_whose_part_was_sealed_by_another_does_not_seal_it_again(tmp_path: Path) -> None:
+    features = IN_PLACE["memmap"]
+    writer = CacheWriter(tmp_path, features)
+    write(writer, features, COMMITTED)
+    writer.commit()
+    [part] = (tmp_path / "parts").iterdir()
+    (part / journal.NAME).unlink()  # as one does who did not see the lock
+    with pytest.raises(CacheError, match="was taken over by another writer"):
+        writer.close()
+    assert not (part / SEAL).exists()

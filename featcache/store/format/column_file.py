@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from featcache.container_files import sync_file, write_all
 from featcache.errors import CorruptCacheError
-from featcache.store.files import digest, natural, open_within, pack_json, unpack_json
+from featcache.store.files import digest, natural, open_within, pack_json, remedy, unpack_json
 
 Number = TypeVar("Number", bound=np.generic)
 ALIGNMENT = 64
@@ -87,6 +87,7 @@ class ColumnFile:
         self, root: Path, path: str, *, mapped: bool = True, expected: str | None = None
     ) -> None:
         self.path = root / path
+        self._remedy = remedy(root, path)
         self._descriptor = open_within(root, path)
         try:
             self._size = os.fstat(self._descriptor).st_size
@@ -141,7 +142,7 @@ class ColumnFile:
                 state.update(self._read(start, min(1 << 20, end - start)))
             if state.hexdigest() != expected:
                 found.append(
-                    f"{str(self.path)!r} is damaged: the checksum of column {name!r} does not match"
+                    f"{str(self.path)!r} is damaged: the checksum of column {name!r} does not match; {self._remedy}"
                 )
         return found
 
@@ -183,4 +184,4 @@ class ColumnFile:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _damaged(self, what: str) -> CorruptCacheError:
-        return CorruptCacheError(f"{str(self.path)!r} is damaged: {what}")
+        return CorruptCacheError(f"{str(self.path)!r} is damaged: {what}; {self._remedy}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
-from featcache.errors import CorruptCacheError
+from featcache.errors import CacheError, CorruptCacheError
 from featcache.feature import FeatureStorageConfig
 from featcache.stats import FeatureStats
 from featcache.store import journal, lock
@@ -42,6 +42,11 @@ def seal_directory(
     Its journal is gone afterwards. `pages` are those that are known; those of other files are read.
     """
     directory = cache / PARTS / name
+    if not (directory / journal.NAME).exists():
+        raise CacheError(
+            f"part {str(directory)!r} was taken over by another writer while this one was at work; "
+            "see that one writer at a time works, and run the same again"
+        )
     (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
     remove_unfinished(directory)
     content = {

@@ -1,0 +1,46 @@
+"""Padding left in what `compute_features` returns: noticed by the lengths that its batch tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def uncut(
+    data: object, utterances: Sequence[tuple[str, Mapping[str, Any]]], features: Iterable[str]
+) -> str | None:
+    """Say so if all utterances of a batch have the same frames, though they differ in length.
+
+    Args:
+        data: the batch. Only one with relative lengths, as SpeechBrain's `PaddedBatch`, can tell.
+        utterances: ids and arrays that were computed of it.
+        features: names of the features with a time axis.
+    """
+    shortest = min(_relative_lengths(data), default=1.0)
+    if len(utterances) < 2:
+        return None
+    for name in features:
+        frames = {len(arrays[name]) for _, arrays in utterances if _has_frames(arrays.get(name))}
+        if len(frames) == 1 and (count := frames.pop()) - shortest * count > 2:  # rounding aside
+            return (
+                f"all utterances of the batch of {utterances[0][0]!r} have {count} frames of "
+                f"feature {name!r}, though the shortest is {shortest:.0%} of the longest; is the "
+                "padding still there? cut it with featcache.unpad, or declare time_axis: null if "
+                "each utterance does have as many"
+            )
+    return None
+
+
+def _relative_lengths(data: object) -> list[float]:
+    """Return the lengths of a batch, relative to its longest utterance, as far as it shows any."""
+    values = data.values() if isinstance(data, Mapping) else getattr(data, "__dict__", {}).values()
+    found = []
+    for value in values:
+        lengths: Any = getattr(value, "lengths", None)
+        if hasattr(lengths, "tolist") and hasattr(value, "data"):
+            found += [float(length) for length in lengths.tolist()]
+    return found if all(0 < length <= 1 for length in found) else []
+
+
+def _has_frames(array: object) -> bool:
+    return bool(getattr(array, "shape", ()))
