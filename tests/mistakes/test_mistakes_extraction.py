@@ -471,6 +471,20 @@ def test_92_to_96_a_result_that_does_not_fit_is_explained(
     says(*parts)(caught.value)
 
 
+def test_45_padding_that_was_left_in_is_warned_of(storage: FeatureStorage) -> None:
+    class Uncut(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            ssl, units = batch.sig.data.unfold(1, 10, 10)[:, :, :4], torch.zeros(3).long()
+            return [{"id": id, "ssl": ssl[row], "units": units} for row, id in enumerate(batch.id)]
+
+    brain, batches = make_brain(storage, Uncut), {"batch_size": 4}
+    with pytest.warns(UserWarning, match=r"'spk/utt-0' have \d+ frames of feature 'ssl'.*unpad"):
+        brain.cache_features(make_dataset(8), loader_kwargs=batches)
+    brain.cache_features(make_dataset(8), VALID, shared=True)  # one by one there is no padding
+    cut = make_brain(storage)
+    cut.cache_features(make_dataset(8), TEST, shared=True, loader_kwargs=batches)
+
+
 def test_95_a_class_that_cannot_compute_says_so(storage: FeatureStorage) -> None:
     from featcache.brain import FeatureCacheMixin
 
