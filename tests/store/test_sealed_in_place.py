@@ -300,7 +300,6 @@ def test_a_part_is_sealed_on_a_disk_that_cannot_hold_it_twice(
         with pytest.raises(StorageFullError, match=r"is copied once, which needs 1,8[0-9,]+: free"):
             CacheWriter(path, features)
         filling.unlink()
-        free_space(small_disk)
     CacheWriter(path, features).close()
     cache = featcache.open(path, verify="arrays")
     assert len(cache) == 10
