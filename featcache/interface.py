@@ -88,9 +88,10 @@ class ContainerWriter(Protocol):
         Without a codec, the extents of a feature joined together are the array's bytes; with one, there is one extent
         per block. An array of zero bytes has no extents. `id` is any non-empty Unicode string without NUL.
 
-        Raises `FeatureError`, having written nothing, for an array that the format cannot hold; what
-        can be told without its bytes `ChecksArrays.check` tells earlier. After any other error the
-        writer is broken and only `abort` is called.
+        Raises `FeatureError`, having written nothing, for an array that the format cannot hold. By
+        then the one who gave it has gone on, so this ends the writing of the cache as any other error
+        does, and what is committed stays: whatever can be told without the bytes `ChecksArrays.check`
+        should tell, which refuses that utterance alone. After any other error only `abort` is called.
         """
         ...
 

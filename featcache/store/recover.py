@@ -34,6 +34,7 @@ from featcache.store.writing.open_part import OpenPart, container_groups
 from featcache.store.writing.seal import seal_directory
 
 RECOVERED = "-recovered"
+SPARE_BYTES = 1 << 18  # what must remain beside the copy of a part and its index
 DAMAGED = ".damaged"  # behind the name of a part that is set aside: nobody reads or removes it
 _log = logging.getLogger("featcache")
 
@@ -207,7 +208,7 @@ def _copy(
 def _check_space(cache: Path, name: str, utterances: Sequence[Utterance]) -> None:
     arrays = (placed for utterance in utterances for placed in utterance.arrays.values())
     needed = sum(extent.nbytes for placed in arrays for extent in placed.extents)
-    needed += margin(len(utterances[0].arrays), 2 * len(utterances))
+    needed += margin(len(utterances[0].arrays), 2 * len(utterances), SPARE_BYTES)
     free = shutil.disk_usage(cache).free
     if needed > free:
         raise StorageFullError(

@@ -246,6 +246,7 @@ def test_a_writer_in_a_cycle_may_be_collected_by_its_own_thread(
         cycle.append(cycle)
         writer = cycle[0]
         assert isinstance(writer, CacheWriter)
+        thread = writer._parts._background._thread
         write(writer, [1])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -254,7 +255,7 @@ def test_a_writer_in_a_cycle_may_be_collected_by_its_own_thread(
             wait_until(lambda: TOLD in caplog.text)
     finally:
         gc.enable()
-    wait_until(lambda: "featcache-writer" not in {thread.name for thread in threading.enumerate()})
+    wait_until(lambda: not thread.is_alive())
     check_cache(tmp_path, [1], complete=False)
 
 

@@ -23,9 +23,9 @@ WIDE = 16  # while this many times of what is coming and the margin are free, th
 ESTIMATE_AFTER = 100  # utterances that tell what those to come will take
 
 
-def margin(features: int, rows: int) -> int:
-    """Return the bytes with which indexes of so many rows in all can be written, and some more."""
-    return MARGIN_BYTES + (ROW_BYTES + FEATURE_BYTES * features) * rows
+def margin(features: int, rows: int, spare: int = MARGIN_BYTES) -> int:
+    """Return the bytes with which indexes of so many rows in all can be written, and some to spare."""
+    return spare + (ROW_BYTES + FEATURE_BYTES * features) * rows
 
 
 class FreeSpace:
