@@ -85,9 +85,9 @@ class CacheWriter:
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise ConfigError(
-            f"the writer of {str(self.path)!r} cannot be sent to another process; let one process write, give each "
-            "a cache of its own, or use featcache.extract(parallel=...)"
+        raise TypeError(  # as pickle's own
+            f"a writer cannot be pickled: it belongs to its process; let one process write to {str(self.path)!r}, "
+            "give each a cache of its own, or use featcache.extract(parallel=...)"
         )
 
     @property

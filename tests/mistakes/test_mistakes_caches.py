@@ -494,12 +494,6 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
         ["is closed; open another one"],
     ),
     (
-        "82-pickled",
-        lambda path: pickle.dumps(closed(path)),
-        ConfigError,
-        ["cannot be sent to another process", "extract(parallel=...)"],
-    ),
-    (
         "116-other-dtype",
         lambda path: two(path) and CacheWriter(path, [Feature("f", "float16")], {"a": 1}),
         StaleCacheError,
@@ -651,6 +645,13 @@ def test_75_76_closing_twice_is_harmless_and_an_error_keeps_what_was_written(
         failed_second(tmp_path / "cache")
     cache = opened(tmp_path / "cache")
     assert (list(cache), cache.complete) == (["u"], False)
+
+
+def test_82_a_writer_that_is_sent_to_another_process_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as caught:
+        pickle.dumps(closed(tmp_path))
+    for word in ("belongs to its process", str(tmp_path), "extract(parallel=...)"):
+        assert word in str(caught.value)
 
 
 def test_83_threads_may_share_a_writer(tmp_path: Path) -> None:
