@@ -12,7 +12,8 @@ def uncut(
     """Say so if all utterances of a batch have the same frames, though they differ in length.
 
     Args:
-        data: the batch. Only one with relative lengths, as SpeechBrain's `PaddedBatch`, can tell.
+        data: the batch. Only one with relative lengths, as SpeechBrain's `PaddedBatch`, can tell, and
+            only in the processor's memory.
         utterances: ids and arrays that were computed of it.
         features: names of the features with a time axis.
     """
@@ -37,9 +38,14 @@ def _relative_lengths(data: object) -> list[float]:
     found = []
     for value in values:
         lengths: Any = getattr(value, "lengths", None)
-        if hasattr(lengths, "tolist") and hasattr(value, "data"):
+        if hasattr(lengths, "tolist") and hasattr(value, "data") and not _is_elsewhere(lengths):
             found += [float(length) for length in lengths.tolist()]
     return found if all(0 < length <= 1 for length in found) else []
+
+
+def _is_elsewhere(lengths: object) -> bool:
+    """Tell whether numbers are not in memory: on a GPU they would have to be waited for."""
+    return getattr(getattr(lengths, "device", None), "type", "cpu") != "cpu"
 
 
 def _has_frames(array: object) -> bool:
