@@ -35,6 +35,7 @@ from featcache.store.part import (
     remove_part,
 )
 from featcache.store.writing.seal import seal_directory
+from featcache.store.writing.unclosed import close_before_libraries_end
 
 _TRIES = 10
 
@@ -211,6 +212,7 @@ class OpenPart:
             self._containers.append((f"{prefix}/" if prefix else "", names, writer))
             sync_directory(directory)
         sync_directory(self.directory)
+        close_before_libraries_end()
 
 
 def container_groups(features: Mapping[str, FeatureStorageConfig]) -> list[tuple[str, list[str]]]:

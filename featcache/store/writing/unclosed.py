@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import warnings
@@ -17,13 +18,16 @@ PARTS = 11  # before the writers of caches, which publish them
 _log = logging.getLogger("featcache")
 
 
+_unclosed: list[tuple[int, Finalize]] = []  # priority, and what closes a writer
+
+
 def close_at_exit(writer: W, what: str, close: Callable[[W], None]) -> Callable[[], object]:
     """Have a writer closed when its process ends, with a warning; returns what calls that off.
 
     `atexit` alone would not do: a process of `multiprocessing`, such as a worker of a DataLoader, leaves
     by `os._exit`, after it has run these. In a process that was forked from the writer's nothing is run.
     """
-    return Finalize(None, _close, (writer, what, close), exitpriority=PARTS).cancel
+    return _kept(Finalize(None, _close, (writer, what, close), exitpriority=PARTS), PARTS)
 
 
 def close_when_dropped(
@@ -33,7 +37,27 @@ def close_when_dropped(
 
     `writer` must not know `owner`.
     """
-    return Finalize(owner, _close, (writer, what, close), exitpriority=CACHES).cancel
+    return _kept(Finalize(owner, _close, (writer, what, close), exitpriority=CACHES), CACHES)
+
+
+def close_before_libraries_end() -> None:
+    """Have writers closed before the libraries that are loaded by now take leave at exit.
+
+    h5py takes its type conversions away then, and the thread that still writes crashes the process.
+    """
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)  # what is registered last runs first
+
+
+def _kept(finalizer: Finalize, priority: int) -> Callable[[], object]:
+    _unclosed[:] = [each for each in _unclosed if each[1].still_active()]
+    _unclosed.append((priority, finalizer))
+    return finalizer.cancel
+
+
+def _close_all() -> None:
+    for _, finalizer in sorted(_unclosed, key=lambda each: -each[0]):
+        finalizer()
 
 
 def _close(writer: W, what: str, close: Callable[[W], None]) -> None:
