@@ -267,7 +267,9 @@ class _Source:
         )
 
     def holds(self, utterance: Utterance) -> bool:
-        """Tell whether all bytes of an utterance are what the journal says."""
+        """Tell whether an utterance has all features, with the bytes that the journal says."""
+        if utterance.arrays.keys() != self._features:
+            return False
         try:
             return all(
                 checksum(self._blocks(placed)) == placed.checksum
