@@ -1,4 +1,4 @@
-"""What makes the files of one feature a Zarr v3 group: its columns and its `zarr.json` documents.
+"""The columns and `zarr.json` documents that make the files of one feature a Zarr v3 group.
 
 As laid out in `featcache_backends.zarr`, without the zarr library; the frames are written by
 `featcache_backends._zarr_frames`.

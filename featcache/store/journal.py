@@ -138,9 +138,7 @@ class JournalWriter:
 
     def close(self) -> None:
         """Let go of the file; what was not committed does not count; never raises."""
-        with contextlib.suppress(
-            OSError
-        ):  # closing writes what waits in memory, on a full disk too
+        with contextlib.suppress(OSError):  # closing writes what waits, on a full disk too
             self._file.close()
 
     def _write_waiting(self) -> None:
@@ -214,8 +212,7 @@ def _torn_from(lines: Sequence[bytes], records: Sequence[_Record | None]) -> int
 
 def has_lines(cache: Path, directory: str) -> bool:
     """Tell whether a part has a journal in which more stands than a torn first line."""
-    lines = _lines(cache, f"{directory}/{NAME}")
-    return any(_record(line) is not None or not _is_torn(line) for line in lines)
+    return any(_record(line) or not _is_torn(line) for line in _lines(cache, f"{directory}/{NAME}"))
 
 
 @dataclass(frozen=True, slots=True)

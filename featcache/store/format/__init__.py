@@ -1,1 +1,1 @@
-"""What a cache is on disk, both ways: bytes to values and back."""
+"""A cache on disk, both ways: bytes to values and back."""

@@ -1,4 +1,4 @@
-"""What a `CacheWriter` works on: the lock, the manifest, the parts, from opening to publishing."""
+"""A `CacheWriter`'s work from opening to publishing: the lock, the manifest, the parts."""
 
 from __future__ import annotations
 
