@@ -31,6 +31,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar, Protocol, cast, runtime_checkable
@@ -273,6 +274,7 @@ def _import_crc32c() -> Callable[[bytes], int]:
     return cast(Callable[[bytes], int], value)
 
 
+@cache  # importing what is imported already takes 3 us, a block some 50
 def _numcodecs(codec: str) -> ModuleType:
     try:
         module = importlib.import_module(f"numcodecs.{codec}")

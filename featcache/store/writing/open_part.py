@@ -72,6 +72,7 @@ class OpenPart:
         self._committed = 0
         self.nbytes = 0
         self._containers: list[tuple[str, list[str], ContainerWriter]] = []
+        self._checking: list[tuple[list[str], ChecksArrays]] = []  # those of them that check
         self._held = ExitStack()
         self.name, held = _new_directory(cache, name)
         self.directory = cache / PARTS / self.name
@@ -90,11 +91,8 @@ class OpenPart:
 
     def check(self, id: str, arrays: Mapping[str, Array]) -> None:
         """Raise `FeatureError` for what a format cannot hold; in any thread."""
-        for _, names, container in self._containers:
-            if isinstance(container, ChecksArrays):
-                container.check(
-                    id, {name: (len(arrays[name]), arrays[name].nbytes) for name in names}
-                )
+        for names, container in self._checking:
+            container.check(id, {name: (len(arrays[name]), arrays[name].nbytes) for name in names})
 
     def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
         """Encode the arrays of lossy codecs, which may refuse numbers, with `FeatureError`."""
@@ -210,6 +208,8 @@ class OpenPart:
             backend = self._features[names[0]].make_backend()
             writer = backend.open_writer(directory, [self._specs[name] for name in names])
             self._containers.append((f"{prefix}/" if prefix else "", names, writer))
+            if isinstance(writer, ChecksArrays):
+                self._checking.append((names, writer))
             sync_directory(directory)
         sync_directory(self.directory)
         close_before_libraries_end()
