@@ -30,19 +30,19 @@ from torch.utils.data import DataLoader, Dataset
 import featcache
 from featcache import FeatureDataset
 from featcache.loading.table import FeatureTable
-from featcache.store.columns import container_columns, index_columns, rows_of, string_columns
-from featcache.store.files import make_directory
 from featcache.store.format.column_file import save_columns
-from featcache.store.format.pages import DIGEST_BYTES
-from featcache.store.format.strings import Strings
-from featcache.store.index import ContainerColumns, FeatureColumns, Index
-from featcache.store.manifest import (
+from featcache.store.format.files import make_directory
+from featcache.store.format.index import ContainerColumns, FeatureColumns, Index
+from featcache.store.format.index_writer import container_columns, index_columns, rows_of, string_columns
+from featcache.store.format.manifest import (
     Manifest,
     PartEntry,
     index_file,
     new_generation_name,
     write_manifest,
 )
+from featcache.store.format.pages import DIGEST_BYTES
+from featcache.store.format.strings import Strings
 
 MELS = 80
 CONTAINERS = 100

@@ -20,7 +20,7 @@ from featcache.errors import (
 from featcache.feature import Features, by_name
 from featcache.store.cache import Cache
 from featcache.store.complete import check_complete
-from featcache.store.fingerprint import differences
+from featcache.store.format.fingerprint import differences
 from featcache.store.reader import FeatureReader
 from featcache.store.writer import CacheWriter
 

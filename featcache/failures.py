@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict, cast
 
-from featcache.store.files import write_durably
+from featcache.store.format.files import write_durably
 
 FAILURES = "work-failures.jsonl"
 

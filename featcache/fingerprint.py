@@ -32,7 +32,7 @@ from typing import Any
 import torch
 import xxhash
 
-from featcache.store.files import digest
+from featcache.store.format.files import digest
 
 # ast may fail in two threads at once: https://github.com/python/cpython/issues/106905.
 # The lock keeps our own threads apart. Those of other libraries parse, too (numpy the header of

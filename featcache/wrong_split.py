@@ -14,7 +14,7 @@ from featcache.config import FeatureStorage
 from featcache.datasets import named
 from featcache.errors import ConfigError
 from featcache.store.cache import Cache
-from featcache.store.manifest import NAME
+from featcache.store.format.manifest import NAME
 
 _SOME = 100_000  # ids that are looked up at once
 

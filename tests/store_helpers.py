@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.store.format.column_file import ColumnFile, save_columns
-from featcache.store.manifest import read_manifest, write_manifest
+from featcache.store.format.manifest import read_manifest, write_manifest
 
 Arrays = dict[str, NDArray[Any]]
 Verify = Literal["columns", "arrays"] | None

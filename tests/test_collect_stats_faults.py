@@ -15,7 +15,7 @@ from collect_stats_helpers import Model, Provider, assert_collected, calls, coll
 from distributed import get_worker
 
 from featcache.parallel import collect_stats
-from featcache.store.committed import committed
+from featcache.store.format.committed import committed
 
 TWO = {"env": "local", "n_workers": 2}
 SIZE = 24  # in two shards

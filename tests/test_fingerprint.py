@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from featcache.fingerprint import find_ingredients
-from featcache.store.fingerprint import canonical, differences
+from featcache.store.format.fingerprint import canonical, differences
 
 SOURCE = '''
 import functools

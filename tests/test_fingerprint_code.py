@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from featcache.fingerprint import MAX_SETTINGS, Ingredients, describe_module, digest_weights, find_ingredients
-from featcache.store.fingerprint import canonical, differences
+from featcache.store.format.fingerprint import canonical, differences
 
 
 def fingerprint(extractor: Any) -> dict[str, Any]:

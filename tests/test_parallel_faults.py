@@ -20,7 +20,7 @@ from parallel_helpers import LOCAL, Numbers, Provider, assert_holds, calls, extr
 import featcache
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, IncompleteError
 from featcache.parallel import crew
-from featcache.store.committed import committed
+from featcache.store.format.committed import committed
 
 IDS = Numbers(200).ids
 DRIVER = """

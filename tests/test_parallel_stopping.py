@@ -20,7 +20,7 @@ from store_helpers import free_space
 from featcache.errors import ComputeError, IncompleteError, StorageFullError
 from featcache.parallel import dispatch, staff
 from featcache.parallel.client import get_client
-from featcache.store.committed import committed
+from featcache.store.format.committed import committed
 
 DRIVER = """
 import sys

@@ -23,7 +23,7 @@ from featcache.errors import ConfigError, FeatureError, StorageFullError
 from featcache.interface import EncodedArray, Extent
 from featcache.store import part_writer
 from featcache.store.background import Background
-from featcache.store.journal import read_journal
+from featcache.store.format.journal import read_journal
 from featcache.store.writing import free_space
 
 

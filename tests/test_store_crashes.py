@@ -16,7 +16,7 @@ from store_helpers import FINGERPRINT, Arrays, arrays_of, assert_holds, id_of, m
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import NotACacheError
-from featcache.store.manifest import index_file, read_manifest
+from featcache.store.format.manifest import index_file, read_manifest
 
 OTHER: dict[str, object] = {"model": "hubert"}
 ALL = range(9)

@@ -18,8 +18,8 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FeatcacheError
 from featcache.store.format.column_file import ColumnFile, save_columns
-from featcache.store.index import read_index
-from featcache.store.manifest import read_manifest
+from featcache.store.format.index import read_index
+from featcache.store.format.manifest import read_manifest
 
 EVERY_LAYOUT = {
     "memmap": two_features(),

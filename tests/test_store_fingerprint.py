@@ -16,7 +16,7 @@ from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
 from featcache.errors import ConfigError, StaleCacheError
-from featcache.store.fingerprint import canonical, differences, fingerprint_digest
+from featcache.store.format.fingerprint import canonical, differences, fingerprint_digest
 from featcache.store.part_writer import PartWriter
 
 JSON = st.recursive(

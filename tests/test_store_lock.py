@@ -18,7 +18,7 @@ from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_featu
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
-from featcache.store.lock import WriterLock, is_locked
+from featcache.store.format.lock import WriterLock, is_locked
 
 HOLD = """
 import os, sys, time

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.store.order import order_of, take
+from featcache.store.format.id_order import order_of, take
 
 IDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 ALIKE = st.text(st.sampled_from("ab\u00e9\U0001f600"), min_size=1, max_size=30)

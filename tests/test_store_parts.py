@@ -26,8 +26,9 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError, DuplicateIdError, FeatureError
-from featcache.store import lock, part_writer, recover
-from featcache.store.journal import read_journal
+from featcache.store import part_writer, recover
+from featcache.store.format import lock
+from featcache.store.format.journal import read_journal
 from featcache.store.part_writer import PartWriter
 
 

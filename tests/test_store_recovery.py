@@ -12,7 +12,7 @@ from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.registry import get_backend
-from featcache.store.journal import NAME
+from featcache.store.format.journal import NAME
 
 CODED = [(backend, codec) for backend in featcache.backend_names() for codec in get_backend(backend).codecs]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.loading.table import FeatureTable
-from featcache.store.files import digest
+from featcache.store.format.files import digest
 
 Ints = NDArray[np.int64]
 

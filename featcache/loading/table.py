@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError, nearest
 from featcache.store.cache import Cache, CachePath
 from featcache.store.complete import check_complete
-from featcache.store.files import digest
+from featcache.store.format.files import digest
 from featcache.store.reading import FeatureArrays
 
 Ints = NDArray[np.int64]

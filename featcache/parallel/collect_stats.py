@@ -24,10 +24,10 @@ from featcache.parallel.stats_team import team_of
 from featcache.parallel.stats_worker import Job, Order
 from featcache.patience import patiently
 from featcache.store.closing import close_after
-from featcache.store.files import make_directory, pack_json, unpack_json, write_durably
-from featcache.store.fingerprint import canonical, differences
-from featcache.store.lock import WriterLock
-from featcache.store.manifest import NAME as CACHE
+from featcache.store.format.files import make_directory, pack_json, unpack_json, write_durably
+from featcache.store.format.fingerprint import canonical, differences
+from featcache.store.format.lock import WriterLock
+from featcache.store.format.manifest import NAME as CACHE
 from featcache.store.writer import CacheWriter
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ import numpy as np
 from featcache.errors import CorruptCacheError, DuplicateIdError, FeatureError
 from featcache.loading.batches import Ints
 from featcache.stats import FeatureStats
-from featcache.store.files import digest_file, pack_json, unpack_json, write_durably
+from featcache.store.format.files import digest_file, pack_json, unpack_json, write_durably
 from featcache.store.writer import CacheWriter
 
 SHARDS = "shards"

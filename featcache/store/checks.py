@@ -12,11 +12,11 @@ import xxhash
 from featcache.container_files import Pages
 from featcache.errors import CorruptCacheError
 from featcache.store.extents import Containers, Piece
-from featcache.store.files import open_there
+from featcache.store.format.files import open_there
+from featcache.store.format.index import ContainerColumns
+from featcache.store.format.manifest import Manifest
 from featcache.store.format.pages import container_digest
-from featcache.store.index import ContainerColumns
-from featcache.store.manifest import Manifest
-from featcache.store.part import read_part
+from featcache.store.format.part import read_part
 from featcache.store.verify import check_pages
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from featcache.errors import IncompleteError
-from featcache.store.lock import holder, holder_text, is_locked
+from featcache.store.format.lock import holder, holder_text, is_locked
 
 
 def check_complete(cache: object, *, allow_incomplete: bool = False) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
-from featcache.store.files import open_within, remedy
 from featcache.store.format.disk_errors import read_remedy
-from featcache.store.index import ContainerColumns
+from featcache.store.format.files import open_within, remedy
+from featcache.store.format.index import ContainerColumns
 
 Bytes = NDArray[np.uint8]
 Piece = tuple[int, int, int]  # container, offset, nbytes

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.store.format.column_file import ColumnFile
+from featcache.store.format.index import Index, read_index, read_strings
+from featcache.store.format.manifest import Manifest, read_manifest
 from featcache.store.format.strings import Strings
-from featcache.store.index import Index, read_index, read_strings
-from featcache.store.manifest import Manifest, read_manifest
 from featcache.store.verify import raise_damage
 
 

@@ -23,12 +23,12 @@ from featcache.interface import Array
 from featcache.store.arrays import ArrayLike, check_features, check_id, to_storage
 from featcache.store.background import Background
 from featcache.store.closing import close_after
-from featcache.store.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.disk_errors import explained, reading
+from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.store.format.index import Index
+from featcache.store.format.manifest import PARTS
+from featcache.store.format.part import header_for, remove_part
 from featcache.store.generation import load_generation
-from featcache.store.index import Index
-from featcache.store.manifest import PARTS
-from featcache.store.part import header_for, remove_part
 from featcache.store.writing.free_space import FreeSpace
 from featcache.store.writing.open_part import OpenPart
 from featcache.store.writing.publish import sealed_parts

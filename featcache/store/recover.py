@@ -20,14 +20,14 @@ from featcache.container_files import sync_directory
 from featcache.errors import CacheLockedError, CorruptCacheError, StorageFullError
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array, EncodedArray, Extent, FinishesFiles
-from featcache.store import journal as journals
 from featcache.store.extents import Containers
-from featcache.store.files import remove_unfinished
-from featcache.store.journal import Journal, Placed, Utterance, read_journal
-from featcache.store.lock import NAME as LOCK
-from featcache.store.lock import WriterLock, holder, holder_text, may_live
-from featcache.store.manifest import PARTS
-from featcache.store.part import SEAL, checksum, list_parts, read_part, remove_part
+from featcache.store.format import journal as journals
+from featcache.store.format.files import remove_unfinished
+from featcache.store.format.journal import Journal, Placed, Utterance, read_journal
+from featcache.store.format.lock import NAME as LOCK
+from featcache.store.format.lock import WriterLock, holder, holder_text, may_live
+from featcache.store.format.manifest import PARTS
+from featcache.store.format.part import SEAL, checksum, list_parts, read_part, remove_part
 from featcache.store.reading import decoded
 from featcache.store.writing.free_space import margin
 from featcache.store.writing.open_part import OpenPart, container_groups

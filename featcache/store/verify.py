@@ -12,12 +12,10 @@ import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.store.files import open_there, open_within, remedy
 from featcache.store.format.column_file import ColumnFile
-from featcache.store.format.pages import container_digest, pages_of
-from featcache.store.format.strings import Ints
-from featcache.store.index import ContainerColumns, FeatureColumns, Index, read_index
-from featcache.store.manifest import (
+from featcache.store.format.files import open_there, open_within, remedy
+from featcache.store.format.index import ContainerColumns, FeatureColumns, Index, read_index
+from featcache.store.format.manifest import (
     PARTS,
     Manifest,
     PartEntry,
@@ -25,7 +23,9 @@ from featcache.store.manifest import (
     manifest_file,
     read_manifest,
 )
-from featcache.store.part import SEAL, SealedPart, read_part
+from featcache.store.format.pages import container_digest, pages_of
+from featcache.store.format.part import SEAL, SealedPart, read_part
+from featcache.store.format.strings import Ints
 
 MOST_TOLD = 20
 

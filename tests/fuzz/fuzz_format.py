@@ -14,9 +14,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
-from featcache.store import journal
-from featcache.store.files import digest, unpack_json
-from featcache.store.format import column_file
+from featcache.store.format import column_file, journal
+from featcache.store.format.files import digest, unpack_json
 
 Columns = dict[str, NDArray[Any]]
 UNSEALED = re.compile(r"(^|/)(writer\.(lock|json)|work-[^/]*)$")  # files that no digest covers

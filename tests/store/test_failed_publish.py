@@ -22,7 +22,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheError
-from featcache.store.journal import NAME as JOURNAL
+from featcache.store.format.journal import NAME as JOURNAL
 
 
 class Failing:

@@ -26,9 +26,9 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CorruptCacheError, FormatVersionError
-from featcache.store.files import pack_json
 from featcache.store.format.column_file import ColumnFile, save_columns
-from featcache.store.manifest import (
+from featcache.store.format.files import pack_json
+from featcache.store.format.manifest import (
     NAME,
     manifest_file,
     read_manifest,

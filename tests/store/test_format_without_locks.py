@@ -26,7 +26,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
-from featcache.store.manifest import read_manifest, write_manifest
+from featcache.store.format.manifest import read_manifest, write_manifest
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 DIES = """

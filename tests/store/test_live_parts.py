@@ -26,8 +26,9 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
-from featcache.store import lock, part_writer, recover
-from featcache.store.lock import WriterLock, is_locked
+from featcache.store import part_writer, recover
+from featcache.store.format import lock
+from featcache.store.format.lock import WriterLock, is_locked
 from featcache.store.part_writer import PartWriter
 from featcache.store.writing import open_part
 
@@ -96,7 +97,7 @@ def test_a_part_that_is_just_being_opened_is_not_removed(
 POLL = """
 import sys
 from pathlib import Path
-from featcache.store.lock import is_locked
+from featcache.store.format.lock import is_locked
 for number in range(10**9):
     is_locked(Path(sys.argv[1]))
     if number == 10:

@@ -26,8 +26,8 @@ from store_scripts import HEAD, TESTS, run_script
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheError, CacheLockedError
-from featcache.store import lock
-from featcache.store.lock import SOFT_NAME, WriterLock, is_locked
+from featcache.store.format import lock
+from featcache.store.format.lock import SOFT_NAME, WriterLock, is_locked
 from featcache.store.part_writer import PartWriter
 
 

@@ -18,7 +18,7 @@ from featcache.loading.numbering import Numbering, column_digest
 from featcache.loading.samplers.epoch import EpochSampler, State
 from featcache.loading.samplers.lengths import Lengths, columns_of
 from featcache.loading.samplers.sharing import shuffled_in_groups, split_up, whole_number
-from featcache.store.files import digest
+from featcache.store.format.files import digest
 
 Ints = NDArray[np.int64]
 TOO_LONG = ("error", "skip")

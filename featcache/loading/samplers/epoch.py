@@ -14,7 +14,7 @@ from featcache.loading.batches import Batches
 from featcache.loading.numbering import Numbering
 from featcache.loading.samplers.iteration import Iteration, Share, refuse_sharing_again
 from featcache.loading.samplers.sharing import place, share_out, shuffled_in_groups, whole_number
-from featcache.store.files import digest
+from featcache.store.format.files import digest
 
 Ints = NDArray[np.int64]
 State: TypeAlias = dict[str, object]  # numbers, strings and None

@@ -22,13 +22,13 @@ from featcache.interface import (
     SupportsPages,
 )
 from featcache.stats import FeatureStats
-from featcache.store import lock
 from featcache.store.arrays import from_storage
-from featcache.store.files import make_directory
-from featcache.store.journal import Header, JournalWriter, Placed, Utterance
-from featcache.store.lock import WriterLock
-from featcache.store.manifest import PARTS
-from featcache.store.part import (
+from featcache.store.format import lock
+from featcache.store.format.files import make_directory
+from featcache.store.format.journal import Header, JournalWriter, Placed, Utterance
+from featcache.store.format.lock import WriterLock
+from featcache.store.format.manifest import PARTS
+from featcache.store.format.part import (
     SealedPart,
     checksum,
     new_part_name,

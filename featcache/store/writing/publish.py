@@ -12,18 +12,17 @@ import xxhash
 from featcache.container_files import sync_directory
 from featcache.errors import FeatureError
 from featcache.stats import FeatureStats
-from featcache.store.columns import (
+from featcache.store.format.column_file import ColumnFile, save_columns
+from featcache.store.format.files import make_directory
+from featcache.store.format.index import Index, read_index, read_stats, read_strings
+from featcache.store.format.index_writer import (
     container_columns,
     doubled_rows,
     index_columns,
     rows_of,
     string_columns,
 )
-from featcache.store.files import make_directory
-from featcache.store.format.column_file import ColumnFile, save_columns
-from featcache.store.format.strings import Strings
-from featcache.store.index import Index, read_index, read_stats, read_strings
-from featcache.store.manifest import (
+from featcache.store.format.manifest import (
     INDEX,
     MANIFESTS,
     NAME,
@@ -36,7 +35,8 @@ from featcache.store.manifest import (
     read_manifest,
     write_manifest,
 )
-from featcache.store.part import SealedPart, list_parts
+from featcache.store.format.part import SealedPart, list_parts
+from featcache.store.format.strings import Strings
 from featcache.store.verify import container_damage, raise_damage
 from featcache.store.writing.superseded import remove_superseded
 from featcache.store.writing.tombstones import without_rows

@@ -11,13 +11,12 @@ import numpy as np
 
 from featcache.errors import NotACacheError, StaleCacheError
 from featcache.feature import FeatureStorageConfig
-from featcache.store.committed import committed_builds
-from featcache.store.files import check_own_directory, make_directory
-from featcache.store.fingerprint import cache_fingerprint, differences, fingerprint_digest
+from featcache.store.format.committed import committed_builds
 from featcache.store.format.disk_errors import explained
-from featcache.store.generation import load_generation
-from featcache.store.lock import WriterLock
-from featcache.store.manifest import (
+from featcache.store.format.files import check_own_directory, make_directory
+from featcache.store.format.fingerprint import cache_fingerprint, differences, fingerprint_digest
+from featcache.store.format.lock import WriterLock
+from featcache.store.format.manifest import (
     INDEX,
     MANIFESTS,
     NAME,
@@ -27,6 +26,7 @@ from featcache.store.manifest import (
     read_manifest,
     write_manifest,
 )
+from featcache.store.generation import load_generation
 from featcache.store.part_writer import PartWriter
 from featcache.store.recover import recover_parts
 from featcache.store.verify import container_damage, raise_damage

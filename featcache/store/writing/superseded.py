@@ -8,11 +8,11 @@ from pathlib import Path
 
 from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError
-from featcache.store.files import remove_unfinished
-from featcache.store.fingerprint import fingerprint_digest
-from featcache.store.journal import read_journal
-from featcache.store.lock import WriterLock
-from featcache.store.manifest import (
+from featcache.store.format.files import remove_unfinished
+from featcache.store.format.fingerprint import fingerprint_digest
+from featcache.store.format.journal import read_journal
+from featcache.store.format.lock import WriterLock
+from featcache.store.format.manifest import (
     INDEX,
     MANIFESTS,
     PARTS,
@@ -22,7 +22,7 @@ from featcache.store.manifest import (
     manifest_file,
     read_manifest,
 )
-from featcache.store.part import list_parts, remove_part
+from featcache.store.format.part import list_parts, remove_part
 
 _log = logging.getLogger("featcache")
 

@@ -24,7 +24,7 @@ from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
-from featcache.store.files import (
+from featcache.store.format.files import (
     MAX_JSON_BYTES,
     natural,
     open_within,

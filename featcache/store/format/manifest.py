@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
 from featcache.feature import DTYPES
-from featcache.store.files import (
+from featcache.store.format.files import (
     natural,
     pack_json,
     read_within,

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from featcache.stats import FeatureStats
 from featcache.store.format.column_file import Number
+from featcache.store.format.id_order import order_of, take
+from featcache.store.format.index import ContainerColumns, FeatureColumns, Hashes, Index, hash_of
+from featcache.store.format.journal import Utterance
 from featcache.store.format.strings import Ints, Strings, ends_of
-from featcache.store.index import ContainerColumns, FeatureColumns, Hashes, Index, hash_of
-from featcache.store.journal import Utterance
-from featcache.store.order import order_of, take
 
 Columns = Iterator[tuple[str, NDArray[Any]]]
 

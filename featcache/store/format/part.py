@@ -18,13 +18,13 @@ import xxhash
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
 from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.feature import FeatureStorageConfig
-from featcache.store import journal
-from featcache.store.files import digest, read_within, text, unpack_json
+from featcache.store.format import journal
 from featcache.store.format.column_file import ColumnFile
+from featcache.store.format.files import digest, read_within, text, unpack_json
+from featcache.store.format.index import Index, is_sound, read_index
+from featcache.store.format.journal import Header
+from featcache.store.format.manifest import PARTS, PartEntry
 from featcache.store.format.strings import Ints
-from featcache.store.index import Index, is_sound, read_index
-from featcache.store.journal import Header
-from featcache.store.manifest import PARTS, PartEntry
 
 SEAL = "part.json"
 COLUMNS = "index.columns"

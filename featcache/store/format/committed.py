@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
-from featcache.store.journal import Journal, read_journal
-from featcache.store.manifest import PARTS, read_manifest
-from featcache.store.part import list_parts, read_part
+from featcache.store.format.journal import Journal, read_journal
+from featcache.store.format.manifest import PARTS, read_manifest
+from featcache.store.format.part import list_parts, read_part
 
 
 def committed_builds(cache: Path) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import cast
 
 from featcache.errors import ConfigError
 from featcache.feature import FeatureStorageConfig
-from featcache.store.files import digest
+from featcache.store.format.files import digest
 
 ABSENT = object()
 _NOT_JSON = "the fingerprint must be made of JSON values"
