@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from featcache.registry import backend_names as backend_names
     from featcache.registry import get_backend as get_backend
     from featcache.stats import FeatureStats as FeatureStats
-    from featcache.store.cache import Cache as Cache
-    from featcache.store.cache import PaddedFeatures as PaddedFeatures
-    from featcache.store.cache import open as open
-    from featcache.store.reader import FeatureReader as FeatureReader
+    from featcache.store.reading.cache import Cache as Cache
+    from featcache.store.reading.cache import PaddedFeatures as PaddedFeatures
+    from featcache.store.reading.cache import open as open
+    from featcache.store.reading.reader import FeatureReader as FeatureReader
     from featcache.store.writer import CacheWriter as CacheWriter
 
 # loaded when first used: `import featcache` brings in neither torch nor any format's library
 _HOMES = {
-    "Cache": "featcache.store.cache",
+    "Cache": "featcache.store.reading.cache",
     "CacheWriter": "featcache.store.writer",
     "CollectStatsRunner": "featcache.parallel.collect_stats",
     "EnvironmentProvider": "featcache.parallel.provider",
@@ -63,12 +63,12 @@ _HOMES = {
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
     "FeatureLoader": "featcache.loading.loader",
-    "FeatureReader": "featcache.store.reader",
+    "FeatureReader": "featcache.store.reading.reader",
     "FeatureStats": "featcache.stats",
     "FeatureStorage": "featcache.config",
     "FeatureStorageConfig": "featcache.feature",
     "GlobalMVN": "featcache.mvn",
-    "PaddedFeatures": "featcache.store.cache",
+    "PaddedFeatures": "featcache.store.reading.cache",
     "ParallelConfig": "featcache.parallel.config",
     "backend_names": "featcache.registry",
     "concat": "featcache.loading.table",
@@ -76,7 +76,7 @@ _HOMES = {
     "get_backend": "featcache.registry",
     "get_client": "featcache.parallel.client",
     "join": "featcache.loading.table",
-    "open": "featcache.store.cache",
+    "open": "featcache.store.reading.cache",
     "unpad": "featcache.padding",
 }
 _ERRORS = (

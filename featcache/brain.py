@@ -21,7 +21,7 @@ from featcache.loading.loader import FeatureLoader
 from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.random_state import kept_random_state
 from featcache.ranks import Ranks
-from featcache.store.cache import Cache
+from featcache.store.reading.cache import Cache
 
 if TYPE_CHECKING:
     from dask.distributed import Client

@@ -18,10 +18,10 @@ from featcache.errors import (
     nearest,
 )
 from featcache.feature import Features, by_name
-from featcache.store.cache import Cache
-from featcache.store.complete import check_complete
 from featcache.store.format.fingerprint import differences
-from featcache.store.reader import FeatureReader
+from featcache.store.reading.cache import Cache
+from featcache.store.reading.complete import check_complete
+from featcache.store.reading.reader import FeatureReader
 from featcache.store.writer import CacheWriter
 
 

@@ -28,12 +28,12 @@ from featcache.errors import (
 )
 from featcache.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.patience import patiently
-from featcache.store.cache import Cache
 from featcache.store.format.committed import committed
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
 from featcache.store.format.manifest import NAME, read_manifest
-from featcache.store.verify import container_damage, raise_damage
+from featcache.store.reading.cache import Cache
+from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writer import CacheWriter
 from featcache.wrong_split import OtherSplits, another_split, rows_of
 

@@ -18,9 +18,9 @@ from featcache.errors import ConfigError, IncompleteError, describe
 from featcache.every import Every
 from featcache.failures import Failure
 from featcache.ranks import Ranks
-from featcache.store.cache import Cache
 from featcache.store.closing import close_after
 from featcache.store.part_writer import PartWriter
+from featcache.store.reading.cache import Cache
 from featcache.store.writer import CacheWriter
 
 _log = logging.getLogger("featcache")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from featcache.config import FeatureStorage
 from featcache.datasets import named
 from featcache.errors import ConfigError
-from featcache.store.cache import Cache
 from featcache.store.format.manifest import NAME
+from featcache.store.reading.cache import Cache
 
 _SOME = 100_000  # ids that are looked up at once
 

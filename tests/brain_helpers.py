@@ -13,7 +13,7 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 from featcache.brain import FeatureCacheMixin
 from featcache.config import FeatureStorage
 from featcache.padding import unpad
-from featcache.store.cache import Cache
+from featcache.store.reading.cache import Cache
 
 HOP = 10
 

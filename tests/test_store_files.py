@@ -16,9 +16,9 @@ from store_helpers import arrays_of, id_of, make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.store import extents
-from featcache.store.extents import Containers
 from featcache.store.format.column_file import ColumnFile
+from featcache.store.reading import containers
+from featcache.store.reading.containers import Containers
 
 
 def test_files_are_let_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_files_are_let_go_when_there_are_too_many(tmp_path: Path, monkeypatch: p
     with CacheWriter(tmp_path, shards) as writer:
         for number in range(1, 30):
             writer.write(id_of(number), {"fbank": arrays_of(number, frames=number)["fbank"]})
-    monkeypatch.setattr(extents, "MAX_OPEN", 5)
+    monkeypatch.setattr(containers, "MAX_OPEN", 5)
     cache = featcache.open(tmp_path)
     for number in (*range(1, 30), *range(1, 30)):
         assert len(cache.read(id_of(number), "fbank")) == number
@@ -68,7 +68,7 @@ def test_a_reader_that_is_overtaken_while_it_opens_takes_the_newer_generation(
                 make_cache(tmp_path, [number])
         return ColumnFile(root, path, **settings)
 
-    monkeypatch.setattr("featcache.store.generation.ColumnFile", open_late)
+    monkeypatch.setattr("featcache.store.reading.generation.ColumnFile", open_late)
     assert len(featcache.open(tmp_path)) == 5
 
 

@@ -18,7 +18,7 @@ from featcache.loading.numbering import Numbering, require_rows_of
 from featcache.loading.padded import Batch, Item, pad, rows_of, torch_dtype
 from featcache.loading.segments import worker_memory
 from featcache.loading.table import FeatureTable, Ints
-from featcache.store.cache import Cache, CachePath
+from featcache.store.reading.cache import Cache, CachePath
 
 Index = int | str | tuple[int | str, slice]
 Dtype = str | torch.dtype

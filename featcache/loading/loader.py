@@ -23,7 +23,7 @@ from featcache.loading.position import Position, State
 from featcache.loading.prefetch import Job, Prefetch
 from featcache.loading.samplers.plain import PlainBatchSampler
 from featcache.loading.table import FeatureTable
-from featcache.store.cache import Cache, CachePath
+from featcache.store.reading.cache import Cache, CachePath
 
 T = TypeVar("T", default=Batch)
 

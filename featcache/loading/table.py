@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError, nearest
-from featcache.store.cache import Cache, CachePath
-from featcache.store.complete import check_complete
 from featcache.store.format.files import digest
-from featcache.store.reading import FeatureArrays
+from featcache.store.reading.cache import Cache, CachePath
+from featcache.store.reading.complete import check_complete
+from featcache.store.reading.feature_arrays import FeatureArrays
 
 Ints = NDArray[np.int64]
 

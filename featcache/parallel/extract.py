@@ -24,7 +24,7 @@ from featcache.parallel.runner import Run
 from featcache.parallel.sending import pack, unpack
 from featcache.parallel.worker import Environment, checked_environment
 from featcache.random_state import kept_random_state
-from featcache.store.cache import Cache
+from featcache.store.reading.cache import Cache
 
 if TYPE_CHECKING:
     from dask.distributed import Client

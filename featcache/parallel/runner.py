@@ -38,8 +38,8 @@ from featcache.parallel.plan import (
 )
 from featcache.parallel.worker import Environment, Job, Work
 from featcache.patience import patiently
-from featcache.store.cache import Cache
 from featcache.store.closing import closed_after
+from featcache.store.reading.cache import Cache
 from featcache.store.writer import CacheWriter
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_di
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import header_for, remove_part
-from featcache.store.generation import load_generation
+from featcache.store.reading.generation import load_generation
 from featcache.store.writing.free_space import FreeSpace
 from featcache.store.writing.open_part import OpenPart
 from featcache.store.writing.publish import sealed_parts

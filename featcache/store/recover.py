@@ -20,7 +20,6 @@ from featcache.container_files import sync_directory
 from featcache.errors import CacheLockedError, CorruptCacheError, StorageFullError
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array, EncodedArray, Extent, FinishesFiles
-from featcache.store.extents import Containers
 from featcache.store.format import journal as journals
 from featcache.store.format.files import remove_unfinished
 from featcache.store.format.journal import Journal, Placed, Utterance, read_journal
@@ -28,7 +27,8 @@ from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.lock import WriterLock, holder, holder_text, may_live
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SEAL, checksum, list_parts, read_part, remove_part
-from featcache.store.reading import decoded
+from featcache.store.reading.containers import Containers
+from featcache.store.reading.feature_arrays import decoded
 from featcache.store.writing.free_space import margin
 from featcache.store.writing.open_part import OpenPart, container_groups
 from featcache.store.writing.seal import seal_directory

@@ -17,7 +17,7 @@ from featcache.feature import DTYPES, FeatureStorageConfig
 from featcache.interface import Array, EncodedArray, FeatureSpec, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store.arrays import ArrayLike, from_storage
-from featcache.store.cache import Cache
+from featcache.store.reading.cache import Cache
 from featcache.store.writer import CacheWriter
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from featcache.store.format.manifest import (
     read_manifest,
     write_manifest,
 )
-from featcache.store.verify import raise_damage
+from featcache.store.reading.verify import raise_damage
 
 VERIFY: tuple[Literal["columns", "arrays"], ...] = ("columns", "arrays")
 NOTES = {"from": "a later version", "numbers": [1, 2.5, None]}

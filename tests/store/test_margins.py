@@ -109,7 +109,7 @@ def shards(path: Path, count: int) -> Path:
 def test_a_working_set_below_the_limit_is_opened_once(tmp_path: Path) -> None:
     script = """
 import resource
-from featcache.store.extents import Containers
+from featcache.store.reading.containers import Containers
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))  # 40 containers may be open
 opened = 0
 open_file = Containers._open_file

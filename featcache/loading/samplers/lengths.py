@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.loading.samplers.utterances import HasTable
 from featcache.loading.table import FeatureTable
-from featcache.store.cache import Cache, CachePath
+from featcache.store.reading.cache import Cache, CachePath
 
 Ints = NDArray[np.int64]
 Frames = NDArray[np.integer[Any]] | Sequence[int]

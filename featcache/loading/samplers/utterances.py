@@ -16,7 +16,7 @@ from featcache.loading.numbering import Numbering
 from featcache.loading.samplers.shapes import Shapes, read_shapes, shapes_of
 from featcache.loading.samplers.text import Keys, read_table
 from featcache.loading.table import FeatureTable
-from featcache.store.cache import Cache, CachePath
+from featcache.store.reading.cache import Cache, CachePath
 
 Ints = NDArray[np.int64]
 Labels = Sequence[str] | Sequence[int] | NDArray[np.generic]

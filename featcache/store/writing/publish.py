@@ -37,7 +37,7 @@ from featcache.store.format.manifest import (
 )
 from featcache.store.format.part import SealedPart, list_parts
 from featcache.store.format.strings import Strings
-from featcache.store.verify import container_damage, raise_damage
+from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.superseded import remove_superseded
 from featcache.store.writing.tombstones import without_rows
 

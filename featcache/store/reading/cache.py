@@ -17,15 +17,15 @@ from featcache.errors import CorruptCacheError, KeyNotFoundError, UnknownNameErr
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.arrays import from_storage
-from featcache.store.checks import Checks
-from featcache.store.extents import Containers
 from featcache.store.format.disk_errors import reading
-from featcache.store.generation import load_generation
-from featcache.store.reading import FeatureArrays
-from featcache.store.verify import WHAT_TO_DO, all_damage, raise_damage
+from featcache.store.reading.checks import Checks
+from featcache.store.reading.containers import Containers
+from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.store.reading.generation import load_generation
+from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
 
 if TYPE_CHECKING:
-    from featcache.store.reader import FeatureReader
+    from featcache.store.reading.reader import FeatureReader
 
 CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
@@ -217,7 +217,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     def reader(self, feature: str) -> FeatureReader:
         """Return a picklable callable that gives the torch tensor of an id, with this cache's settings."""
-        from featcache.store.reader import reader_of
+        from featcache.store.reading.reader import reader_of
 
         self._feature(feature)
         settings = {"check_reads": self._check_reads, "mapped": self._mapped}

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
 from featcache.interface import Array, Codec, storage_dtype
 from featcache.registry import RAW, get_codec
-from featcache.store.checks import Checks
-from featcache.store.extents import Containers, Piece
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import Manifest
 from featcache.store.format.strings import Ints
+from featcache.store.reading.checks import Checks
+from featcache.store.reading.containers import Containers, Piece
 
 
 class FeatureArrays:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from featcache._paths import directory
 from featcache.store.arrays import as_id
-from featcache.store.cache import Cache, CachePath
+from featcache.store.reading.cache import Cache, CachePath
 
 if TYPE_CHECKING:
     import torch

@@ -11,13 +11,13 @@ import xxhash
 
 from featcache.container_files import Pages
 from featcache.errors import CorruptCacheError
-from featcache.store.extents import Containers, Piece
 from featcache.store.format.files import open_there
 from featcache.store.format.index import ContainerColumns
 from featcache.store.format.manifest import Manifest
 from featcache.store.format.pages import container_digest
 from featcache.store.format.part import read_part
-from featcache.store.verify import check_pages
+from featcache.store.reading.containers import Containers, Piece
+from featcache.store.reading.verify import check_pages
 
 
 class Checks:

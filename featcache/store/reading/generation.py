@@ -9,7 +9,7 @@ from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_index, read_strings
 from featcache.store.format.manifest import Manifest, read_manifest
 from featcache.store.format.strings import Strings
-from featcache.store.verify import raise_damage
+from featcache.store.reading.verify import raise_damage
 
 
 def load_generation(
