@@ -30,7 +30,7 @@ from machine import describe
 
 import featcache
 from featcache.parallel import plan, runner
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 
 FEATURES = [featcache.FeatureStorageConfig("fbank")]
 MELS = 80

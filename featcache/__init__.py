@@ -51,12 +51,12 @@ if TYPE_CHECKING:
     from featcache.store.reading.cache import PaddedFeatures as PaddedFeatures
     from featcache.store.reading.cache import open as open
     from featcache.store.reading.reader import FeatureReader as FeatureReader
-    from featcache.store.writer import CacheWriter as CacheWriter
+    from featcache.store.writing.cache_writer import CacheWriter as CacheWriter
 
 # loaded when first used: `import featcache` brings in neither torch nor any format's library
 _HOMES = {
     "Cache": "featcache.store.reading.cache",
-    "CacheWriter": "featcache.store.writer",
+    "CacheWriter": "featcache.store.writing.cache_writer",
     "CollectStatsRunner": "featcache.parallel.collect_stats",
     "EnvironmentProvider": "featcache.parallel.provider",
     "CommonCollateFn": "featcache.loading.collate",

@@ -18,7 +18,7 @@ from featcache.batches import (
 from featcache.datasets import named
 from featcache.errors import ComputeError, FeatureError, describe
 from featcache.failures import Failure, failure_of
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 from featcache.uncut import uncut
 
 

@@ -22,7 +22,7 @@ from featcache.store.format.fingerprint import differences
 from featcache.store.reading.cache import Cache
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.reader import FeatureReader
-from featcache.store.writer import CacheWriter
+from featcache.store.writing.cache_writer import CacheWriter
 
 
 class TakesDynamicItems(Protocol):

@@ -34,7 +34,7 @@ from featcache.store.format.lock import is_locked
 from featcache.store.format.manifest import NAME, read_manifest
 from featcache.store.reading.cache import Cache
 from featcache.store.reading.verify import container_damage, raise_damage
-from featcache.store.writer import CacheWriter
+from featcache.store.writing.cache_writer import CacheWriter
 from featcache.wrong_split import OtherSplits, another_split, rows_of
 
 EMPTY = "the data set is empty: not one utterance came of it; look at what filters it, or at what it reads"

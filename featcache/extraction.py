@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from featcache._closing import close_after
 from featcache.account import Account, Progress
 from featcache.batches import DatasetBatches, LoaderBatches, batches_of_stream, learnt_ids
 from featcache.compute import Computation, features_of
@@ -18,10 +19,9 @@ from featcache.errors import ConfigError, IncompleteError, describe
 from featcache.every import Every
 from featcache.failures import Failure
 from featcache.ranks import Ranks
-from featcache.store.closing import close_after
-from featcache.store.part_writer import PartWriter
 from featcache.store.reading.cache import Cache
-from featcache.store.writer import CacheWriter
+from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.part_writer import PartWriter
 
 _log = logging.getLogger("featcache")
 

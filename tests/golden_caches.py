@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 
 GOLDEN = Path(__file__).parent / "golden"
 FINGERPRINT: dict[str, object] = {"model": "golden", "layer": 9}

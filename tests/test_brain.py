@@ -16,7 +16,7 @@ from speechbrain.utils.checkpoints import Checkpointer
 from featcache.brain import FeatureCacheMixin
 from featcache.config import FeatureStorage
 from featcache.errors import ComputeError, ConfigError, StaleCacheError
-from featcache.store.writer import CacheWriter
+from featcache.store.writing.cache_writer import CacheWriter
 
 # The usual run
 

@@ -31,9 +31,9 @@ from featcache.parallel.plan import (
     save_batches,
 )
 from featcache.parallel.worker import Job, Work
-from featcache.store import part_writer
 from featcache.store.format import committed
 from featcache.store.format.journal import Journal, read_journal
+from featcache.store.writing import part_writer
 
 lengths_lists = st.lists(st.integers(0, 1000) | st.floats(0, 1e6), max_size=200)
 

@@ -21,10 +21,9 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import FeatureFilesWriter
 from featcache.errors import ConfigError, FeatureError, StorageFullError
 from featcache.interface import EncodedArray, Extent
-from featcache.store import part_writer
-from featcache.store.background import Background
 from featcache.store.format.journal import read_journal
-from featcache.store.writing import free_space
+from featcache.store.writing import free_space, part_writer
+from featcache.store.writing.background import Background
 
 
 @pytest.fixture(autouse=True)

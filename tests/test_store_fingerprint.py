@@ -17,7 +17,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
 from featcache.errors import ConfigError, StaleCacheError
 from featcache.store.format.fingerprint import canonical, differences, fingerprint_digest
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 
 JSON = st.recursive(
     st.none()

@@ -13,7 +13,7 @@ from store_helpers import FINGERPRINT, arrays_of, assert_holds, id_of, make_cach
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store import part_writer
+from featcache.store.writing import part_writer
 
 KILLS = 20
 NUMBERS = range(60)

@@ -26,10 +26,10 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError, DuplicateIdError, FeatureError
-from featcache.store import part_writer, recover
 from featcache.store.format import lock
 from featcache.store.format.journal import read_journal
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing import part_writer, recover
+from featcache.store.writing.part_writer import PartWriter
 
 
 def write_part(path: Path, numbers: range) -> None:

@@ -24,8 +24,8 @@ from store_helpers import Arrays, assert_holds, two_features
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import DuplicateIdError, FeatureError
-from featcache.store import part_writer
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing import part_writer
+from featcache.store.writing.part_writer import PartWriter
 
 IDS = st.sampled_from(["a", "a/b", "b.c", "é", "😀", "x" * 300, "%2F", " ", "10", "9"]) | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=5

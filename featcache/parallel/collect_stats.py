@@ -14,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from featcache import _paths
+from featcache._closing import close_after
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError
 from featcache.loading.batches import Ints
 from featcache.parallel import stats_hooks
@@ -23,12 +24,11 @@ from featcache.parallel.shards import FEATS, SHARDS, Shard, has_features, left_o
 from featcache.parallel.stats_team import team_of
 from featcache.parallel.stats_worker import Job, Order
 from featcache.patience import patiently
-from featcache.store.closing import close_after
 from featcache.store.format.files import make_directory, pack_json, unpack_json, write_durably
 from featcache.store.format.fingerprint import canonical, differences
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import NAME as CACHE
-from featcache.store.writer import CacheWriter
+from featcache.store.writing.cache_writer import CacheWriter
 
 if TYPE_CHECKING:
     from dask.distributed import Client

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from featcache._closing import closed_after
 from featcache.account import Account, Progress
 from featcache.errors import ComputeError, IncompleteError
 from featcache.failures import failure_of
@@ -18,7 +19,6 @@ from featcache.parallel.dispatch import Dispatch, Lost
 from featcache.parallel.plan import PLAN, Task, hashes_of, load_batches, missing_from, save_batches
 from featcache.parallel.staff import Staff
 from featcache.parallel.worker import Job, run_task
-from featcache.store.closing import closed_after
 
 DEATHS_IN_VAIN = 20  # of each worker, with nothing computed in between
 

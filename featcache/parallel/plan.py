@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, DuplicateIdError
 from featcache.loading.batches import Batches, Ints
-from featcache.store.arrays import check_id
 from featcache.store.format.committed import committed
+from featcache.store.writing.casts import check_id
 
 TASKS_PER_WORKER = 32  # so that nobody waits for the last one longer than a thirtieth of the time
 PLAN = "plan"

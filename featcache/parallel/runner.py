@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._closing import closed_after
 from featcache.account import Account, Progress
 from featcache.batches import wanted_batches
 from featcache.datasets import counted
@@ -38,9 +39,8 @@ from featcache.parallel.plan import (
 )
 from featcache.parallel.worker import Environment, Job, Work
 from featcache.patience import patiently
-from featcache.store.closing import closed_after
 from featcache.store.reading.cache import Cache
-from featcache.store.writer import CacheWriter
+from featcache.store.writing.cache_writer import CacheWriter
 
 if TYPE_CHECKING:
     from distributed import Client

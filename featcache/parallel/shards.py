@@ -28,7 +28,7 @@ from featcache.errors import CorruptCacheError, DuplicateIdError, FeatureError
 from featcache.loading.batches import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.files import digest_file, pack_json, unpack_json, write_durably
-from featcache.store.writer import CacheWriter
+from featcache.store.writing.cache_writer import CacheWriter
 
 SHARDS = "shards"
 DONE = "done"

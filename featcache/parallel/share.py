@@ -7,11 +7,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from featcache._closing import closed_after
 from featcache.errors import IncompleteError
 from featcache.feature import FeatureStorageConfig
 from featcache.parallel.claim import Claim
-from featcache.store.closing import closed_after
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 
 
 class Share:

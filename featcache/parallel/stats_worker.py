@@ -18,7 +18,7 @@ from featcache.parallel.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.parallel.share import Share
 from featcache.parallel.stats_hooks import made_from_what
 from featcache.store.format.committed import committed
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
     from featcache.parallel.collect_stats import CollectStatsRunner

@@ -13,7 +13,7 @@ from store_helpers import Arrays, arrays_of, id_of
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import NotACacheError
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 
 ALL = range(30)
 PLACE = Path("exp", "train")  # of the cache, in the root of the disk; no writer is given its parent

@@ -18,7 +18,6 @@ from hyperpyyaml import load_hyperpyyaml
 
 from featcache import CacheWriter, FeatureStorage, GlobalMVN, unpad
 from featcache import FeatureStorageConfig as Feature
-from featcache._first_shapes import FirstShapes
 from featcache.errors import (
     ConfigError,
     FeatcacheError,
@@ -28,6 +27,7 @@ from featcache.errors import (
     NotACacheError,
     UnknownNameError,
 )
+from featcache.store.writing.first_shapes import FirstShapes
 
 DIMS = Feature("fbank", dims=[80])
 UNSAID = Feature("fbank")

@@ -13,7 +13,7 @@ from store_scripts import run_script
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.registry import get_backend
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 
 CODED = [
     (backend, codec)

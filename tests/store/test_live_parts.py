@@ -26,11 +26,10 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
-from featcache.store import part_writer, recover
 from featcache.store.format import lock
 from featcache.store.format.lock import WriterLock, is_locked
-from featcache.store.part_writer import PartWriter
-from featcache.store.writing import open_part
+from featcache.store.writing import open_part, part_writer, recover
+from featcache.store.writing.part_writer import PartWriter
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, module: object, name: str, seed: int) -> None:

@@ -22,7 +22,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import FeatureFilesWriter
 from featcache.errors import FeatureError, StorageFullError
 from featcache.registry import get_backend
-from featcache.store.background import Background
+from featcache.store.writing.background import Background
 
 CODED = [
     (backend, codec)

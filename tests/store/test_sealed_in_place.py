@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.store import recover
 from featcache.store.format import journal
 from featcache.store.format.part import COLUMNS, SEAL
+from featcache.store.writing import recover
 from featcache.store.writing.open_part import container_groups
 from featcache.testing.durability import files_of
 from featcache.testing.finishing import Interruption, interrupted

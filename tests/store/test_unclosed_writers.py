@@ -24,7 +24,7 @@ from store_scripts import HEAD, run_script
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 
 TOLD = "was not closed: what it had taken is stored now; close it, or use it in a `with` block"
 ENDS = {

@@ -28,7 +28,7 @@ from featcache import CacheWriter
 from featcache.errors import CacheError, CacheLockedError
 from featcache.store.format import lock
 from featcache.store.format.lock import SOFT_NAME, WriterLock, is_locked
-from featcache.store.part_writer import PartWriter
+from featcache.store.writing.part_writer import PartWriter
 
 
 @pytest.fixture(params=[errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])

@@ -22,7 +22,6 @@ from featcache.interface import (
     SupportsPages,
 )
 from featcache.stats import FeatureStats
-from featcache.store.arrays import from_storage
 from featcache.store.format import lock
 from featcache.store.format.files import make_directory
 from featcache.store.format.journal import Header, JournalWriter, Placed, Utterance
@@ -34,6 +33,7 @@ from featcache.store.format.part import (
     new_part_name,
     remove_part,
 )
+from featcache.store.writing.casts import from_storage
 from featcache.store.writing.seal import seal_directory
 from featcache.store.writing.unclosed import close_before_libraries_end
 

@@ -26,11 +26,11 @@ from featcache.store.format.manifest import (
     read_manifest,
     write_manifest,
 )
-from featcache.store.part_writer import PartWriter
 from featcache.store.reading.generation import load_generation
 from featcache.store.reading.verify import container_damage, raise_damage
-from featcache.store.recover import recover_parts
+from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish import Outcome, publish, sealed_parts
+from featcache.store.writing.recover import recover_parts
 from featcache.store.writing.superseded import remove_superseded
 
 OTHERS = "work-"  # names in a cache directory that begin so are those of whoever works there

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import TypeVar
 
-from featcache.store.background import THREAD
+from featcache.store.writing.background import THREAD
 
 W = TypeVar("W")
 CACHES = 10  # before multiprocessing waits for child processes, which may wait for the lock

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from featcache._first_shapes import FirstShapes
+from featcache._closing import close_after
 from featcache._paths import directory
 from featcache.errors import (
     ConfigError,
@@ -20,15 +20,15 @@ from featcache.errors import (
 )
 from featcache.feature import Features, by_name
 from featcache.interface import Array
-from featcache.store.arrays import ArrayLike, check_features, check_id, to_storage
-from featcache.store.background import Background
-from featcache.store.closing import close_after
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import header_for, remove_part
 from featcache.store.reading.generation import load_generation
+from featcache.store.writing.background import Background
+from featcache.store.writing.casts import ArrayLike, check_features, check_id, to_storage
+from featcache.store.writing.first_shapes import FirstShapes
 from featcache.store.writing.free_space import FreeSpace
 from featcache.store.writing.open_part import OpenPart
 from featcache.store.writing.publish import sealed_parts
