@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from featcache.datasets import ids_of_batch, is_map_style, size_of
 from featcache.errors import ConfigError, FeatureError, nearest
-from featcache.store.writing.casts import as_id
+from featcache.store.format.ids import as_id
 
 # of a loader for training; here each utterance comes once, in the order of the dataset or of a given sampler
 _NOT_FOR_CACHING = ("shuffle", "drop_last", "ckpt_prefix", "looped_nominal_epoch", "in_order")

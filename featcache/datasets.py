@@ -10,7 +10,7 @@ from typing import Any, cast
 from torch.utils.data import IterableDataset
 
 from featcache.errors import ConfigError
-from featcache.store.writing.casts import as_id
+from featcache.store.format.ids import as_id
 
 
 def check_source(source: object) -> None:

@@ -21,7 +21,8 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import FeatureError
 from featcache.feature import DTYPES
-from featcache.store.writing.casts import from_storage, to_storage
+from featcache.store.format.bfloat16 import from_storage
+from featcache.store.writing.casts import to_storage
 
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
 # bits of precision, smallest exponent of a normal number, largest exponent

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from featcache.datasets import is_map_style, visible_ids, visible_lengths
 from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.interop.clips import Clip, Rows, as_float32
-from featcache.store.writing.casts import as_id
+from featcache.store.format.ids import as_id
 
 
 class Utterance(TypedDict):

@@ -24,10 +24,11 @@ from featcache.parallel.shards import FEATS, SHARDS, Shard, has_features, left_o
 from featcache.parallel.stats_team import team_of
 from featcache.parallel.stats_worker import Job, Order
 from featcache.patience import patiently
-from featcache.store.format.files import make_directory, pack_json, unpack_json, write_durably
+from featcache.store.format.files import make_directory, write_durably
 from featcache.store.format.fingerprint import canonical, differences
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import NAME as CACHE
+from featcache.store.format.sealed_json import pack_json, unpack_json
 from featcache.store.writing.cache_writer import CacheWriter
 
 if TYPE_CHECKING:

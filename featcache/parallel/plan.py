@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError, DuplicateIdError
 from featcache.loading.batches import Batches, Ints
 from featcache.store.format.committed import committed
-from featcache.store.writing.casts import check_id
+from featcache.store.format.ids import check_id
 
 TASKS_PER_WORKER = 32  # so that nobody waits for the last one longer than a thirtieth of the time
 PLAN = "plan"

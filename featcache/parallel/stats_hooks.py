@@ -21,7 +21,7 @@ from featcache.fingerprint import find_ingredients
 from featcache.interface import Array
 from featcache.parallel.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
 from featcache.stats import FeatureStats
-from featcache.store.writing.casts import check_id
+from featcache.store.format.ids import check_id
 
 Stats = dict[str, FeatureStats]
 Shapes = dict[str, dict[str, tuple[int, ...]]]  # by key and id

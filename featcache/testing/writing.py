@@ -15,8 +15,8 @@ import numpy as np
 
 import featcache
 from featcache.feature import FeatureStorageConfig
+from featcache.store.format.bfloat16 import from_storage
 from featcache.store.reading.cache import Cache
-from featcache.store.writing.casts import from_storage
 from featcache.testing.storage import Storage, Utterances, as_given, some_features, some_utterances, write
 
 FRAMES = {"utt-10": 600, "utt-9": 3, "Utt-9": 0, "spk/1": 1025, "spk.1": 1, "ü": 90, "u": 7, "z" * 300: 256}

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
 from featcache.store.format import column_file, journal
-from featcache.store.format.files import digest, unpack_json
+from featcache.store.format.files import digest
+from featcache.store.format.sealed_json import unpack_json
 
 Columns = dict[str, NDArray[Any]]
 UNSEALED = re.compile(r"(^|/)(writer\.(lock|json)|work-[^/]*)$")  # files that no digest covers

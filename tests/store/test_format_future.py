@@ -27,13 +27,13 @@ import featcache
 from featcache import CacheWriter
 from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.store.format.column_file import ColumnFile, save_columns
-from featcache.store.format.files import pack_json
 from featcache.store.format.manifest import (
     NAME,
     manifest_file,
     read_manifest,
     write_manifest,
 )
+from featcache.store.format.sealed_json import pack_json
 from featcache.store.reading.verify import raise_damage
 
 VERIFY: tuple[Literal["columns", "arrays"], ...] = ("columns", "arrays")

@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from featcache.container_files import sync_file, write_all
 from featcache.errors import CorruptCacheError
-from featcache.store.format.files import digest, natural, open_within, pack_json, remedy, unpack_json
+from featcache.store.format.files import digest, open_within, remedy
+from featcache.store.format.sealed_json import natural, pack_json, unpack_json
 
 Number = TypeVar("Number", bound=np.generic)
 ALIGNMENT = 64

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import secrets
 import stat
 from pathlib import Path
-from typing import cast
 
 import xxhash
 
 from featcache.container_files import sync_directory, sync_file, write_all
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import CorruptCacheError
 
 MAX_JSON_BYTES = 32 << 20  # a larger one is no manifest, seal or journal line of ours
 _UNSYNCABLE = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP)
@@ -138,37 +136,6 @@ def read_within(root: Path, path: str, most: int = MAX_JSON_BYTES) -> bytes:
     return data
 
 
-def pack_json(content: object) -> bytes:
-    r"""Return `["<digest>", <content>]` in UTF-8; the digest is of the bytes of <content>.
-
-    >>> pack_json({"a": 1})
-    b'["c5e3762ffc8453c6",{"a":1}]'
-    """
-    body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    if len(body) > MAX_JSON_BYTES - 64:
-        raise CacheError(
-            f"a record of {len(body):,} bytes is more than the {MAX_JSON_BYTES:,} that a cache can hold in one: "
-            "cut the utterance, or write the cache anew in fewer parts"
-        )
-    return b'["' + digest(body).encode() + b'",' + body + b"]"
-
-
-def unpack_json(data: bytes, where: str) -> object:
-    """Return the content that `pack_json` wrote; raises `CorruptCacheError` if any byte differs."""
-    body = data[20:-1]
-    if (
-        data[:2] != b'["'
-        or data[18:20] != b'",'
-        or data[-1:] != b"]"
-        or digest(body).encode() != data[2:18]
-    ):
-        raise CorruptCacheError(f"{where} is damaged: its checksum does not match")
-    try:
-        return cast(object, json.loads(body))
-    except (ValueError, RecursionError) as error:
-        raise CorruptCacheError(f"{where} is damaged: {error}") from error
-
-
 def remedy(cache: Path, path: str) -> str:
     """Say what to do about a file of a cache that is damaged or lost, as the end of a message."""
     if path.startswith("parts/"):
@@ -177,23 +144,3 @@ def remedy(cache: Path, path: str) -> str:
     return "put it back, or remove featcache.json and write the cache again: what is sealed is kept"
 
 
-def within(path: object, depth: int = 100) -> str:
-    """Return a path that a file gave; raises `ValueError` if it leads out of the directory that it is relative to."""
-    steps = path.split("/") if isinstance(path, str) else [""]
-    if len(steps) > depth or "\0" in str(path) or any(step in ("", ".", "..") for step in steps):
-        raise ValueError(f"{path!r} does not lead to a file of the cache")
-    return cast(str, path)
-
-
-def natural(number: object, most: int = (1 << 63) - 1) -> int:
-    """Return a number that a file gave; raises `ValueError` unless it is a natural number."""
-    if type(number) is not int or not 0 <= number <= most:
-        raise ValueError(f"{number!r} is not a natural number")
-    return number
-
-
-def text(value: object) -> str:
-    """Return a string that a file gave; raises `ValueError` for anything else."""
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a string")
-    return value

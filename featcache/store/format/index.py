@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from featcache.errors import CorruptCacheError
 from featcache.stats import FeatureStats
 from featcache.store.format.column_file import ColumnFile
-from featcache.store.format.files import within
 from featcache.store.format.pages import DIGEST_BYTES
+from featcache.store.format.sealed_json import within
 from featcache.store.format.strings import Bytes, Ints, Strings
 
 Hashes = NDArray[np.uint64]

@@ -24,15 +24,8 @@ from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
-from featcache.store.format.files import (
-    MAX_JSON_BYTES,
-    natural,
-    open_within,
-    pack_json,
-    text,
-    unpack_json,
-    within,
-)
+from featcache.store.format.files import MAX_JSON_BYTES, open_within
+from featcache.store.format.sealed_json import natural, pack_json, text, unpack_json, within
 
 NAME = "journal.jsonl"
 LINE_UTTERANCES = 64  # most utterances of a line: ten million short ones must not cost a line each

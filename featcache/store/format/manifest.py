@@ -12,15 +12,8 @@ from typing import Any, cast
 
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
 from featcache.feature import DTYPES
-from featcache.store.format.files import (
-    natural,
-    pack_json,
-    read_within,
-    text,
-    unpack_json,
-    within,
-    write_durably,
-)
+from featcache.store.format.files import read_within, write_durably
+from featcache.store.format.sealed_json import natural, pack_json, text, unpack_json, within
 
 FORMAT_VERSION = 1
 NAME = "featcache.json"

@@ -16,13 +16,13 @@ from featcache._paths import directory
 from featcache.errors import CorruptCacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
 from featcache.interface import Array
 from featcache.stats import FeatureStats
+from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
 from featcache.store.reading.checks import Checks
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
 from featcache.store.reading.generation import load_generation
 from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
-from featcache.store.writing.casts import from_storage
 
 if TYPE_CHECKING:
     from featcache.store.reading.reader import FeatureReader

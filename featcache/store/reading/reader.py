@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from featcache._paths import directory
+from featcache.store.format.ids import as_id
 from featcache.store.reading.cache import Cache, CachePath
-from featcache.store.writing.casts import as_id
 
 if TYPE_CHECKING:
     import torch

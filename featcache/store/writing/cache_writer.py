@@ -11,7 +11,8 @@ from featcache._closing import close_after
 from featcache._paths import directory
 from featcache.errors import ConfigError
 from featcache.feature import Features, FeatureStorageConfig, by_name
-from featcache.store.writing.casts import ArrayLike, check_id
+from featcache.store.format.ids import check_id
+from featcache.store.writing.casts import ArrayLike
 from featcache.store.writing.session import WriteSession
 from featcache.store.writing.unclosed import close_when_dropped
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Union
@@ -12,6 +11,7 @@ import numpy as np
 from featcache.errors import FeatureError, nearest
 from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array, storage_dtype
+from featcache.store.format.bfloat16 import from_bfloat16
 
 if TYPE_CHECKING:
     import torch
@@ -19,37 +19,6 @@ if TYPE_CHECKING:
 ArrayLike = Union[Array, np.generic, "torch.Tensor"]
 MAX_RANK = 4
 _MEND = "mend it, or declare a dtype that holds it"
-
-
-def as_id(value: object) -> object:
-    """Return a whole number as text, be it a tensor or an array without axes; all else as it is.
-
-    `DynamicItemDataset.from_arrow_dataset` numbers its utterances.
-
-    >>> as_id(7), as_id("utt-7")
-    ('7', 'utt-7')
-    """
-    if isinstance(value, str | bool) or not hasattr(value, "__index__"):
-        return value
-    if getattr(value, "ndim", None):
-        return value
-    try:
-        return str(operator.index(value))
-    except TypeError:  # a tensor of another dtype
-        return value
-
-
-def check_id(id: str) -> None:
-    """Raise `FeatureError` unless `id` is a non-empty Unicode string without NUL."""
-    if not isinstance(id, str) or not id or "\0" in id:
-        hint = "; give str(id)" if not isinstance(id, str) else ""
-        raise FeatureError(
-            f"utterance id {id!r} is not usable: a non-empty string without NUL is needed{hint}"
-        )
-    try:
-        id.encode()
-    except UnicodeEncodeError as error:
-        raise FeatureError(f"utterance id {id!r} is not usable: it is not valid Unicode ({error.reason})") from error
 
 
 def check_features(id: str, arrays: Mapping[str, ArrayLike], declared: Mapping[str, FeatureStorageConfig]) -> None:
@@ -80,19 +49,14 @@ def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Arra
     return stored if feature.time_axis == 0 else stored[np.newaxis]
 
 
-def from_storage(stored: Array, dtype: str) -> Array:
-    """Return stored numbers as the user sees them in numpy: bfloat16 as the float32 of the same value."""
-    return _from_bfloat16(stored) if dtype == "bfloat16" else stored
-
-
 def _converted(array: Array, is_bfloat16: bool, feature: FeatureStorageConfig, where: str) -> Array:
     """Return a copy in the declared dtype."""
     if is_bfloat16 and feature.dtype == "bfloat16":
         stored = np.array(array, storage_dtype("bfloat16"), order="C")
-        _check_finite(_from_bfloat16(stored), feature, where)
+        _check_finite(from_bfloat16(stored), feature, where)
         return stored
     if is_bfloat16:
-        array = _from_bfloat16(array)
+        array = from_bfloat16(array)
     if array.dtype.kind == "f":
         _check_finite(array, feature, where)
     if feature.dtype == "bfloat16":
@@ -164,9 +128,7 @@ def _to_bfloat16(array: Array, where: str) -> Array:
     with np.errstate(over="ignore"):
         single = np.array(array, np.float32, order="C")
     stored = torch.from_numpy(single).to(torch.bfloat16).view(torch.uint16).numpy()
-    _check_overflow(array, np.isinf(_from_bfloat16(stored)), "bfloat16", where)
+    _check_overflow(array, np.isinf(from_bfloat16(stored)), "bfloat16", where)
     return stored
 
 
-def _from_bfloat16(stored: Array) -> Array:
-    return (stored.astype(np.uint32) << 16).view(np.float32)

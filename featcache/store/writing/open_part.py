@@ -23,6 +23,7 @@ from featcache.interface import (
 )
 from featcache.stats import FeatureStats
 from featcache.store.format import lock
+from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.files import make_directory
 from featcache.store.format.journal import Header, JournalWriter, Placed, Utterance
 from featcache.store.format.lock import WriterLock
@@ -33,7 +34,6 @@ from featcache.store.format.part import (
     new_part_name,
     remove_part,
 )
-from featcache.store.writing.casts import from_storage
 from featcache.store.writing.seal import seal_directory
 from featcache.store.writing.unclosed import close_before_libraries_end
 

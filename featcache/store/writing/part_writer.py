@@ -22,12 +22,13 @@ from featcache.feature import Features, by_name
 from featcache.interface import Array
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.store.format.ids import check_id
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import header_for, remove_part
 from featcache.store.reading.generation import load_generation
 from featcache.store.writing.background import Background
-from featcache.store.writing.casts import ArrayLike, check_features, check_id, to_storage
+from featcache.store.writing.casts import ArrayLike, check_features, to_storage
 from featcache.store.writing.first_shapes import FirstShapes
 from featcache.store.writing.free_space import FreeSpace
 from featcache.store.writing.open_part import OpenPart

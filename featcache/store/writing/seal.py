@@ -16,13 +16,14 @@ from featcache.feature import FeatureStorageConfig
 from featcache.stats import FeatureStats
 from featcache.store.format import journal, lock
 from featcache.store.format.column_file import save_columns
-from featcache.store.format.files import open_within, pack_json, remove_unfinished, write_durably
+from featcache.store.format.files import open_within, remove_unfinished, write_durably
 from featcache.store.format.index import ContainerColumns
 from featcache.store.format.index_writer import container_columns, index_columns, index_of, rows_of
 from featcache.store.format.journal import Header, Utterance
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.pages import container_digest, page_count, pages_of
 from featcache.store.format.part import COLUMNS, SEAL, SealedPart, read_part
+from featcache.store.format.sealed_json import pack_json
 from featcache.store.format.strings import Strings, ends_of
 
 _NO_CONTAINERS = (journal.NAME, lock.NAME, lock.SOFT_NAME, lock.HOLDER, COLUMNS, SEAL)

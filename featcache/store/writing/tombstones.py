@@ -12,6 +12,7 @@ import numpy as np
 
 from featcache.container_files import sync_directory
 from featcache.stats import FeatureStats
+from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.column_file import save_columns
 from featcache.store.format.index_writer import stats_columns
 from featcache.store.format.manifest import Manifest, Tombstones
@@ -19,7 +20,6 @@ from featcache.store.format.part import SealedPart
 from featcache.store.format.strings import Ints, Strings
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.store.writing.casts import from_storage
 
 _log = logging.getLogger("featcache")
 

@@ -1,0 +1,17 @@
+"""bfloat16 is stored as the uint16 of its bits; NumPy has no such dtype."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from featcache.interface import Array
+
+
+def from_storage(stored: Array, dtype: str) -> Array:
+    """Return stored numbers as the user sees them in numpy: bfloat16 as the float32 of the same value."""
+    return from_bfloat16(stored) if dtype == "bfloat16" else stored
+
+
+def from_bfloat16(stored: Array) -> Array:
+    """Return the float32 of the same values."""
+    return (stored.astype(np.uint32) << 16).view(np.float32)
