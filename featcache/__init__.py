@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from featcache import iterators as iterators
     from featcache import samplers as samplers
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
-    from featcache.config import FeatureStorage as FeatureStorage
+    from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
     from featcache.errors import CacheError as CacheError
     from featcache.errors import CacheLockedError as CacheLockedError
     from featcache.errors import ComputeError as ComputeError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from featcache.errors import StorageFullError as StorageFullError
     from featcache.errors import UnknownNameError as UnknownNameError
     from featcache.errors import WindowError as WindowError
-    from featcache.feature import FeatureStorageConfig as FeatureStorageConfig
     from featcache.loading.collate import CommonCollateFn as CommonCollateFn
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from featcache.registry import backend_names as backend_names
     from featcache.registry import get_backend as get_backend
     from featcache.stats import FeatureStats as FeatureStats
+    from featcache.storage import FeatureStorage as FeatureStorage
     from featcache.store.reading.cache import Cache as Cache
     from featcache.store.reading.cache import PaddedFeatures as PaddedFeatures
     from featcache.store.reading.cache import open as open
@@ -65,8 +65,8 @@ _HOMES = {
     "FeatureLoader": "featcache.loading.loader",
     "FeatureReader": "featcache.store.reading.reader",
     "FeatureStats": "featcache.stats",
-    "FeatureStorage": "featcache.config",
-    "FeatureStorageConfig": "featcache.feature",
+    "FeatureStorage": "featcache.storage",
+    "FeatureStorageConfig": "featcache.declaration.feature_config",
     "GlobalMVN": "featcache.mvn",
     "PaddedFeatures": "featcache.store.reading.cache",
     "ParallelConfig": "featcache.parallel.config",

@@ -1,11 +1,15 @@
-"""Checks that declarations share: settings by name, errors that name what they are about."""
+"""Checks of arguments, once for all: settings by name, whole numbers, directories."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import operator
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
 from typing import ParamSpec
 
 from featcache.errors import ConfigError, UnknownNameError, nearest
@@ -50,3 +54,35 @@ def errors_about(what: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise type(error)(f"{what}: {error}") from error.__cause__
+
+
+def directory(path: str | PathLike[str], what: str) -> Path:
+    """Return the path of a directory, with the home directory for a leading `~`.
+
+    Raises `ConfigError`, which begins with `what` it is of, for what is no path.
+
+    >>> directory("features", "root").as_posix()
+    'features'
+    """
+    text = os.fspath(path) if isinstance(path, str | PathLike) else path
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{what} is given as the path of a directory, not {path!r}")
+    expanded = os.path.expanduser(text)  # noqa: PTH111  # pathlib would expand './~', too
+    if expanded.startswith("~"):
+        raise ConfigError(
+            f"{what} {text!r}: there is no such home directory; "
+            f"a directory of that name is './{text}'"
+        )
+    found = Path(expanded)
+    return found.absolute() if str(found).startswith("~") else found  # './~' has lost its './'
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """Return an integer argument of any integer type; raises `ConfigError` below `least` or for what is none."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
+    return number

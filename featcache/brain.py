@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from featcache.batches import check_loader_kwargs
-from featcache.config import FeatureStorage
 from featcache.datasets import check_source, visible_ids
 from featcache.destination import Destination, check_settings
 from featcache.errors import ConfigError
@@ -21,6 +20,7 @@ from featcache.loading.loader import FeatureLoader
 from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.random_state import kept_random_state
 from featcache.ranks import Ranks
+from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
 if TYPE_CHECKING:

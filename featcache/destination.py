@@ -15,7 +15,6 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.config import FeatureStorage
 from featcache.datasets import counted, named
 from featcache.errors import (
     CacheError,
@@ -28,6 +27,7 @@ from featcache.errors import (
 )
 from featcache.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.patience import patiently
+from featcache.storage import FeatureStorage
 from featcache.store.format.committed import committed
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from featcache._closing import close_after
+from featcache._interval import Interval
 from featcache.account import Account, Progress
 from featcache.batches import DatasetBatches, LoaderBatches, batches_of_stream, learnt_ids
 from featcache.compute import Computation, features_of
 from featcache.datasets import is_map_style
 from featcache.destination import Destination
 from featcache.errors import ConfigError, IncompleteError, describe
-from featcache.every import Every
 from featcache.failures import Failure
 from featcache.ranks import Ranks
 from featcache.store.reading.cache import Cache
@@ -69,7 +69,7 @@ class Extraction:
         self._known = 0  # utterances that were in the cache before, as far as can be told
         self._left_out = 0  # utterances that a given sampler did not ask for
         self._cut_short = False  # by --debug
-        self._publishing = Every(self.publish_every_s)
+        self._publishing = Interval(self.publish_every_s)
 
     def run(self, fingerprint: Callable[[], Mapping[str, object]], *, resume: bool, overwrite: bool) -> Cache:
         """Do it, and open the cache; see `FeatureCacheMixin.cache_features`."""

@@ -11,8 +11,8 @@ import torch
 from speechbrain.dataio.dataset import DynamicItemDataset
 
 from featcache.brain import FeatureCacheMixin
-from featcache.config import FeatureStorage
 from featcache.padding import unpad
+from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
 HOP = 10

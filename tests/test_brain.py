@@ -14,8 +14,8 @@ from brain_helpers import Audio, Recipe, RecipeTheOtherWayRound, assert_holds, e
 from speechbrain.utils.checkpoints import Checkpointer
 
 from featcache.brain import FeatureCacheMixin
-from featcache.config import FeatureStorage
 from featcache.errors import ComputeError, ConfigError, StaleCacheError
+from featcache.storage import FeatureStorage
 from featcache.store.writing.cache_writer import CacheWriter
 
 # The usual run

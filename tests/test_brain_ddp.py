@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featcache.config import FeatureStorage
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError
-from featcache.feature import FeatureStorageConfig
 from featcache.ranks import Ranks
+from featcache.storage import FeatureStorage
 
 SCRIPT = """
 import json, os, sys
@@ -28,9 +28,9 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 from speechbrain.utils.distributed import ddp_init_group
 
 from featcache.brain import FeatureCacheMixin
-from featcache.config import FeatureStorage
+from featcache.storage import FeatureStorage
 from featcache.errors import FeatcacheError
-from featcache.feature import FeatureStorageConfig
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.padding import unpad
 
 RANK = int(os.environ["RANK"])

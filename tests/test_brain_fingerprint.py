@@ -8,9 +8,9 @@ import pytest
 import torch
 from brain_helpers import make_brain, make_dataset
 
-from featcache.config import FeatureStorage
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import StaleCacheError
-from featcache.feature import FeatureStorageConfig
+from featcache.storage import FeatureStorage
 
 # Fingerprint
 

@@ -11,8 +11,8 @@ import torch
 from brain_helpers import Audio, Recipe, assert_holds, expected, failed, failures, make_brain, make_dataset
 
 from featcache.brain import FeatureCacheMixin
-from featcache.config import FeatureStorage
 from featcache.errors import ComputeError, ConfigError, FeatureError
+from featcache.storage import FeatureStorage
 
 # Stopping and going on
 

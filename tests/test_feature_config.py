@@ -15,7 +15,9 @@ import pytest
 import torch
 from hyperpyyaml import load_hyperpyyaml
 
-from featcache import FeatureStorage, FeatureStorageConfig, _options, feature
+from featcache import FeatureStorage, FeatureStorageConfig
+from featcache.declaration import feature_config
+from featcache.declaration import options as option_rules
 from featcache.errors import ConfigError, FeatureError, UnknownNameError
 from featcache.registry import get_backend, get_codec
 
@@ -194,7 +196,7 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> None:
             return Squeeze
         raise ConfigError("codec 'broken' does not load")
 
-    for module in (_options, feature):
+    for module in (option_rules, feature_config):
         monkeypatch.setattr(module, "get_backend", lambda name: Shelf)
         monkeypatch.setattr(module, "get_codec", get_codec)
 
@@ -203,7 +205,7 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_option_belongs_to_the_format_or_to_the_codec() -> None:
     options = {"force": 2.0, "width": 3, "depths": [1]}
     config = FeatureStorageConfig("f", codec="squeeze", options=options)
-    assert _options.split_options("shelf", "squeeze", options) == (
+    assert option_rules.split_options("shelf", "squeeze", options) == (
         {"width": 3, "depths": [1]},
         {"force": 2},
     )
@@ -223,7 +225,7 @@ def test_an_option_that_format_and_codec_share_is_refused(monkeypatch: pytest.Mo
         force: int = 1
         width: int = 5
 
-    monkeypatch.setattr(_options, "get_codec", lambda name: Wide)
+    monkeypatch.setattr(option_rules, "get_codec", lambda name: Wide)
     with pytest.raises(ConfigError, match=r"'shelf' and codec 'squeeze' both .*'width'.*rename"):
         FeatureStorageConfig("f", backend="shelf", codec="squeeze")
 

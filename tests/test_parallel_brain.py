@@ -15,11 +15,11 @@ from speechbrain.dataio.batch import PaddedBatch
 from torch.utils.data import DataLoader
 
 from featcache.brain import FeatureCacheMixin
-from featcache.config import FeatureStorage
 from featcache.errors import ConfigError
 from featcache.padding import unpad
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.owner import environment_of
+from featcache.storage import FeatureStorage
 
 
 class Noting(Recipe):

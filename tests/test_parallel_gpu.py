@@ -11,9 +11,9 @@ import pytest
 import torch
 from brain_helpers import Recipe, assert_holds, expected, make_brain, make_dataset
 
-from featcache.config import FeatureStorage
 from featcache.parallel.client import get_client
 from featcache.parallel.owner import _tell_device
+from featcache.storage import FeatureStorage
 
 ONE = {"env": "local", "n_workers": 1}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.declaration.feature_config import DTYPES
 from featcache.errors import FeatureError
-from featcache.feature import DTYPES
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.writing.casts import to_storage
 

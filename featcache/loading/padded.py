@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache._dtypes import dtype_name
+from featcache.declaration.dtypes import dtype_name
 from featcache.errors import FeatureError
 from featcache.loading.memory import Allocate, fresh
 

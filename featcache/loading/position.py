@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Protocol, cast, runtime_checkable
 
+from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.loading.dataset import Index
 from featcache.loading.samplers.epoch import EpochSampler
 from featcache.loading.samplers.iteration import Iteration
-from featcache.loading.samplers.sharing import whole_number
 
 State = Mapping[str, object]
 Batches = Iterable[Sequence[Index]]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from featcache import _paths
+from featcache import _checks
 from featcache._closing import close_after
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError
 from featcache.loading.batches import Ints
@@ -98,7 +98,7 @@ class CollectStatsRunner:
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise ConfigError(f"batch_size is a whole number from 1 on, or None, not {batch_size!r}")
         self.provider = provider
-        self.directory = _paths.directory(output_dir, "output_dir").absolute() / mode
+        self.directory = _checks.directory(output_dir, "output_dir").absolute() / mode
         self.write_collected_feats = write_collected_feats
         self.batch_size = batch_size
         self.parallel = None if parallel is None else config_or_client(parallel)

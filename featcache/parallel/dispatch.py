@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 from distributed import CancelledError, KilledWorker
 from distributed.comm.core import CommClosedError
 
+from featcache._interval import Interval
 from featcache.errors import IncompleteError
-from featcache.every import Every
 from featcache.parallel.claim import PATIENCE_S, AtWorkError, TaskTakenError, take_back
 from featcache.parallel.staff import Staff
 
@@ -65,7 +65,7 @@ class Dispatch(Generic[T]):
         self._gone: dict[str, float] = {}  # workers of tasks under way that are no longer there, since when
         self._lost: deque[tuple[T, Exception, float]] = deque()  # whose workers may still be at their batch, until when
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._silence = Every(SILENCE_S)
+        self._silence = Interval(SILENCE_S)
 
     def add(self, task: T) -> None:
         """Have a task done, by another attempt if there was one."""
@@ -95,7 +95,7 @@ class Dispatch(Generic[T]):
 
     def heard(self) -> None:
         """Take note of a sign of life: where there is none for long, a warning names the workers."""
-        self._silence = Every(SILENCE_S)
+        self._silence = Interval(SILENCE_S)
 
     def finish(self) -> None:
         """Have the workers end what is under way, and seal their parts."""

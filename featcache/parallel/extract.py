@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from featcache._paths import directory
-from featcache.config import FeatureStorage
+from featcache._checks import directory
 from featcache.datasets import check_source, visible_lengths
+from featcache.declaration.feature_config import Features
 from featcache.destination import Destination, check_settings
 from featcache.errors import ConfigError
-from featcache.feature import Features
 from featcache.fingerprint import describe_module, find_ingredients
 from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.parallel.provider import EnvironmentProvider
@@ -24,6 +23,7 @@ from featcache.parallel.runner import Run
 from featcache.parallel.sending import pack, unpack
 from featcache.parallel.worker import Environment, checked_environment
 from featcache.random_state import kept_random_state
+from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
 if TYPE_CHECKING:

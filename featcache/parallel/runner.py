@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache._closing import closed_after
+from featcache._interval import Interval
 from featcache.account import Account, Progress
 from featcache.batches import wanted_batches
 from featcache.datasets import counted
 from featcache.destination import Destination
 from featcache.errors import ConfigError, IncompleteError
-from featcache.every import Every
 from featcache.failures import Failure
 from featcache.loading.batches import Batches, Ints
 from featcache.parallel.config import ParallelConfig
@@ -70,7 +70,7 @@ class Run:
         self._failures: list[Failure] = []
         self._left_out = 0  # utterances that a given sampler did not ask for
         self._stopped = True  # before all was computed
-        self._publishing = Every(self.publish_every_s)
+        self._publishing = Interval(self.publish_every_s)
 
     def run(self, *, resume: bool, overwrite: bool) -> Cache:
         """Do it, and open the cache."""

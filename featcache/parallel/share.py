@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from featcache._closing import closed_after
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import IncompleteError
-from featcache.feature import FeatureStorageConfig
 from featcache.parallel.claim import Claim
 from featcache.store.writing.part_writer import PartWriter
 

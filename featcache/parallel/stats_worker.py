@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featcache.datasets import visible_ids
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, IncompleteError, describe
-from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array
 from featcache.loading.batches import Ints
 from featcache.parallel.claim import Claim

@@ -11,14 +11,14 @@ from typing import Any, cast
 
 import torch
 
+from featcache._interval import Interval
 from featcache.account import Progress
 from featcache.batches import DatasetBatches
 from featcache.compute import Computation
 from featcache.datasets import as_ids, visible_ids
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError
-from featcache.every import Every
 from featcache.failures import Failure
-from featcache.feature import FeatureStorageConfig
 from featcache.parallel.claim import Claim
 from featcache.parallel.plan import Task, digest_of, load_batches
 from featcache.parallel.sending import returned
@@ -55,7 +55,7 @@ class Work:
         self._build = build
         self._env: Environment | None = None
         self.share = Share()
-        self._sealing = Every(job.seal_every_s)
+        self._sealing = Interval(job.seal_every_s)
 
     def run(self, task: Task, report: Callable[[Progress], object]) -> tuple[Progress, list[Failure]]:
         """Compute the utterances of a task and commit them; tells `report` how far it is, about once a second."""
@@ -78,7 +78,7 @@ class Work:
             only_missing=True,
             retries=self.job.retries,
         )
-        before, reporting = writer.bytes_written, Every(REPORT_EVERY_S)
+        before, reporting = writer.bytes_written, Interval(REPORT_EVERY_S)
 
         def progress() -> Progress:
             nbytes = writer.bytes_written - before

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
-from featcache.feature import FeatureStorageConfig
 from featcache.interface import Backend, Codec
 from featcache.testing.storage import Storage, random_numbers
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import featcache
-from featcache.feature import FeatureStorageConfig
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.registry import RAW
 from featcache.testing.storage import Storage, Utterances, assert_tensor, some_features, some_utterances, write
 

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from featcache.container_files import PAGE_BYTES
-from featcache.feature import DTYPES
+from featcache.declaration.feature_config import DTYPES
 from featcache.interface import (
     Backend,
     ContainerWriter,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from featcache.feature import DTYPES, FeatureStorageConfig
+from featcache.declaration.feature_config import DTYPES, FeatureStorageConfig
 from featcache.interface import Array, EncodedArray, FeatureSpec, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store.format.bfloat16 import from_storage

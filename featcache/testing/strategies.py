@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from featcache.feature import FeatureStorageConfig
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.interface import Array, storage_dtype
 from featcache.testing.storage import Storage
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import featcache
-from featcache.feature import FeatureStorageConfig
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.reading.cache import Cache
 from featcache.testing.storage import Storage, Utterances, as_given, some_features, some_utterances, write

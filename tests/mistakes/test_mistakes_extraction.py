@@ -32,7 +32,6 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 from torch.utils.data import DataLoader, IterableDataset
 
 import featcache
-from featcache.config import FeatureStorage
 from featcache.errors import (
     CacheError,
     CacheLockedError,
@@ -42,6 +41,7 @@ from featcache.errors import (
     FeatcacheError,
 )
 from featcache.padding import unpad
+from featcache.storage import FeatureStorage
 
 TRAIN, VALID, TEST = sb.Stage.TRAIN, sb.Stage.VALID, sb.Stage.TEST
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
+from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.loading.collate import PaddedBatch
 from featcache.loading.iterators.order import random_state
-from featcache.loading.samplers.sharing import place, whole_number
+from featcache.loading.samplers.sharing import place
 
 
 class IterFactory(Protocol):

@@ -12,12 +12,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._checks import whole_number
 from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.loading.batches import Batches
 from featcache.loading.numbering import Numbering, column_digest
 from featcache.loading.samplers.epoch import EpochSampler, State
 from featcache.loading.samplers.lengths import Lengths, columns_of
-from featcache.loading.samplers.sharing import shuffled_in_groups, split_up, whole_number
+from featcache.loading.samplers.sharing import shuffled_in_groups, split_up
 from featcache.store.format.files import digest
 
 Ints = NDArray[np.int64]

@@ -9,11 +9,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.loading.batches import Batches
 from featcache.loading.numbering import Numbering
 from featcache.loading.samplers.iteration import Iteration, Share, refuse_sharing_again
-from featcache.loading.samplers.sharing import place, share_out, shuffled_in_groups, whole_number
+from featcache.loading.samplers.sharing import place, share_out, shuffled_in_groups
 from featcache.store.format.files import digest
 
 Ints = NDArray[np.int64]

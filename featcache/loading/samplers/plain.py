@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from featcache._checks import whole_number
 from featcache.loading.batches import Batches
 from featcache.loading.numbering import Numbering
 from featcache.loading.samplers.epoch import EpochSampler, State
-from featcache.loading.samplers.sharing import whole_number
 from featcache.loading.table import FeatureTable
 
 

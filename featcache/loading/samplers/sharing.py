@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._checks import whole_number
 from featcache.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -84,17 +84,6 @@ def split_up(ends: Ints, count: int) -> Ints:
             return ends
         ends = np.sort(np.concatenate([ends, ends[largest] + sizes[largest] // 2]))
     return ends
-
-
-def whole_number(name: str, value: object, least: int) -> int:
-    """Return an integer argument of any integer type; raises `ConfigError` below `least` or for what is none."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
-    return number
 
 
 def place(rank: int | None, world_size: int | None) -> tuple[int, int]:

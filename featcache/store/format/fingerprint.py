@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import cast
 
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError
-from featcache.feature import FeatureStorageConfig
 from featcache.store.format.files import digest
 
 ABSENT = object()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from featcache.declaration.feature_config import DTYPES
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
-from featcache.feature import DTYPES
 from featcache.store.format.files import read_within, write_durably
 from featcache.store.format.sealed_json import natural, pack_json, text, unpack_json, within
 

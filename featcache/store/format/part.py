@@ -16,8 +16,8 @@ import numpy as np
 import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
-from featcache.feature import FeatureStorageConfig
 from featcache.store.format import journal
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.files import digest, read_within

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from featcache._paths import directory
+from featcache._checks import directory
 from featcache.store.format.ids import as_id
 from featcache.store.reading.cache import Cache, CachePath
 

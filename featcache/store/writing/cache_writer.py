@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from featcache._checks import directory
 from featcache._closing import close_after
-from featcache._paths import directory
+from featcache.declaration.feature_config import Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError
-from featcache.feature import Features, FeatureStorageConfig, by_name
 from featcache.store.format.ids import check_id
 from featcache.store.writing.casts import ArrayLike
 from featcache.store.writing.session import WriteSession

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import FeatureError, nearest
-from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array, storage_dtype
 from featcache.store.format.bfloat16 import from_bfloat16
 

@@ -6,8 +6,8 @@ import logging
 import warnings
 from pathlib import Path
 
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import FeatureError
-from featcache.feature import FeatureStorageConfig
 
 _ALIKE = 5  # utterances of one length that are no chance
 _log = logging.getLogger("featcache")

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from featcache.container_files import Pages, sync_directory
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheLockedError, FeatureError
-from featcache.feature import FeatureStorageConfig
 from featcache.interface import (
     Array,
     Blocks,

@@ -10,15 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from featcache._checks import directory
 from featcache._closing import close_after
-from featcache._paths import directory
+from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import (
     ConfigError,
     CorruptCacheError,
     DuplicateIdError,
     StaleCacheError,
 )
-from featcache.feature import Features, by_name
 from featcache.interface import Array
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest

@@ -17,8 +17,8 @@ from typing import cast
 import numpy as np
 
 from featcache.container_files import sync_directory
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheLockedError, CorruptCacheError, StorageFullError
-from featcache.feature import FeatureStorageConfig
 from featcache.interface import Array, EncodedArray, Extent, FinishesFiles
 from featcache.store.format import journal as journals
 from featcache.store.format.files import remove_unfinished

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.feature import FeatureStorageConfig
 from featcache.stats import FeatureStats
 from featcache.store.format import journal, lock
 from featcache.store.format.column_file import save_columns

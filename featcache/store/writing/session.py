@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import NotACacheError, StaleCacheError
-from featcache.feature import FeatureStorageConfig
 from featcache.store.format.committed import committed_builds
 from featcache.store.format.disk_errors import explained
 from featcache.store.format.files import check_own_directory, make_directory

@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
-from featcache._checks import named_settings
-from featcache._paths import directory
+from featcache._checks import directory, named_settings
+from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import (
     ConfigError,
     KeyNotFoundError,
@@ -17,7 +17,6 @@ from featcache.errors import (
     UnknownNameError,
     nearest,
 )
-from featcache.feature import Features, by_name
 from featcache.store.format.fingerprint import differences
 from featcache.store.reading.cache import Cache
 from featcache.store.reading.complete import check_complete

@@ -1,19 +1,19 @@
-"""`Every`: what is done again and again, but not too often."""
+"""`Interval`: a timer for what is done again and again, but not too often."""
 
 from __future__ import annotations
 
 import time
 
 
-class Every:
-    """Tells when so many seconds have passed since it last did; never, if that is None."""
+class Interval:
+    """A timer that is due at most once every `seconds`; never, if that is None."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
         self._last = time.monotonic()
 
     def due(self) -> bool:
-        """Say whether it is time again."""
+        """Say whether `seconds` have passed since this last said so."""
         now = time.monotonic()
         if self._seconds is None or now - self._last < self._seconds:
             return False

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from featcache._checks import errors_about, named_settings
-from featcache._dtypes import DTYPES as DTYPES
-from featcache._dtypes import dtype_name
-from featcache._options import split_options, without_defaults
-from featcache._shapes import guess, looks_batched
+from featcache.declaration.dtypes import DTYPES as DTYPES
+from featcache.declaration.dtypes import dtype_name
+from featcache.declaration.options import split_options, without_defaults
+from featcache.declaration.shape_hints import guess, looks_batched
 from featcache.errors import ConfigError, FeatureError, UnknownNameError, nearest
 from featcache.interface import Backend, Blocks, Codec, FeatureSpec, SupportsBlocks
 from featcache.registry import RAW, get_backend, get_codec
