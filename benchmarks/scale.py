@@ -29,7 +29,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
-from featcache.loading.table import FeatureTable
 from featcache.store.format.column_file import save_columns
 from featcache.store.format.files import make_directory
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Index
@@ -43,6 +42,7 @@ from featcache.store.format.manifest import (
 )
 from featcache.store.format.pages import DIGEST_BYTES
 from featcache.store.format.strings import Strings
+from featcache.tables.table import FeatureTable
 
 MELS = 80
 CONTAINERS = 100

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from featcache.loading.collate import CommonCollateFn as CommonCollateFn
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
-    from featcache.loading.table import concat as concat
-    from featcache.loading.table import join as join
     from featcache.mvn import GlobalMVN as GlobalMVN
     from featcache.padding import unpad as unpad
     from featcache.parallel.client import get_client as get_client
@@ -52,6 +50,8 @@ if TYPE_CHECKING:
     from featcache.store.reading.cache import open as open
     from featcache.store.reading.reader import FeatureReader as FeatureReader
     from featcache.store.writing.cache_writer import CacheWriter as CacheWriter
+    from featcache.tables.table import concat as concat
+    from featcache.tables.table import join as join
 
 # loaded when first used: `import featcache` brings in neither torch nor any format's library
 _HOMES = {
@@ -71,11 +71,11 @@ _HOMES = {
     "PaddedFeatures": "featcache.store.reading.cache",
     "ParallelConfig": "featcache.parallel.config",
     "backend_names": "featcache.registry",
-    "concat": "featcache.loading.table",
+    "concat": "featcache.tables.table",
     "extract": "featcache.parallel.extract",
     "get_backend": "featcache.registry",
     "get_client": "featcache.parallel.client",
-    "join": "featcache.loading.table",
+    "join": "featcache.tables.table",
     "open": "featcache.store.reading.cache",
     "unpad": "featcache.padding",
 }

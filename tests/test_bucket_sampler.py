@@ -18,8 +18,8 @@ import featcache
 from featcache import FeatureLoader
 from featcache.errors import ConfigError
 from featcache.loading.dataset import FeatureDataset
-from featcache.loading.samplers.bucket import BucketBatchSampler
-from featcache.loading.table import FeatureTable
+from featcache.samplers.bucket import BucketBatchSampler
+from featcache.tables.table import FeatureTable
 
 Ints = NDArray[np.int64]
 

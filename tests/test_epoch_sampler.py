@@ -15,9 +15,9 @@ from hypothesis import given
 from torch.utils.data import DataLoader, Dataset
 
 from featcache.errors import ConfigError
-from featcache.loading.batches import Batches
-from featcache.loading.samplers.epoch import ShuffledBatchSampler
-from featcache.loading.samplers.sharing import shuffled_in_groups
+from featcache.samplers.batches import Batches
+from featcache.samplers.ranks import shuffled_in_groups
+from featcache.samplers.shuffled import ShuffledBatchSampler
 
 Steps = list[tuple[list[Any], ...]]
 
@@ -141,7 +141,7 @@ def test_every_batch_comes_first_in_some_epoch_and_last_in_another() -> None:
 def test_the_order_is_the_same_in_every_process() -> None:
     code = """if True:
         import sys
-        from featcache.loading.samplers.epoch import ShuffledBatchSampler
+        from featcache.samplers.shuffled import ShuffledBatchSampler
         sampler = ShuffledBatchSampler([[f"utt-{number}"] for number in range(40)], seed=3)
         sampler.set_epoch(2)
         print(list(sampler), sampler.state_dict(4), "torch" in sys.modules)"""
@@ -210,7 +210,7 @@ def test_processes_that_were_started_together_and_nothing_connects_are_refused(
 def test_ranks_are_those_of_torch_distributed(tmp_path: Path) -> None:
     code = """if True:
         import sys, torch.distributed
-        from featcache.loading.samplers.epoch import ShuffledBatchSampler
+        from featcache.samplers.shuffled import ShuffledBatchSampler
         rank, file = int(sys.argv[1]), sys.argv[2]
         sampler = ShuffledBatchSampler([[0], [1], [2], [3]], shuffle=False)
         torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from featcache.errors import ConfigError
-from featcache.loading.batches import Batches
-from featcache.loading.samplers.members import Members, read_members
-from featcache.loading.samplers.power import Limits, dataset_pools, drawn_batches
-from featcache.loading.samplers.text import Keys
-from featcache.loading.samplers.utterances import utterances_of
 from featcache.samplers import build_batch_sampler, build_category_batch_sampler
+from featcache.samplers.batches import Batches
+from featcache.samplers.espnet.categories import Members, read_members
+from featcache.samplers.espnet.inputs import utterances_of
+from featcache.samplers.espnet.key_table import Keys
+from featcache.samplers.espnet.power import Limits, dataset_pools, drawn_batches
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "espnet_batches"
 FILES = ("utt2category_file", "category2utt_file", "dataset2utt_parent_dir")

@@ -16,8 +16,8 @@ from iterators_helpers import cached, only, pairs
 
 from featcache.errors import ConfigError
 from featcache.iterators import SequenceIterFactory
-from featcache.loading.batches import Batches
 from featcache.loading.collate import CommonCollateFn, PaddedBatch
+from featcache.samplers.batches import Batches
 
 LENGTHS = {f"u{number}": 1 + number * 7 % 20 for number in range(12)}
 BATCHES = [["u3", "u1"], ["u7"], ["u0", "u11", "u2"]]

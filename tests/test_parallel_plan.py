@@ -15,7 +15,6 @@ from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_feature
 
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, DuplicateIdError
-from featcache.loading.batches import Batches
 from featcache.parallel.crew import _some_of
 from featcache.parallel.plan import (
     PLAN,
@@ -31,6 +30,7 @@ from featcache.parallel.plan import (
     save_batches,
 )
 from featcache.parallel.worker import Job, Work
+from featcache.samplers.batches import Batches
 from featcache.store.format import committed
 from featcache.store.format.journal import Journal, read_journal
 from featcache.store.writing import part_writer

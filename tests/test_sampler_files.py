@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from featcache.errors import ConfigError
-from featcache.loading.samplers.members import read_members
-from featcache.loading.samplers.shapes import read_shapes
-from featcache.loading.samplers.text import Keys
+from featcache.samplers.espnet.categories import read_members
+from featcache.samplers.espnet.key_table import Keys
+from featcache.samplers.espnet.shapes import read_shapes
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=30)
 

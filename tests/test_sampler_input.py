@@ -14,8 +14,8 @@ from store_helpers import id_of, make_cache
 
 import featcache
 from featcache.errors import ConfigError
-from featcache.loading.table import FeatureTable
 from featcache.samplers import build_batch_sampler, build_category_batch_sampler
+from featcache.tables.table import FeatureTable
 
 LENGTHS = [30, 10, 20, 50, 0]
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 
 from featcache.errors import ConfigError
-from featcache.loading.batches import Batches
-from featcache.loading.samplers.bucket import BucketBatchSampler
-from featcache.loading.samplers.epoch import EpochSampler, ShuffledBatchSampler, State
+from featcache.samplers.batches import Batches
+from featcache.samplers.bucket import BucketBatchSampler
+from featcache.samplers.epoch import EpochSampler, State
+from featcache.samplers.shuffled import ShuffledBatchSampler
 
 Make = Callable[..., EpochSampler]
 LENGTHS = np.random.default_rng(0).integers(1, 60, 90)

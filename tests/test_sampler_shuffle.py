@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from featcache.loading.samplers.shuffle import Shuffles, places
+from featcache.samplers.espnet.python_shuffle import Shuffles, places
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(500, 530), st.integers(1000, 5000))
 

@@ -16,7 +16,7 @@ import torch
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.loading.dataset import FeatureDataset
 from featcache.loading.loader import FeatureLoader
-from featcache.loading.padded import Batch, Item
+from featcache.loading.padding import Batch, Item
 
 try:
     from speechbrain.core import Stage

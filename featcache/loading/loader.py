@@ -17,13 +17,13 @@ from featcache.errors import ConfigError
 from featcache.loading.dataset import Dtype, FeatureDataset, Index, Plan, Transform
 from featcache.loading.device import check_pinned, on_device, usable_device
 from featcache.loading.memory import Allocate, Recycler, pinned
-from featcache.loading.numbering import Numbering, require_rows_of
-from featcache.loading.padded import Batch, Item
+from featcache.loading.padding import Batch, Item
 from featcache.loading.position import Position, State
 from featcache.loading.prefetch import Job, Prefetch
-from featcache.loading.samplers.plain import PlainBatchSampler
-from featcache.loading.table import FeatureTable
+from featcache.samplers.plain import PlainBatchSampler
 from featcache.store.reading.cache import Cache, CachePath
+from featcache.tables.numbering import Numbering, require_rows_of
+from featcache.tables.table import FeatureTable
 
 T = TypeVar("T", default=Batch)
 

@@ -9,8 +9,8 @@ from typing import Protocol, cast, runtime_checkable
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.loading.dataset import Index
-from featcache.loading.samplers.epoch import EpochSampler
-from featcache.loading.samplers.iteration import Iteration
+from featcache.samplers.epoch import EpochSampler
+from featcache.samplers.iteration import Iteration
 
 State = Mapping[str, object]
 Batches = Iterable[Sequence[Index]]

@@ -16,7 +16,6 @@ from tqdm import tqdm
 from featcache import _checks
 from featcache._closing import close_after
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError
-from featcache.loading.batches import Ints
 from featcache.parallel import stats_hooks
 from featcache.parallel.config import ParallelConfig, config_or_client
 from featcache.parallel.provider import EnvironmentProvider
@@ -24,6 +23,7 @@ from featcache.parallel.shards import FEATS, SHARDS, Shard, has_features, left_o
 from featcache.parallel.stats_team import team_of
 from featcache.parallel.stats_worker import Job, Order
 from featcache.patience import patiently
+from featcache.samplers.batches import Ints
 from featcache.store.format.files import make_directory, write_durably
 from featcache.store.format.fingerprint import canonical, differences
 from featcache.store.format.lock import WriterLock

@@ -14,11 +14,11 @@ from featcache._closing import closed_after
 from featcache.account import Account, Progress
 from featcache.errors import ComputeError, IncompleteError
 from featcache.failures import failure_of
-from featcache.loading.batches import Batches
 from featcache.parallel.dispatch import Dispatch, Lost
 from featcache.parallel.plan import PLAN, Task, hashes_of, load_batches, missing_from, save_batches
 from featcache.parallel.staff import Staff
 from featcache.parallel.worker import Job, run_task
+from featcache.samplers.batches import Batches
 
 DEATHS_IN_VAIN = 20  # of each worker, with nothing computed in between
 

@@ -20,7 +20,6 @@ from featcache.datasets import counted
 from featcache.destination import Destination
 from featcache.errors import ConfigError, IncompleteError
 from featcache.failures import Failure
-from featcache.loading.batches import Batches, Ints
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.plan import (
     PLAN,
@@ -39,6 +38,7 @@ from featcache.parallel.plan import (
 )
 from featcache.parallel.worker import Environment, Job, Work
 from featcache.patience import patiently
+from featcache.samplers.batches import Batches, Ints
 from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 

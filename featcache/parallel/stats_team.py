@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 from featcache._closing import closed_after
 from featcache.errors import ComputeError, IncompleteError
-from featcache.loading.batches import Ints
 from featcache.parallel.config import ParallelConfig
 from featcache.parallel.provider import EnvironmentProvider
 from featcache.parallel.sending import returned
 from featcache.parallel.stats_worker import Answer, Job, Order, ShardMaker
+from featcache.samplers.batches import Ints
 
 if TYPE_CHECKING:
     from distributed import Client

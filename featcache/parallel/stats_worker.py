@@ -12,11 +12,11 @@ from featcache.datasets import visible_ids
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, IncompleteError, describe
 from featcache.interface import Array
-from featcache.loading.batches import Ints
 from featcache.parallel.claim import Claim
 from featcache.parallel.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.parallel.share import Share
 from featcache.parallel.stats_hooks import made_from_what
+from featcache.samplers.batches import Ints
 from featcache.store.format.committed import committed
 from featcache.store.writing.part_writer import PartWriter
 

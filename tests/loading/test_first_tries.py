@@ -23,8 +23,8 @@ from featcache.errors import (
     UnknownNameError,
 )
 from featcache.iterators import CategoryChunkIterFactory, ChunkIterFactory
-from featcache.loading.table import FeatureTable
 from featcache.samplers import BucketBatchSampler
+from featcache.tables.table import FeatureTable
 
 
 @pytest.fixture(scope="module")

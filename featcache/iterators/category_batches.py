@@ -1,0 +1,64 @@
+"""Batches that a category sampler draws anew for each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from featcache.errors import ConfigError, nearest
+from featcache.iterators.epoch_order import BatchList
+from featcache.iterators.inputs import Samples, check_names, with_lengths
+from featcache.samplers.espnet.build import build_category_batch_sampler
+from featcache.samplers.ranks import place
+
+CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")
+
+
+class CategoryBatches:
+    """Batches that are given, those that `build_category_batch_sampler` draws, or first the ones, then the others."""
+
+    def __init__(
+        self,
+        given: BatchList | None,
+        batch_type: str,
+        sampler_args: Mapping[str, object] | None,
+        dataset: Samples,
+    ) -> None:
+        if batch_type not in CATEGORY_TYPES:
+            raise ConfigError(f"no batch_type {batch_type!r}; {nearest(batch_type, CATEGORY_TYPES)}")
+        if given is None and sampler_args is None:
+            raise ConfigError("batches are needed, or sampler_args from which they are drawn")
+        self.given, self._type = given, batch_type
+        self._arguments = None if sampler_args is None else _builder_arguments(batch_type, sampler_args, dataset)
+
+    def drawn(self, epoch: int) -> BatchList:
+        """Draw the batches of an epoch, and take this rank's share of each if they are "distributed"."""
+        if self._arguments is None:
+            raise ConfigError(f"the batches of epoch {epoch} are drawn anew, for which sampler_args are needed")
+        arguments = {**self._arguments, "epoch": epoch}
+        num_batches, distributed = arguments.pop("num_batches", None), arguments.pop("distributed", False)
+        batches, _ = build_category_batch_sampler(self._type, **arguments)
+        batches = batches[:num_batches]
+        if not distributed:
+            return batches
+        rank, world_size = place(None, None)
+        if len(batches) and batches.sizes.min() < world_size:
+            raise ConfigError(
+                f"epoch {epoch} has a batch of {batches.sizes.min()} utterances, too few for {world_size} ranks to "
+                "share; make batch_size or min_batch_size larger"
+            )
+        return [batch[rank::world_size] for batch in batches]
+
+
+def _builder_arguments(batch_type: str, sampler_args: Mapping[str, object], dataset: Samples) -> dict[str, Any]:
+    """Return arguments of `build_category_batch_sampler`, also for those of ESPnet's samplers."""
+    arguments = dict(sampler_args)
+    arguments.pop("utt2dataset_file", None)  # ESPnet's sampler reads it, and makes nothing of it
+    file = arguments.pop("dataset2utt_file", None)
+    if file is not None:
+        if Path(str(file)).name != "dataset2utt":
+            raise ConfigError(f"dataset2utt_file must be named 'dataset2utt', not {str(file)!r}")
+        arguments["dataset2utt_parent_dir"] = str(Path(str(file)).parent)
+    check_names("sampler_args", arguments, build_category_batch_sampler)
+    return arguments if batch_type == "catbel" else with_lengths(arguments, dataset)

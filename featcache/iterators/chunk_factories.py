@@ -1,0 +1,181 @@
+"""`ChunkIterFactory` and `CategoryChunkIterFactory`: pieces of utterances, all of one length within a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from featcache.errors import ConfigError
+from featcache.iterators.category_batches import CategoryBatches
+from featcache.iterators.chunk_rule import ChunkRule
+from featcache.iterators.chunker import Chunker
+from featcache.iterators.epoch_order import BatchList, EpochRule
+from featcache.iterators.inputs import Collate, Samples, batch_list
+from featcache.loading.collate import PaddedBatch
+from featcache.samplers.batches import Batches
+
+
+class ChunkIterFactory:
+    """Gives batches of chunks of equal length, cut from utterances with some overlap.
+
+    Of a `FeatureDataset` chunks are planned from the lengths alone, and only their frames are read.
+
+    Args:
+        dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a `FeatureDataset`.
+        batch_size: chunks in a batch.
+        batches: lists of one id or row each; or the arguments of `build_batch_sampler`, with a batch_size of 1.
+        chunk_length: frames of a chunk, or several to draw from: "100,150" or "80-120". Utterances must be longer.
+        chunk_shift_ratio: how far a chunk starts behind the one before it, in chunks.
+        num_cache_chunks: how many chunks wait to be shuffled together, per length and category.
+        num_samples_per_epoch: how many utterances an epoch takes; epochs go on where the one before ended.
+        seed: with the epoch it decides order, lengths and where chunks start.
+        shuffle: whether utterances, and then waiting chunks, are shuffled, and chunks start at a random frame.
+        num_workers, pin_memory: as for a DataLoader.
+        collate_fn: makes a batch of utterances, by default `CommonCollateFn()`; of chunks for a `FeatureDataset`.
+        excluded_key_prefixes: names (and numbers may follow) of which every chunk gets all, whatever their length.
+        discard_short_samples: leave out utterances that are no longer than any chunk; else they are chunks themselves,
+            padded by `collate_fn`.
+        default_fs: sample rate that `chunk_length` is meant for; that of an utterance is its "utt2fs", else 16000.
+        chunk_max_abs_length: most frames of a chunk, at any sample rate.
+
+    Names of which utterances have lengths are cut, and must have equal ones; of the others every chunk gets all. Chunks
+    of a batch share the number "utt2category" of their utterances.
+
+    Raises `ConfigError` for arguments that cannot work, `FeatureError` for an utterance that cannot be cut.
+
+    >>> utterances = {"u": ("u", {"speech": np.arange(8)})}
+    >>> factory = ChunkIterFactory(utterances, 2, [["u"]], chunk_length=4)
+    >>> [batch["speech"].tolist() for ids, batch in factory.build_iter(epoch=1)]
+    [[[0, 1, 2, 3], [2, 3, 4, 5]]]
+    """
+
+    def __init__(
+        self,
+        dataset: Samples,
+        batch_size: int,
+        batches: BatchList | Mapping[str, object],
+        chunk_length: int | str,
+        chunk_shift_ratio: float = 0.5,
+        num_cache_chunks: int = 1024,
+        num_samples_per_epoch: int | None = None,
+        seed: int = 0,
+        shuffle: bool = False,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        excluded_key_prefixes: Sequence[str] | None = None,
+        discard_short_samples: bool = True,
+        default_fs: int | None = None,
+        chunk_max_abs_length: int | None = None,
+    ) -> None:
+        self.batches = batch_list(batches, dataset)
+        for number in _other_than_one(self.batches):
+            raise ConfigError(f"batches of one utterance are needed, but number {number} is {self.batches[number]!r}")
+        self._chunker = Chunker(
+            dataset,
+            ChunkRule(
+                chunk_length,
+                batch_size,
+                chunk_shift_ratio,
+                num_cache_chunks,
+                discard_short_samples,
+                default_fs,
+                chunk_max_abs_length,
+            ),
+            EpochRule(num_samples_per_epoch, seed, shuffle),
+            by_category=True,
+            excluded_key_prefixes=excluded_key_prefixes,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+        )
+
+    @property
+    def excluded_key_pattern(self) -> str:
+        """Regular expression for the names of which every chunk gets all."""
+        return self._chunker.excluded_key_pattern
+
+    def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
+        """Give the batches of an epoch, counted from 1: ids and tensors of shape (batch_size, chunk, ...).
+
+        Their number varies with the epoch. `shuffle` overrides that of the factory.
+        """
+        return self._chunker.chunks(self.batches, epoch, shuffle)
+
+
+class CategoryChunkIterFactory:
+    """Gives batches of chunks of equal length, cut from batches in which categories are balanced.
+
+    Args:
+        batches: lists of ids or rows, the same in each epoch; drawn anew in each with `sampler_args` instead.
+        batch_type, sampler_args: as of `CategoryIterFactory`.
+
+    All else is as for `ChunkIterFactory`, but that chunks of a batch may be of several categories.
+
+    Utterances of a data set of ESPnet's kind are cut as their batch pads them, as ESPnet does it: chunks may reach into
+    the padding. Those of a `FeatureDataset` hold nothing but frames of the utterance.
+    """
+
+    def __init__(
+        self,
+        dataset: Samples,
+        batch_size: int,
+        batches: BatchList | Mapping[str, object] | None = None,
+        chunk_length: int | str = 500,
+        chunk_shift_ratio: float = 0.5,
+        num_cache_chunks: int = 1024,
+        num_samples_per_epoch: int | None = None,
+        seed: int = 0,
+        shuffle: bool = False,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        excluded_key_prefixes: Sequence[str] | None = None,
+        discard_short_samples: bool = True,
+        default_fs: int | None = None,
+        chunk_max_abs_length: int | None = None,
+        batch_type: str = "catbel",
+        sampler_args: Mapping[str, object] | None = None,
+    ) -> None:
+        given = None if batches is None else batch_list(batches, dataset)
+        self._batches = CategoryBatches(given, batch_type, sampler_args, dataset)
+        self._chunker = Chunker(
+            dataset,
+            ChunkRule(
+                chunk_length,
+                batch_size,
+                chunk_shift_ratio,
+                num_cache_chunks,
+                discard_short_samples,
+                default_fs,
+                chunk_max_abs_length,
+            ),
+            EpochRule(num_samples_per_epoch, seed, shuffle),
+            by_category=False,
+            excluded_key_prefixes=excluded_key_prefixes,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+        )
+
+    @property
+    def excluded_key_pattern(self) -> str:
+        """Regular expression for the names of which every chunk gets all."""
+        return self._chunker.excluded_key_pattern
+
+    def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
+        """Give the batches of an epoch, counted from 1: ids and tensors of shape (batch_size, chunk, ...).
+
+        Their number varies with the epoch. `shuffle` overrides that of the factory.
+        """
+        batches = self._batches.drawn(epoch) if self._batches.given is None else self._batches.given
+        return self._chunker.chunks(batches, epoch, shuffle)
+
+
+def _other_than_one(batches: BatchList) -> Iterator[int]:
+    """Give the numbers of batches that have another size than 1."""
+    if isinstance(batches, Batches):
+        yield from np.flatnonzero(batches.sizes != 1).tolist()
+    else:
+        yield from (number for number, batch in enumerate(batches) if len(batch) != 1)

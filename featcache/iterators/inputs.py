@@ -1,0 +1,119 @@
+"""Where the factories get utterances and batches from: ESPnet's kind of data set, or a `FeatureDataset`."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from featcache.errors import ConfigError, nearest
+from featcache.iterators.epoch_order import BatchList
+from featcache.loading.collate import Array, CommonCollateFn, PaddedBatch
+from featcache.loading.dataset import FeatureDataset
+from featcache.samplers.batches import Batches
+from featcache.samplers.espnet.build import build_batch_sampler
+from featcache.tables.numbering import require_rows_of
+
+Collate = Callable[[Any], Any]
+
+
+class Samples(Protocol):
+    """A data set: indexed by an id or a row, gives `(id, {name: array})`; or a `FeatureDataset`."""
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """Return an utterance."""
+        ...
+
+
+class _Pairs:
+    """The utterances of a `FeatureDataset` the way ESPnet's collate functions expect them, as numpy arrays."""
+
+    def __init__(self, dataset: FeatureDataset) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: Any) -> tuple[str, dict[str, Array]]:
+        item = self._dataset[index]
+        names = [name for name in item if name != "id" and f"{name.removesuffix('_lengths')}_lengths" != name]
+        return item["id"], {name: as_array(item[name]) for name in names}
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Return a tensor as a numpy array, unless numpy has no such dtype."""
+    return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def with_collate(dataset: Samples, collate_fn: Collate | None) -> tuple[Samples, Collate | None]:
+    """Return the data set and the collate function that together give `(ids, {name: tensor, name_lengths})`.
+
+    A `FeatureDataset` pads batches itself; only a collate function of the user's own needs its utterances one by one.
+    """
+    if not isinstance(dataset, FeatureDataset):
+        return dataset, collate_fn
+    if collate_fn is None or isinstance(collate_fn, CommonCollateFn):
+        return dataset, collate_fn or CommonCollateFn(int_pad_value=0)
+    return _Pairs(dataset), collate_fn
+
+
+def batch_list(batches: BatchList | Mapping[str, object] | Iterable[Any], dataset: Samples) -> BatchList:
+    """Return the batches; made by `build_batch_sampler` where its arguments are given.
+
+    Raises `ConfigError` for what is no list of batches.
+    """
+    if isinstance(batches, Mapping):
+        check_names("batches", batches, build_batch_sampler)
+        batches = build_batch_sampler(**with_lengths(batches, dataset))
+    if isinstance(batches, Batches) and batches.numbering and isinstance(dataset, FeatureDataset):
+        require_rows_of(dataset.table, batches.numbering)
+    if isinstance(batches, str) or not isinstance(batches, Iterable):
+        raise ConfigError(f"batches are lists of ids or rows, or the arguments of build_batch_sampler, not {batches!r}")
+    listed = batches if isinstance(batches, Sequence) else list(batches)
+    if len(listed) and (isinstance(listed[0], str) or not isinstance(listed[0], Sized)):
+        raise ConfigError(f"batches are lists of ids or rows, but the first one is {listed[0]!r}")
+    return listed
+
+
+def check_names(argument: str, given: Mapping[str, object], builder: Callable[..., object]) -> None:
+    """Raise `ConfigError` for an argument that a builder does not have."""
+    known = inspect.signature(builder).parameters
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{argument}: {builder.__name__} has no argument {name!r}; {nearest(name, known)}")
+
+
+def with_lengths(arguments: Mapping[str, object], dataset: Samples) -> dict[str, Any]:
+    """Return a builder's arguments; lengths come from a `FeatureDataset` where no shape files are named."""
+    given: dict[str, Any] = dict(arguments)
+    if isinstance(dataset, FeatureDataset) and not given.get("shape_files") and given.get("lengths") is None:
+        given["lengths"] = dataset
+    return given
+
+
+def epoch_loader(
+    dataset: Samples,
+    collate_fn: Collate | None,
+    num_workers: int,
+    pin_memory: bool,
+    batches: Iterable[Any],
+    seed: int,
+) -> DataLoader[PaddedBatch]:
+    """Return a DataLoader over `batches`, whose workers are seeded as ESPnet's."""
+    source, collate = with_collate(dataset, collate_fn)
+    return DataLoader(
+        source,  # type: ignore[arg-type]
+        batch_sampler=batches,
+        num_workers=num_workers,
+        collate_fn=collate,
+        pin_memory=pin_memory,
+        worker_init_fn=partial(_seed_worker, seed),
+    )
+
+
+def _seed_worker(seed: int, worker: int) -> None:
+    random.seed(seed + worker)
+    np.random.seed((seed + worker) % 2**32)

@@ -1,1 +1,0 @@
-"""Batch samplers: from lengths to batches of rows or ids, with numpy alone."""

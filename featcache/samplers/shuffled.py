@@ -1,0 +1,88 @@
+"""`ShuffledBatchSampler`: batches that were made before, in another order each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from featcache.errors import ConfigError
+from featcache.samplers.batches import Batches
+from featcache.samplers.epoch import EpochSampler, State
+from featcache.samplers.ranks import shuffled_in_groups
+from featcache.store.format.files import digest
+from featcache.tables.numbering import Numbering
+
+
+class ShuffledBatchSampler(EpochSampler):
+    """Gives batches that were made before, in another order each epoch; the batches themselves stay as they are.
+
+    Batches that follow each other in the list are taken to be of similar length: they stay in one group, groups and the
+    batches in them are shuffled, and so the ranks get batches of similar length in the same step. For how ranks share
+    and resume, and for the other arguments, see `EpochSampler`.
+
+    Args:
+        batches: `Batches`, or lists of row numbers or of ids; empty ones are left out.
+        shuffle: False keeps the given order.
+
+    >>> sampler = ShuffledBatchSampler([[0, 1], [2], [3, 4]], shuffle=False, rank=1, world_size=2)
+    >>> list(sampler)
+    [[2], [4]]
+    >>> sampler.load_state_dict(sampler.state_dict(steps=1))
+    >>> list(sampler)
+    [[4]]
+    """
+
+    def __init__(
+        self,
+        batches: Batches | Iterable[Iterable[int] | Iterable[str]],
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
+        given = batches if isinstance(batches, Batches) else _from_lists(batches)
+        self.batches = given if given.sizes.all() else given.take(np.flatnonzero(given.sizes))
+        self.shuffle = shuffle
+        self._digest: str | None = None
+        if not len(self.batches):
+            raise ConfigError("there are no batches to sample, or only empty ones")
+
+    @property
+    def numbering(self) -> Numbering | None:
+        """The utterances that row numbers count, where that is known."""
+        return self.batches.numbering
+
+    def __repr__(self) -> str:
+        return f"<ShuffledBatchSampler: {self.batches!r}, {self._where()}>"
+
+    def epoch_batches(self, epoch: int) -> Batches:
+        """Return the batches in the order of an epoch."""
+        if not self.shuffle:
+            return self.batches
+        return self.batches.take(shuffled_in_groups(len(self.batches), np.random.default_rng((self.seed, epoch))))
+
+    def settings(self) -> State:
+        """Return what the order depends on: whether it is shuffled, and a digest of the batches."""
+        if self._digest is None:
+            numbers = np.concatenate([self.batches.items, self.batches.ends])
+            ids = "\0".join(self.batches.keys or ()).encode(errors="surrogatepass")
+            self._digest = digest((digest(numbers.data) + digest(ids)).encode())
+        return {"data": self._digest, "shuffle": self.shuffle}
+
+
+def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
+    # a string would pass for a list of one-letter ids, a number is no list at all
+    wrong = (str, int, float, np.number)
+    listed: list[list[object]] = [[None] if isinstance(batch, wrong) else list(batch) for batch in batches]
+    flat = [item for batch in listed for item in batch]
+    ends = np.cumsum([0, *map(len, listed)])
+    ids = [item for item in flat if isinstance(item, str)]
+    if ids and len(ids) == len(flat):
+        return Batches(np.arange(len(ids)), ends, ids)
+    if not all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in flat):
+        raise ConfigError("batches are lists of row numbers, integers, or lists of ids, strings")
+    return Batches(np.array(flat, np.int64), ends)

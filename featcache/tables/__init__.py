@@ -1,0 +1,1 @@
+"""Utterances of one or several caches as numbered rows; no torch."""
