@@ -29,7 +29,8 @@ import numpy as np
 from machine import describe
 
 import featcache
-from featcache.parallel import plan, runner
+from featcache.extraction.run import Run
+from featcache.extraction.workers import plan
 from featcache.store.writing.part_writer import PartWriter
 
 FEATURES = [featcache.FeatureStorageConfig("fbank")]
@@ -177,15 +178,15 @@ def million(folder: Path, size: int) -> None:
     tasks = plan.cut(batches, lengths, 32 * 2)
     print(f"{size:,} utterances: plan of {len(tasks)} tasks in {time.perf_counter() - began:.1f} s, {memory()}")
 
-    finish = runner.Run._finish
+    finish = Run._finish
     before_merge = []
 
-    def noted(run: runner.Run, writer: featcache.CacheWriter) -> None:
+    def noted(run: Run, writer: featcache.CacheWriter) -> None:
         before_merge.append(memory())
         finish(run, writer)
 
     peak = Peak()
-    with mock.patch.object(runner.Run, "_finish", noted):
+    with mock.patch.object(Run, "_finish", noted):
         seconds = run(Provider(folder, size, 1), 2, batch_size=64).seconds
     print(f"all of one frame each in {seconds:.0f} s; driver: {before_merge[0]} before the merge, {memory()} then")
     print(f"largest resident memory of its own (not mapped files): {peak.stop() / 1e6:.0f} MB")

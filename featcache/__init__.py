@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from featcache import iterators as iterators
     from featcache import samplers as samplers
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
+    from featcache.cluster.client import get_client as get_client
+    from featcache.cluster.config import ParallelConfig as ParallelConfig
+    from featcache.collect_stats.runner import CollectStatsRunner as CollectStatsRunner
     from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
     from featcache.errors import CacheError as CacheError
     from featcache.errors import CacheLockedError as CacheLockedError
@@ -31,16 +34,13 @@ if TYPE_CHECKING:
     from featcache.errors import StorageFullError as StorageFullError
     from featcache.errors import UnknownNameError as UnknownNameError
     from featcache.errors import WindowError as WindowError
+    from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
+    from featcache.extraction.extract import extract as extract
+    from featcache.extraction.unpad import unpad as unpad
     from featcache.loading.collate import CommonCollateFn as CommonCollateFn
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
     from featcache.mvn import GlobalMVN as GlobalMVN
-    from featcache.padding import unpad as unpad
-    from featcache.parallel.client import get_client as get_client
-    from featcache.parallel.collect_stats import CollectStatsRunner as CollectStatsRunner
-    from featcache.parallel.config import ParallelConfig as ParallelConfig
-    from featcache.parallel.extract import extract as extract
-    from featcache.parallel.provider import EnvironmentProvider as EnvironmentProvider
     from featcache.registry import backend_names as backend_names
     from featcache.registry import get_backend as get_backend
     from featcache.stats import FeatureStats as FeatureStats
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Cache": "featcache.store.reading.cache",
     "CacheWriter": "featcache.store.writing.cache_writer",
-    "CollectStatsRunner": "featcache.parallel.collect_stats",
-    "EnvironmentProvider": "featcache.parallel.provider",
+    "CollectStatsRunner": "featcache.collect_stats.runner",
+    "EnvironmentProvider": "featcache.extraction.environment",
     "CommonCollateFn": "featcache.loading.collate",
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
@@ -69,15 +69,15 @@ _HOMES = {
     "FeatureStorageConfig": "featcache.declaration.feature_config",
     "GlobalMVN": "featcache.mvn",
     "PaddedFeatures": "featcache.store.reading.cache",
-    "ParallelConfig": "featcache.parallel.config",
+    "ParallelConfig": "featcache.cluster.config",
     "backend_names": "featcache.registry",
     "concat": "featcache.tables.table",
-    "extract": "featcache.parallel.extract",
+    "extract": "featcache.extraction.extract",
     "get_backend": "featcache.registry",
-    "get_client": "featcache.parallel.client",
+    "get_client": "featcache.cluster.client",
     "join": "featcache.tables.table",
     "open": "featcache.store.reading.cache",
-    "unpad": "featcache.padding",
+    "unpad": "featcache.extraction.unpad",
 }
 _ERRORS = (
     "CacheError",

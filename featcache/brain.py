@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from featcache.batches import check_loader_kwargs
-from featcache.datasets import check_source, visible_ids
-from featcache.destination import Destination, check_settings
+from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.errors import ConfigError
-from featcache.extraction import Extraction
-from featcache.fingerprint import find_ingredients, items_of, modules_of
+from featcache.extraction.dataset_batches import check_loader_kwargs
+from featcache.extraction.datasets import check_source, visible_ids
+from featcache.extraction.destination import Destination, check_settings
+from featcache.extraction.here import Extraction
+from featcache.extraction.provenance import find_ingredients, items_of, modules_of
+from featcache.extraction.random_state import kept_random_state
+from featcache.extraction.ranks import Ranks
 from featcache.loading.loader import FeatureLoader
-from featcache.parallel.config import ParallelConfig, config_or_client
-from featcache.random_state import kept_random_state
-from featcache.ranks import Ranks
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -106,8 +106,9 @@ class FeatureCacheMixin:
             retries: how often an utterance that fails, or that its worker dies of, is tried again; needs a dataset with
                 items by number.
             publish_every_s: lets readers see what is there about every so many seconds; None only at the end.
-            fingerprint: what else the features are made from, JSON values. A key that featcache finds out itself (see
-                `featcache.fingerprint`: "modules", "source", "hparams", ...) takes its place; None switches it off.
+            fingerprint: what else the features are made from, JSON values. A key that featcache fills in
+                itself ("modules", "source", "hparams", ...; see `featcache.extraction.provenance`) is replaced by
+                yours; None leaves it out.
             parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping, or a client of `get_client`, to
                 compute several splits with the same workers. Each gets a copy of this object as it is now, and uses its
                 GPU if it has one. The dataset must show its ids; where it shows lengths
@@ -141,7 +142,7 @@ class FeatureCacheMixin:
             )
             if parallel is None:
                 return extraction.run(lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite)
-            from featcache.parallel.owner import run_of
+            from featcache.extraction.brain_environment import run_of
 
             made = ingredients.fingerprint(made_from)
             run = run_of(extraction, config_or_client(parallel), made, ingredients.modules)

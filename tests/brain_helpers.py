@@ -11,7 +11,7 @@ import torch
 from speechbrain.dataio.dataset import DynamicItemDataset
 
 from featcache.brain import FeatureCacheMixin
-from featcache.padding import unpad
+from featcache.extraction.unpad import unpad
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 

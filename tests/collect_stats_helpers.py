@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CommonCollateFn, EnvironmentProvider, FeatureStats
-from featcache.parallel.collect_stats import CollectStatsRunner
+from featcache.collect_stats.runner import CollectStatsRunner
 
 DIMS = 3
 

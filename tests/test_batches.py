@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from featcache.batches import to_device
-from featcache.datasets import ids_of_batch, size_of, visible_ids
+from featcache.extraction.dataset_batches import to_device
+from featcache.extraction.datasets import ids_of_batch, size_of, visible_ids
 
 Padded = namedtuple("Padded", ["data", "lengths"])  # as SpeechBrain's
 

@@ -232,7 +232,7 @@ def test_any_object_with_modules_and_a_device_will_do(tmp_path: Path) -> None:
     code = f"""if True:
         import sys, torch, featcache.brain
         from featcache import FeatureStorage, FeatureStorageConfig
-        from featcache.padding import unpad
+        from featcache.extraction.unpad import unpad
 
         class Set(torch.utils.data.Dataset):
             ids = ["a", "b", "c"]

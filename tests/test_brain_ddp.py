@@ -14,7 +14,7 @@ import pytest
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError
-from featcache.ranks import Ranks
+from featcache.extraction.ranks import Ranks
 from featcache.storage import FeatureStorage
 
 SCRIPT = """
@@ -31,7 +31,7 @@ from featcache.brain import FeatureCacheMixin
 from featcache.storage import FeatureStorage
 from featcache.errors import FeatcacheError
 from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.padding import unpad
+from featcache.extraction.unpad import unpad
 
 RANK = int(os.environ["RANK"])
 

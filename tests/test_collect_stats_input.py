@@ -12,8 +12,8 @@ import torch
 from collect_stats_helpers import Model, Provider, Utterances, collect, speech_of
 
 from featcache import CollectStatsRunner, CommonCollateFn
+from featcache.collect_stats import runner
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
-from featcache.parallel import collect_stats
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_collate_function_that_drops_utterances_is_refused(folder: Path) -> No
 def test_frames_of_another_shape_are_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, shards: int, text: str
 ) -> None:
-    monkeypatch.setattr(collect_stats, "MOST_SHARDS", shards)
+    monkeypatch.setattr(runner, "MOST_SHARDS", shards)
 
     class Changing(Model):
         def collect_feats(self, number: torch.Tensor, **batch: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]

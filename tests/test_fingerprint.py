@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from featcache.fingerprint import find_ingredients
+from featcache.extraction.provenance import find_ingredients
 from featcache.store.format.fingerprint import canonical, differences
 
 SOURCE = '''

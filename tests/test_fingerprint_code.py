@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from featcache.fingerprint import MAX_SETTINGS, Ingredients, describe_module, digest_weights, find_ingredients
+from featcache.extraction.provenance import MAX_SETTINGS, Ingredients, describe_module, digest_weights, find_ingredients
 from featcache.store.format.fingerprint import canonical, differences
 
 

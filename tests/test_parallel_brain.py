@@ -15,10 +15,10 @@ from speechbrain.dataio.batch import PaddedBatch
 from torch.utils.data import DataLoader
 
 from featcache.brain import FeatureCacheMixin
+from featcache.cluster.config import ParallelConfig
 from featcache.errors import ConfigError
-from featcache.padding import unpad
-from featcache.parallel.config import ParallelConfig
-from featcache.parallel.owner import environment_of
+from featcache.extraction.brain_environment import environment_of
+from featcache.extraction.unpad import unpad
 from featcache.storage import FeatureStorage
 
 

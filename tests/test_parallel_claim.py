@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from featcache.parallel.claim import AtWorkError, Claim, TaskTakenError, take_back
+from featcache.cluster.attempts import AtWorkError, Claim, TaskTakenError, take_back
 
 
 def test_an_attempt_is_claimed_once_and_says_how_far_it_came(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from dask.distributed import Client, KilledWorker
 
+from featcache.cluster.client import get_client
+from featcache.cluster.config import ParallelConfig
+from featcache.cluster.worker_env import SetupFn, WorkerEnv, with_worker_env, worker_env
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError
-from featcache.parallel.client import SetupFn, _WorkerEnv, get_client, with_worker_env, worker_env
-from featcache.parallel.config import ParallelConfig
 
 T = TypeVar("T")
 TWO = ParallelConfig("local", 2)
@@ -213,7 +214,7 @@ def test_a_worker_that_is_told_twice_builds_its_environment_once(tmp_path: Path)
         return {"count": (tmp_path / "builds").read_text()}
 
     with get_client() as client:
-        for plugin in [_WorkerEnv(counted)] * 2:  # so it goes if it joins while the plugin is being registered
+        for plugin in [WorkerEnv(counted)] * 2:  # so it goes if it joins while the plugin is being registered
             client.register_plugin(plugin, name="env")
         assert client.submit(worker_env).result() == {"count": "built\n"}
 
@@ -251,7 +252,7 @@ def test_what_is_missing_is_named_with_what_to_install(env: str, message: str, m
 
 DRIVER = """
     import os, sys, time
-    from featcache.parallel.client import get_client
+    from featcache.cluster.client import get_client
 
     if __name__ == "__main__":
         with get_client({"n_workers": 2}) as client:
@@ -278,7 +279,7 @@ def test_workers_end_with_a_driver_that_is_killed(how: signal.Signals, tmp_path:
 
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
-    script.write_text("from featcache.parallel.client import get_client\nwith get_client():\n    pass\n")
+    script.write_text("from featcache.cluster.client import get_client\nwith get_client():\n    pass\n")
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert "needs `if __name__ == '__main__':` around what starts workers" in ended.stderr.splitlines()[-1]

@@ -14,9 +14,9 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featcache.cluster.client import get_client
+from featcache.cluster.config import ENVS, ParallelConfig
 from featcache.errors import ConfigError, UnknownNameError
-from featcache.parallel.client import get_client
-from featcache.parallel.config import ENVS, ParallelConfig
 
 BLOCK = """
 env: slurm
@@ -175,7 +175,7 @@ def test_a_number_of_seconds_becomes_hours_minutes_and_seconds(seconds: int) -> 
 
 
 def test_declaring_loads_neither_dask_nor_torch() -> None:
-    code = "import sys, featcache.parallel.config; print({'dask', 'distributed', 'torch', 'numpy'} & set(sys.modules))"
+    code = "import sys, featcache.cluster.config; print({'dask', 'distributed', 'torch', 'numpy'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 

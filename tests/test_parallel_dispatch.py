@@ -7,10 +7,11 @@ import signal
 import threading
 from pathlib import Path
 
-from featcache.parallel.client import get_client, run_env
-from featcache.parallel.dispatch import Dispatch, Lost
-from featcache.parallel.plan import Task
-from featcache.parallel.staff import Staff
+from featcache.cluster.client import get_client
+from featcache.cluster.dispatch import Dispatch, Lost
+from featcache.cluster.worker_env import run_env
+from featcache.cluster.workers import Staff
+from featcache.extraction.workers.plan import Task
 
 
 def answer_and_die(task: Task, folder: Path) -> int:

@@ -16,7 +16,8 @@ import torch
 from parallel_helpers import FEATURES, LOCAL, Numbers, Provider, assert_holds, calls, extract
 
 import featcache
-from featcache.account import Account, Progress
+from featcache.cluster.client import get_client
+from featcache.cluster.worker_env import _BUILT, WorkerEnv, worker_env
 from featcache.errors import (
     CacheLockedError,
     ComputeError,
@@ -25,7 +26,7 @@ from featcache.errors import (
     FeatureError,
     StaleCacheError,
 )
-from featcache.parallel.client import _BUILT, _WorkerEnv, get_client, worker_env
+from featcache.extraction.progress import Account, Progress
 
 SERIAL: dict[str, Any] = {"parallel": None}
 
@@ -65,7 +66,7 @@ def test_several_caches_are_computed_by_the_workers_of_one_client(tmp_path: Path
 
 def environments(dask_worker: Any) -> tuple[str, ...]:
     assert len(_BUILT[dask_worker]) == 1
-    return tuple(name for name, plugin in dask_worker.plugins.items() if isinstance(plugin, _WorkerEnv))
+    return tuple(name for name, plugin in dask_worker.plugins.items() if isinstance(plugin, WorkerEnv))
 
 
 def test_the_longest_are_computed_first(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from parallel_helpers import LOCAL, Numbers, Provider, assert_holds, calls, extr
 
 import featcache
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, IncompleteError
-from featcache.parallel import crew
+from featcache.extraction.workers import driver
 from featcache.store.format.committed import committed
 
 IDS = Numbers(200).ids
@@ -106,7 +106,7 @@ def test_an_environment_that_cannot_be_built_or_is_another_ends_the_run(
 def test_workers_that_die_before_they_compute_anything_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crew, "DEATHS_IN_VAIN", 2)
+    monkeypatch.setattr(driver, "DEATHS_IN_VAIN", 2)
     with pytest.raises(IncompleteError, match="workers die before they compute anything"):
         extract(Broken(tmp_path, "dies"), parallel={"env": "local", "n_workers": 1})
 

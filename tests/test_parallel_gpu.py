@@ -11,8 +11,8 @@ import pytest
 import torch
 from brain_helpers import Recipe, assert_holds, expected, make_brain, make_dataset
 
-from featcache.parallel.client import get_client
-from featcache.parallel.owner import _tell_device
+from featcache.cluster.client import get_client
+from featcache.extraction.brain_environment import _tell_device
 from featcache.storage import FeatureStorage
 
 ONE = {"env": "local", "n_workers": 1}

@@ -15,8 +15,8 @@ from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_feature
 
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, DuplicateIdError
-from featcache.parallel.crew import _some_of
-from featcache.parallel.plan import (
+from featcache.extraction.workers.driver import _some_of
+from featcache.extraction.workers.plan import (
     PLAN,
     Task,
     batches_of,
@@ -29,7 +29,7 @@ from featcache.parallel.plan import (
     missing_from,
     save_batches,
 )
-from featcache.parallel.worker import Job, Work
+from featcache.extraction.workers.tasks import Job, Work
 from featcache.samplers.batches import Batches
 from featcache.store.format import committed
 from featcache.store.format.journal import Journal, read_journal

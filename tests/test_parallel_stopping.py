@@ -17,9 +17,9 @@ import pytest
 from parallel_helpers import LOCAL, Provider, assert_holds, calls, extract
 from store_helpers import free_space
 
+from featcache.cluster import dispatch, workers
+from featcache.cluster.client import get_client
 from featcache.errors import ComputeError, IncompleteError, StorageFullError
-from featcache.parallel import dispatch, staff
-from featcache.parallel.client import get_client
 from featcache.store.format.committed import committed
 
 DRIVER = """
@@ -28,10 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 sys.path.insert(0, sys.argv[1])
-from featcache.parallel import staff
-from featcache.parallel.client import get_client
+from featcache.cluster import workers
+from featcache.cluster.client import get_client
 from parallel_helpers import Provider, extract
-staff.STOPPING_S = 2.0
+workers.STOPPING_S = 2.0
 if __name__ == "__main__":
     extract(Provider(Path(sys.argv[2]), 40, 0.05, hangs=[39]))
 """
@@ -40,7 +40,7 @@ if __name__ == "__main__":
 def test_a_worker_that_hangs_does_not_keep_the_error_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(staff, "STOPPING_S", 1.0)
+    monkeypatch.setattr(workers, "STOPPING_S", 1.0)
     monkeypatch.setattr(dispatch, "SILENCE_S", 0.0)
     with pytest.raises(ComputeError, match="of 'spk2/utt-5' failed with ComputingError: cannot") as caught:
         extract(Provider(tmp_path, hangs=[39], fails=[5]), retries=0)
@@ -126,7 +126,7 @@ def test_runs_at_the_same_time_share_the_workers_of_a_client_and_leave_no_tasks(
 def test_a_frozen_worker_keeps_nobody_from_working_nor_the_next_run_from_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staff, "STOPPING_S", 1.0)
+    monkeypatch.setattr(workers, "STOPPING_S", 1.0)
     with get_client(LOCAL) as client:
         # number 39 is the longest and comes first, 0 is the shortest and comes last
         with pytest.raises(ComputeError, match="cannot compute 0"):

@@ -13,7 +13,7 @@ from sound_helpers import RATE_HZ, encoded, huggingface, samples_of
 
 import featcache
 from featcache.errors import ConfigError, FeatureError
-from featcache.interop.sources import Utterances, utterances
+from featcache.interop.utterances import Utterances, utterances
 
 lhotse = pytest.importorskip("lhotse")
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from numpy.typing import NDArray
 
 from featcache.errors import FeatureError
-from featcache.padding import Lengths, unpad
+from featcache.extraction.unpad import Lengths, unpad
 
 
 @given(lengths=st.lists(st.integers(0, 6), max_size=5), dims=st.sampled_from([(), (3,), (2, 3)]), tensors=st.booleans())
@@ -120,7 +120,7 @@ def test_a_feature_called_id_is_refused() -> None:
 
 def test_cutting_arrays_loads_no_torch() -> None:
     code = """if True:
-        import sys, numpy, featcache.padding
-        featcache.padding.unpad(["a"], [1], x=numpy.zeros((1, 2)))
+        import sys, numpy, featcache.extraction.unpad
+        featcache.extraction.unpad.unpad(["a"], [1], x=numpy.zeros((1, 2)))
         sys.exit("torch" in sys.modules)"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,7 +19,7 @@ from sklearn.cluster import MiniBatchKMeans
 from torchaudio.compliance import kaldi
 
 import featcache
-from featcache.interop.sources import utterances
+from featcache.interop.utterances import utterances
 
 Settings = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from featcache.fingerprint import PARSE_TRIES, find_ingredients
+from featcache.extraction.provenance import PARSE_TRIES, find_ingredients
 
 PARSE = ast.parse
 MISMATCH = "AST constructor recursion depth mismatch (before=45, after=51)"  # CPython's text

@@ -11,8 +11,8 @@ import pytest
 from parallel_helpers import Provider, assert_holds, extract
 
 from featcache.errors import IncompleteError
-from featcache.parallel.plan import RUN, remove_runs
-from featcache.parallel.share import Share
+from featcache.extraction.workers.part_of_process import Share
+from featcache.extraction.workers.plan import RUN, remove_runs
 
 
 def test_runs_and_what_was_left_of_them_are_removed(tmp_path: Path) -> None:

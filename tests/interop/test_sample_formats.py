@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sound_helpers import RATE_HZ
 
 from featcache.errors import FeatureError
-from featcache.interop.sources import utterances
+from featcache.interop.utterances import utterances
 
 pytest.importorskip("lhotse")
 

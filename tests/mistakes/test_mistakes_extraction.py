@@ -40,7 +40,7 @@ from featcache.errors import (
     CorruptCacheError,
     FeatcacheError,
 )
-from featcache.padding import unpad
+from featcache.extraction.unpad import unpad
 from featcache.storage import FeatureStorage
 
 TRAIN, VALID, TEST = sb.Stage.TRAIN, sb.Stage.VALID, sb.Stage.TEST

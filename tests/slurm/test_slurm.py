@@ -8,10 +8,11 @@ import subprocess
 import pytest
 from dask.distributed import Client, KilledWorker, wait
 
+from featcache.cluster.client import get_client
+from featcache.cluster.config import ParallelConfig
+from featcache.cluster.launch import names_of, replace_workers
+from featcache.cluster.worker_env import worker_env
 from featcache.errors import ConfigError
-from featcache.parallel.client import get_client, worker_env
-from featcache.parallel.clusters import names_of, replace_workers
-from featcache.parallel.config import ParallelConfig
 
 from .queue_helpers import comes_true, squeue, the_queue_empties
 

@@ -12,17 +12,17 @@ from typing import Any, cast
 import torch
 
 from featcache._interval import Interval
-from featcache.account import Progress
-from featcache.batches import DatasetBatches
-from featcache.compute import Computation
-from featcache.datasets import as_ids, visible_ids
+from featcache.cluster.attempts import Claim
+from featcache.cluster.pickling import returned
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError
-from featcache.failures import Failure
-from featcache.parallel.claim import Claim
-from featcache.parallel.plan import Task, digest_of, load_batches
-from featcache.parallel.sending import returned
-from featcache.parallel.share import Share
+from featcache.extraction.computation import Computation
+from featcache.extraction.dataset_batches import DatasetBatches
+from featcache.extraction.datasets import as_ids, visible_ids
+from featcache.extraction.failures import Failure
+from featcache.extraction.progress import Progress
+from featcache.extraction.workers.part_of_process import Share
+from featcache.extraction.workers.plan import Task, digest_of, load_batches
 
 REPORT_EVERY_S = 1.0
 # of a loader's own processes: Dask's worker processes may not have any, ask for more workers instead
@@ -160,7 +160,7 @@ def run_task(task: Task, env: str) -> tuple[Progress, list[Failure]] | Exception
     """Run a task in this worker; returns what it raised, of which Dask would make much noise."""
     from distributed import get_worker
 
-    from featcache.parallel.client import env_of
+    from featcache.cluster.worker_env import env_of
 
     def run() -> tuple[Progress, list[Failure]]:
         worker = get_worker()

@@ -15,9 +15,9 @@ from distributed import CancelledError, KilledWorker
 from distributed.comm.core import CommClosedError
 
 from featcache._interval import Interval
+from featcache.cluster.attempts import PATIENCE_S, AtWorkError, TaskTakenError, take_back
+from featcache.cluster.workers import Staff
 from featcache.errors import IncompleteError
-from featcache.parallel.claim import PATIENCE_S, AtWorkError, TaskTakenError, take_back
-from featcache.parallel.staff import Staff
 
 if TYPE_CHECKING:
     from distributed import Future

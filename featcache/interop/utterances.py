@@ -13,9 +13,9 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.datasets import is_map_style, visible_ids, visible_lengths
 from featcache.errors import ConfigError, FeatureError, nearest
-from featcache.interop.clips import Clip, Rows, as_float32
+from featcache.extraction.datasets import is_map_style, visible_ids, visible_lengths
+from featcache.interop.audio import Clip, Rows, as_float32
 from featcache.store.format.ids import as_id
 
 

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from featcache._checks import directory
-from featcache.datasets import check_source, visible_lengths
+from featcache.cluster.config import ParallelConfig, config_or_client
+from featcache.cluster.pickling import pack, unpack
 from featcache.declaration.feature_config import Features
-from featcache.destination import Destination, check_settings
 from featcache.errors import ConfigError
-from featcache.fingerprint import describe_module, find_ingredients
-from featcache.parallel.config import ParallelConfig, config_or_client
-from featcache.parallel.provider import EnvironmentProvider
-from featcache.parallel.runner import Run
-from featcache.parallel.sending import pack, unpack
-from featcache.parallel.worker import Environment, checked_environment
-from featcache.random_state import kept_random_state
+from featcache.extraction.datasets import check_source, visible_lengths
+from featcache.extraction.destination import Destination, check_settings
+from featcache.extraction.environment import EnvironmentProvider
+from featcache.extraction.provenance import describe_module, find_ingredients
+from featcache.extraction.random_state import kept_random_state
+from featcache.extraction.run import Run
+from featcache.extraction.workers.tasks import Environment, checked_environment
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 

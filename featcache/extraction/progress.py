@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from featcache.failures import Failure
+from featcache.extraction.failures import Failure
 
 
 class Progress(NamedTuple):

@@ -15,11 +15,11 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from featcache.batches import to_device
+from featcache.collect_stats.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
-from featcache.fingerprint import find_ingredients
+from featcache.extraction.dataset_batches import to_device
+from featcache.extraction.provenance import find_ingredients
 from featcache.interface import Array
-from featcache.parallel.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
 from featcache.stats import FeatureStats
 from featcache.store.format.ids import check_id
 

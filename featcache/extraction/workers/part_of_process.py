@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from featcache._closing import closed_after
+from featcache.cluster.attempts import Claim
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import IncompleteError
-from featcache.parallel.claim import Claim
 from featcache.store.writing.part_writer import PartWriter
 
 

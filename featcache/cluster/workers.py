@@ -10,11 +10,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from featcache.cluster.answers import answers_within
+from featcache.cluster.client import get_client, wanted_workers
+from featcache.cluster.config import ParallelConfig
+from featcache.cluster.launch import names_of, replace_workers
+from featcache.cluster.pickling import returned
+from featcache.cluster.worker_env import SetupFn, env_of, run_env
 from featcache.errors import FeatcacheError
-from featcache.parallel.client import SetupFn, answers_within, env_of, get_client, run_env, wanted_workers
-from featcache.parallel.clusters import names_of, replace_workers
-from featcache.parallel.config import ParallelConfig
-from featcache.parallel.sending import returned
 
 if TYPE_CHECKING:
     from distributed import Client, Worker

@@ -12,8 +12,8 @@ from typing import Any, cast
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from featcache.datasets import ids_of_batch, is_map_style, size_of
 from featcache.errors import ConfigError, FeatureError, nearest
+from featcache.extraction.datasets import ids_of_batch, is_map_style, size_of
 from featcache.store.format.ids import as_id
 
 # of a loader for training; here each utterance comes once, in the order of the dataset or of a given sampler

@@ -10,8 +10,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.datasets import named
 from featcache.errors import ConfigError
+from featcache.extraction.datasets import named
 from featcache.storage import FeatureStorage
 from featcache.store.format.manifest import NAME
 from featcache.store.reading.cache import Cache

@@ -9,18 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from featcache._closing import closed_after
+from featcache.cluster.config import ParallelConfig
+from featcache.cluster.pickling import returned
+from featcache.collect_stats.shard_maker import Answer, Job, Order, ShardMaker
 from featcache.errors import ComputeError, IncompleteError
-from featcache.parallel.config import ParallelConfig
-from featcache.parallel.provider import EnvironmentProvider
-from featcache.parallel.sending import returned
-from featcache.parallel.stats_worker import Answer, Job, Order, ShardMaker
+from featcache.extraction.environment import EnvironmentProvider
 from featcache.samplers.batches import Ints
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from featcache.parallel.staff import Staff
-    from featcache.parallel.stats_worker import Hooks
+    from featcache.cluster.workers import Staff
+    from featcache.collect_stats.shard_maker import Hooks
 
 DEATHS = 3  # of workers at one batch: then it is the batch's fault
 
@@ -74,7 +74,7 @@ class DaskTeam:
 
     def work(self, job: Job, orders: Sequence[Order]) -> Generator[Order]:
         """Have shards made, and iterate over those that are made; whatever happens, parts are sealed in the end."""
-        from featcache.parallel.dispatch import Dispatch, Lost
+        from featcache.cluster.dispatch import Dispatch, Lost
 
         dispatch, deaths = Dispatch[Order](self._staff, job.claims, _make, job, self._staff.env), Counter[int]()
         for order in orders:
@@ -106,7 +106,7 @@ def team_of(provider: EnvironmentProvider, parallel: ParallelConfig | Client | N
     if parallel is None:
         yield LocalTeam(provider)
         return
-    from featcache.parallel.staff import staff_of
+    from featcache.cluster.workers import staff_of
 
     with staff_of(parallel, partial(_set_up, provider.build_worker_setup_fn())) as staff:
         yield DaskTeam(staff)
@@ -130,6 +130,6 @@ def _make(order: Order, job: Job, env: str) -> Exception | None:
 def _maker(env: str) -> ShardMaker:
     from distributed import get_worker
 
-    from featcache.parallel.client import env_of
+    from featcache.cluster.worker_env import env_of
 
     return cast(ShardMaker, env_of(get_worker(), env)["work"])

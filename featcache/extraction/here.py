@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from featcache._closing import close_after
 from featcache._interval import Interval
-from featcache.account import Account, Progress
-from featcache.batches import DatasetBatches, LoaderBatches, batches_of_stream, learnt_ids
-from featcache.compute import Computation, features_of
-from featcache.datasets import is_map_style
-from featcache.destination import Destination
 from featcache.errors import ConfigError, IncompleteError, describe
-from featcache.failures import Failure
-from featcache.ranks import Ranks
+from featcache.extraction.computation import Computation, features_of
+from featcache.extraction.dataset_batches import DatasetBatches, LoaderBatches, batches_of_stream, learnt_ids
+from featcache.extraction.datasets import is_map_style
+from featcache.extraction.destination import Destination
+from featcache.extraction.failures import Failure
+from featcache.extraction.progress import Account, Progress
+from featcache.extraction.ranks import Ranks
 from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.part_writer import PartWriter

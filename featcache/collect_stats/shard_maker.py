@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from featcache.datasets import visible_ids
+from featcache.cluster.attempts import Claim
+from featcache.collect_stats.hooks import made_from_what
+from featcache.collect_stats.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, IncompleteError, describe
+from featcache.extraction.datasets import visible_ids
+from featcache.extraction.workers.part_of_process import Share
 from featcache.interface import Array
-from featcache.parallel.claim import Claim
-from featcache.parallel.shards import FEATS, SHARDS, finish_shard, read_shard
-from featcache.parallel.share import Share
-from featcache.parallel.stats_hooks import made_from_what
 from featcache.samplers.batches import Ints
 from featcache.store.format.committed import committed
 from featcache.store.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
-    from featcache.parallel.collect_stats import CollectStatsRunner
+    from featcache.collect_stats.runner import CollectStatsRunner
 
     Hooks = type[CollectStatsRunner]
 Declared = Mapping[str, FeatureStorageConfig]

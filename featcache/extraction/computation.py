@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from featcache.batches import (
+from featcache.errors import ComputeError, FeatureError, describe
+from featcache.extraction.dataset_batches import (
     Batch,
     DatasetBatches,
     LoaderBatches,
@@ -15,11 +16,10 @@ from featcache.batches import (
     to_device,
     worker_failed,
 )
-from featcache.datasets import named
-from featcache.errors import ComputeError, FeatureError, describe
-from featcache.failures import Failure, failure_of
+from featcache.extraction.datasets import named
+from featcache.extraction.failures import Failure, failure_of
+from featcache.extraction.left_padding import uncut
 from featcache.store.writing.part_writer import PartWriter
-from featcache.uncut import uncut
 
 
 class Computation:

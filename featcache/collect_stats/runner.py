@@ -15,14 +15,14 @@ from tqdm import tqdm
 
 from featcache import _checks
 from featcache._closing import close_after
+from featcache.cluster.config import ParallelConfig, config_or_client
+from featcache.collect_stats import hooks
+from featcache.collect_stats.executors import team_of
+from featcache.collect_stats.shard_maker import Job, Order
+from featcache.collect_stats.shards import FEATS, SHARDS, Shard, has_features, left_over, merge_shards, read_shard
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError
-from featcache.parallel import stats_hooks
-from featcache.parallel.config import ParallelConfig, config_or_client
-from featcache.parallel.provider import EnvironmentProvider
-from featcache.parallel.shards import FEATS, SHARDS, Shard, has_features, left_over, merge_shards, read_shard
-from featcache.parallel.stats_team import team_of
-from featcache.parallel.stats_worker import Job, Order
-from featcache.patience import patiently
+from featcache.extraction.environment import EnvironmentProvider
+from featcache.extraction.patience import patiently
 from featcache.samplers.batches import Ints
 from featcache.store.format.files import make_directory, write_durably
 from featcache.store.format.fingerprint import canonical, differences
@@ -120,7 +120,7 @@ class CollectStatsRunner:
         `(stats, shape_info)` or `(stats, shape_info, feats)`: by key a `FeatureStats`, by key and id the shapes, by key
         and id the arrays. `**env`, the rest of the environment, is ignored.
         """
-        stats, shapes, feats = stats_hooks.collect_stats_batch(
+        stats, shapes, feats = hooks.collect_stats_batch(
             [batch_indices] if isinstance(batch_indices, int) else batch_indices,
             dataset=dataset,
             model=model,
@@ -135,24 +135,24 @@ class CollectStatsRunner:
         shard_dir: Path | None,
         write_collected_feats: bool = False,
         feats_dir: Path | None = None,
-        part_writer: stats_hooks.TakesFeatures | None = None,
+        part_writer: hooks.TakesFeatures | None = None,
         **env: Any,
     ) -> dict[str, Any]:
         """Return what `write_record` writes to: "_shard_dir", "_write_feats", "shape_handles", "feat_writers", ...
 
         Features go to `feats_dir` (None: `shard_dir/collect_feats`) and, unless None, to `part_writer`.
         """
-        return stats_hooks.open_writers(shard_dir, write_collected_feats, feats_dir, part_writer)
+        return hooks.open_writers(shard_dir, write_collected_feats, feats_dir, part_writer)
 
     @staticmethod
     def write_record(writers: dict[str, Any], result: Any, state: dict[str, Any], **env: Any) -> None:
         """Add what `forward` returned to the writers, and its statistics to `state`, a `FeatureStats` by key."""
-        stats_hooks.write_record(writers, result, state)
+        hooks.write_record(writers, result, state)
 
     @staticmethod
     def close_writers(writers: dict[str, Any]) -> None:
         """Write the shapes, the statistics and the lists of keys of a shard."""
-        stats_hooks.close_writers(writers)
+        hooks.close_writers(writers)
 
     def merge(self, shard_dirs: Sequence[Path]) -> dict[str, dict[str, Any]]:
         """Merge shards into the files of the split; returns {"sum", "sq", "count"}, each by key.

@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from featcache.cluster.config import QUEUES, ParallelConfig
 from featcache.errors import ConfigError, MissingDependencyError
-from featcache.parallel.config import QUEUES, ParallelConfig
 
 if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster

@@ -15,7 +15,6 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.datasets import counted, named
 from featcache.errors import (
     CacheError,
     ComputeError,
@@ -25,8 +24,10 @@ from featcache.errors import (
     StaleCacheError,
     describe,
 )
-from featcache.failures import FAILURES, Failure, read_failures, write_failures
-from featcache.patience import patiently
+from featcache.extraction.datasets import counted, named
+from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
+from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
+from featcache.extraction.patience import patiently
 from featcache.storage import FeatureStorage
 from featcache.store.format.committed import committed
 from featcache.store.format.fingerprint import cache_fingerprint, differences
@@ -35,7 +36,6 @@ from featcache.store.format.manifest import NAME, read_manifest
 from featcache.store.reading.cache import Cache
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
-from featcache.wrong_split import OtherSplits, another_split, rows_of
 
 EMPTY = "the data set is empty: not one utterance came of it; look at what filters it, or at what it reads"
 _log = logging.getLogger("featcache")

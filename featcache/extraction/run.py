@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 
 from featcache._closing import closed_after
 from featcache._interval import Interval
-from featcache.account import Account, Progress
-from featcache.batches import wanted_batches
-from featcache.datasets import counted
-from featcache.destination import Destination
+from featcache.cluster.config import ParallelConfig
 from featcache.errors import ConfigError, IncompleteError
-from featcache.failures import Failure
-from featcache.parallel.config import ParallelConfig
-from featcache.parallel.plan import (
+from featcache.extraction.dataset_batches import wanted_batches
+from featcache.extraction.datasets import counted
+from featcache.extraction.destination import Destination
+from featcache.extraction.failures import Failure
+from featcache.extraction.patience import patiently
+from featcache.extraction.progress import Account, Progress
+from featcache.extraction.workers.plan import (
     PLAN,
     RUN,
     TASKS_PER_WORKER,
@@ -36,8 +37,7 @@ from featcache.parallel.plan import (
     remove_runs,
     save_batches,
 )
-from featcache.parallel.worker import Environment, Job, Work
-from featcache.patience import patiently
+from featcache.extraction.workers.tasks import Environment, Job, Work
 from featcache.samplers.batches import Batches, Ints
 from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
@@ -120,7 +120,7 @@ class Run:
     def _number_of_workers(self) -> int:
         if self.parallel is None:
             return 1
-        from featcache.parallel.staff import number_of_workers
+        from featcache.cluster.workers import number_of_workers
 
         return number_of_workers(self.parallel)
 
@@ -166,8 +166,8 @@ class Run:
     def _work_on_dask(
         self, parallel: ParallelConfig | Client, job: Job, ranges: Ranges, account: Account, writer: CacheWriter
     ) -> None:
-        from featcache.parallel.crew import Crew
-        from featcache.parallel.staff import staff_of
+        from featcache.cluster.workers import staff_of
+        from featcache.extraction.workers.driver import Crew
 
         if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":  # which has as many as there are hosts
             parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(ranges)))

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from featcache._closing import closed_after
-from featcache.account import Account, Progress
+from featcache.cluster.dispatch import Dispatch, Lost
+from featcache.cluster.workers import Staff
 from featcache.errors import ComputeError, IncompleteError
-from featcache.failures import failure_of
-from featcache.parallel.dispatch import Dispatch, Lost
-from featcache.parallel.plan import PLAN, Task, hashes_of, load_batches, missing_from, save_batches
-from featcache.parallel.staff import Staff
-from featcache.parallel.worker import Job, run_task
+from featcache.extraction.failures import failure_of
+from featcache.extraction.progress import Account, Progress
+from featcache.extraction.workers.plan import PLAN, Task, hashes_of, load_batches, missing_from, save_batches
+from featcache.extraction.workers.tasks import Job, run_task
 from featcache.samplers.batches import Batches
 
 DEATHS_IN_VAIN = 20  # of each worker, with nothing computed in between

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from featcache.compute import features_of
-from featcache.datasets import is_map_style, visible_lengths
+from featcache.cluster.config import ParallelConfig
+from featcache.cluster.pickling import pack, unpack
 from featcache.errors import ConfigError
-from featcache.extraction import Extraction
-from featcache.fingerprint import modules_of
-from featcache.parallel.config import ParallelConfig
-from featcache.parallel.runner import Run
-from featcache.parallel.sending import pack, unpack
-from featcache.parallel.worker import Environment, checked_environment
+from featcache.extraction.computation import features_of
+from featcache.extraction.datasets import is_map_style, visible_lengths
+from featcache.extraction.here import Extraction
+from featcache.extraction.provenance import modules_of
+from featcache.extraction.run import Run
+from featcache.extraction.workers.tasks import Environment, checked_environment
 
 if TYPE_CHECKING:
     from dask.distributed import Client
