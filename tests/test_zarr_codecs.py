@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from featcache.errors import ConfigError, MissingDependencyError
 from featcache.interface import Array, Codec, FeatureSpec, SupportsBlocks, storage_dtype
+from featcache_backends import zarr as zarr_backend
 from featcache_backends.zarr import BloscCodec, ZarrBackend, ZstdCodec
 
 CODECS = (
@@ -91,6 +92,7 @@ def test_padding_to_a_block_stays_short_however_small_the_frames() -> None:
 def test_a_missing_library_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("google_crc32c", "numcodecs", "numcodecs.zstd"):
         monkeypatch.setitem(sys.modules, module, None)
+    zarr_backend._numcodecs.cache_clear()  # as in a process that has used no codec yet
     remedy = r"; try: pip install 'featcache\[zarr\]'"
     with pytest.raises(MissingDependencyError, match="backend 'zarr' needs 'google_crc32c'" + remedy):
         ZarrBackend().open_writer(tmp_path, [])

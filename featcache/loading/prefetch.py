@@ -40,13 +40,16 @@ class Prefetch(Generic[T]):
         self._most_bytes = most_bytes if threads else 0
         self._error: Exception | None = None
         self._process = getpid()
-        self._advance()
         self._results: deque[tuple[int, Future[T]]] = deque()
         self._todo: deque[tuple[Future[T], Callable[[], T]]] = deque()
         self._bytes = 0
-        self._threads: set[threading.Thread] = set()
-        self._lock = threading.Lock()
-        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._busy = 0  # threads that look for another job when they have done one
+        self._at_work: set[int] = set()  # idents of the threads that are at a job
+        # reentrant: the garbage collector may close an iteration in any thread, at any moment
+        self._state = threading.Condition(threading.RLock())
+        self._closed = self._is_over = False  # no job is begun any more; none is being done any more
+        self._advance()
         _open.add(self)
 
     def __iter__(self) -> Iterator[T]:
@@ -56,11 +59,13 @@ class Prefetch(Generic[T]):
         if getpid() != self._process:
             raise ConfigError("this iteration belongs to the process that began it; begin another one in this process")
         self._take_jobs()
-        if not self._results:
-            error, self._error = self._error or StopIteration(), None
-            raise error
-        nbytes, future = self._results.popleft()
+        with self._state:
+            if not self._results:
+                error, self._error = self._error or StopIteration(), None
+                raise error
+            nbytes, future = self._results.popleft()
         if not self._most_threads:
+            self._busy += 1
             self._work()
         result = future.result()
         self._bytes -= nbytes
@@ -69,48 +74,66 @@ class Prefetch(Generic[T]):
 
     def close(self) -> None:
         """Drop what is not begun, and wait for what is."""
-        if self._closed or getpid() != self._process:
+        if self._is_over or getpid() != self._process:
             return  # a fork has none of the threads, and one of them may have held the lock
-        self._next = self._error = None
-        self._results.clear()
-        with self._lock:
+        me = threading.get_ident()
+        with self._state:
+            self._closed = True
+            self._next = self._error = None
+            self._results.clear()
             self._todo.clear()
-            threads = list(self._threads)
-        for thread in threads:
-            thread.join()
-        self._closed = True
+            self._state.wait_for(lambda: self._at_work <= {me})  # also for one that iterates without threads
+        for thread in self._threads:
+            if thread.ident != me:
+                thread.join()  # without a job it ends at once
+        self._is_over = True
 
     def _take_jobs(self) -> None:
-        while self._next is not None and (not self._results or self._has_room_for(self._next[0])):
+        while self._take_job():
+            self._advance()
+
+    def _take_job(self) -> bool:
+        """Take the next job if there is room for its result; says whether it did."""
+        with self._state:
+            if self._next is None or (self._results and not self._has_room_for(self._next[0])):
+                return False
             nbytes, make = self._next
             future: Future[T] = Future()
             self._bytes += nbytes
             self._results.append((nbytes, future))
-            with self._lock:
-                self._todo.append((future, make))
-                if len(self._threads) < self._most_threads:
-                    # as a daemon: else the interpreter would wait at its end until all jobs that were taken are done
-                    thread = threading.Thread(target=self._work, name="featcache-loader", daemon=True)
-                    self._threads.add(thread)
-                    thread.start()
-            self._advance()
+            self._todo.append((future, make))
+            if self._busy < self._most_threads:
+                # as a daemon: else the interpreter would wait at its end until all jobs that were taken are done
+                thread = threading.Thread(target=self._work, name="featcache-loader", daemon=True)
+                thread.start()
+                self._busy += 1
+                self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
+            return True
 
     def _has_room_for(self, nbytes: int) -> bool:
         return len(self._results) < MOST_AHEAD and self._bytes + nbytes <= self._most_bytes
 
     def _advance(self) -> None:
+        job, failure = None, None
         try:
-            self._next = next(self._jobs, None)
+            job = next(self._jobs, None)
         except Exception as error:
-            self._next, self._error = None, error
+            failure = error
+        with self._state:
+            if not self._closed:  # by another thread, when the interpreter ends
+                self._next, self._error = job, failure
 
     def _work(self) -> None:
+        me = threading.get_ident()
         while True:
-            with self._lock:
+            with self._state:
+                self._at_work.discard(me)
+                self._state.notify_all()
                 if not self._todo:
-                    self._threads.discard(threading.current_thread())
+                    self._busy -= 1
                     return
                 future, make = self._todo.popleft()
+                self._at_work.add(me)
             try:
                 future.set_result(make())
             except StopIteration as error:  # where the result is asked for, it would look like the end
