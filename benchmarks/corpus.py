@@ -22,10 +22,14 @@ Floats = NDArray[np.float32]
 
 
 def make_arrays(count: int) -> list[Floats]:
-    """Return arrays of shape (frames, mels), float32, as log-mel energies are: smooth in time, of both signs."""
+    """Return arrays of shape (frames, mels), float32, as log-mel energies are: smooth in time, of
+    both signs.
+    """
     random = np.random.default_rng(0)
     lengths = random.integers(FRAMES[0], FRAMES[1] + 1, count)
-    return [random.standard_normal((length, MELS), np.float32) * 2 - 4 for length in lengths.tolist()]
+    return [
+        random.standard_normal((length, MELS), np.float32) * 2 - 4 for length in lengths.tolist()
+    ]
 
 
 def make_ids(count: int) -> list[str]:
@@ -47,7 +51,9 @@ def write_caches(root: Path, ids: Sequence[str], arrays: Sequence[Floats]) -> No
 
 
 def write_h5(root: Path, ids: Sequence[str], arrays: Sequence[Floats]) -> None:
-    """Write `h5/cache.hdf5`, a data set an utterance: the layout of most scripts and of SpeechBrain's cached item."""
+    """Write `h5/cache.hdf5`, a data set an utterance: the layout of most scripts and of
+    SpeechBrain's cached item.
+    """
     (root / "h5").mkdir()
     with h5py.File(root / "h5" / "cache.hdf5", "w") as file:
         for id, array in zip(ids, arrays, strict=True):
@@ -86,7 +92,11 @@ def _cut(id: str, array: Floats, writer: FeaturesWriter) -> MonoCut:
 def write_zarr(root: Path, arrays: Sequence[Floats]) -> None:
     """Write `zarr`: one array of all frames, uncompressed, in chunks of about an utterance."""
     stored = zarr.create_array(
-        root / "zarr", shape=(sum(map(len, arrays)), MELS), chunks=(1000, MELS), dtype="float32", compressors=None
+        root / "zarr",
+        shape=(sum(map(len, arrays)), MELS),
+        chunks=(1000, MELS),
+        dtype="float32",
+        compressors=None,
     )
     stored[:] = np.concatenate(arrays)
 
@@ -96,24 +106,30 @@ def write_tars(root: Path, ids: Sequence[str], arrays: Sequence[Floats]) -> None
     import webdataset
 
     (root / "tars").mkdir()
-    with webdataset.ShardWriter(str(root / "tars" / "shard-%06d.tar"), maxcount=100, verbose=0) as writer:
+    with webdataset.ShardWriter(
+        str(root / "tars" / "shard-%06d.tar"), maxcount=100, verbose=0
+    ) as writer:
         for id, array in zip(ids, arrays, strict=True):
             writer.write({"__key__": id, "fbank.npy": array})
 
 
 def write_arrow(root: Path, ids: Sequence[str], arrays: Sequence[Floats]) -> None:
-    """Write `arrow`, a HuggingFace data set of flat lists of float32: its two-dimensional arrays are read slower."""
+    """Write `arrow`, a HuggingFace data set of flat lists of float32: its two-dimensional arrays
+    are read slower.
+    """
     import datasets
 
     def rows() -> Any:
         for id, array in zip(ids, arrays, strict=True):
             yield {"id": id, "fbank": array.reshape(-1)}
 
-    features = datasets.Features({"id": datasets.Value("string"), "fbank": datasets.List(datasets.Value("float32"))})
-    datasets.disable_progress_bars()
-    datasets.Dataset.from_generator(rows, features=features, cache_dir=str(root / "building")).save_to_disk(
-        root / "arrow"
+    features = datasets.Features(
+        {"id": datasets.Value("string"), "fbank": datasets.List(datasets.Value("float32"))}
     )
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_generator(
+        rows, features=features, cache_dir=str(root / "building")
+    ).save_to_disk(root / "arrow")
 
 
 def write_files(root: Path, ids: Sequence[str], arrays: Sequence[Floats]) -> None:

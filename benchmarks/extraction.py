@@ -1,13 +1,17 @@
-"""Extraction on local workers: how much faster two are than one, what Dask costs, and a plan for a million utterances.
+"""Extraction on local workers: how much faster two are than one, what Dask costs, and a plan for a
+million utterances.
 
     python benchmarks/extraction.py            all of these:
-    python benchmarks/extraction.py speed      two workers against one, on features that only cost processor time
-    python benchmarks/extraction.py overhead   what is neither computing nor storing, at 50 ms an utterance
-    python benchmarks/extraction.py plan       a million utterances of no work: time of the plan, memory of the driver
+    python benchmarks/extraction.py speed      two workers against one, on features that only cost
+                                               processor time
+    python benchmarks/extraction.py overhead   what is neither computing nor storing, at 50 ms an
+                                               utterance
+    python benchmarks/extraction.py plan       a million utterances of no work: time of the plan,
+                                               memory of the driver
 
-Each worker notes when it computes and when it stores, so that a busy machine's waiting counts where it happens. Times
-are from a worker's first utterance to its last, so that the start of Python and torch in the workers does not count; it
-is printed by itself.
+Each worker notes when it computes and when it stores, so that a busy machine's waiting counts where
+it happens. Times are from a worker's first utterance to its last, so that the start of Python and
+torch in the workers does not count; it is printed by itself.
 """
 
 from __future__ import annotations
@@ -58,11 +62,23 @@ class Ids(Sequence[str]):
 class Provider(featcache.EnvironmentProvider):
     """Utterances that take some time each: of the processor, or asleep."""
 
-    def __init__(self, folder: Path, size: int, frames: int, busy_s: float = 0, asleep_s: float = 0) -> None:
-        self.folder, self.size, self.frames, self.busy_s, self.asleep_s = folder, size, frames, busy_s, asleep_s
+    def __init__(
+        self, folder: Path, size: int, frames: int, busy_s: float = 0, asleep_s: float = 0
+    ) -> None:
+        self.folder, self.size, self.frames, self.busy_s, self.asleep_s = (
+            folder,
+            size,
+            frames,
+            busy_s,
+            asleep_s,
+        )
 
     def build_env_local(self) -> dict[str, object]:
-        return {"dataset": range(self.size), "ids": Ids(self.size), "compute_features": self.compute}
+        return {
+            "dataset": range(self.size),
+            "ids": Ids(self.size),
+            "compute_features": self.compute,
+        }
 
     def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
         return self.build_in_worker
@@ -92,7 +108,8 @@ class Provider(featcache.EnvironmentProvider):
             with self.noted("compute"):
                 for _ in items:
                     time.sleep(self.asleep_s)
-                    until = time.thread_time() + self.busy_s  # time of the processor, whoever else wants it
+                    # time of the processor, whoever else wants it
+                    until = time.thread_time() + self.busy_s
                     while time.thread_time() < until:
                         pass
         array = np.zeros((self.frames, MELS), np.float32)
@@ -110,7 +127,8 @@ class Times(NamedTuple):
     def __str__(self) -> str:
         rest = 100 - self.computing - self.storing
         return (
-            f"start-up {self.before_s:.1f} s, then {self.seconds:.2f} s: {self.computing:.1f} % computing, "
+            f"start-up {self.before_s:.1f} s, then {self.seconds:.2f} s: {self.computing:.1f} % "
+            "computing, "
             f"{self.storing:.1f} % storing, {rest:.1f} % everything else"
         )
 
@@ -139,7 +157,10 @@ def run(provider: Provider, workers: int, batch_size: int = 1) -> Times:
     path.unlink()
     first = min(begin for notes in times.values() for _, begin, _ in notes)
     spans = [(min(b for _, b, _ in notes), max(e for _, _, e in notes)) for notes in times.values()]
-    spent = {what: sum(e - b for notes in times.values() for w, b, e in notes if w == what) for what in WORK}
+    spent = {
+        what: sum(e - b for notes in times.values() for w, b, e in notes if w == what)
+        for what in WORK
+    }
     return Times(
         first - started,
         max(end for _, end in spans) - first,
@@ -176,7 +197,10 @@ def million(folder: Path, size: int) -> None:
         missing = np.flatnonzero(plan.missing_from(folder / "empty", hashes))
     batches = plan.batches_of(missing, lengths, 1)
     tasks = plan.cut(batches, lengths, 32 * 2)
-    print(f"{size:,} utterances: plan of {len(tasks)} tasks in {time.perf_counter() - began:.1f} s, {memory()}")
+    print(
+        f"{size:,} utterances: plan of {len(tasks)} tasks in {time.perf_counter() - began:.1f} s, "
+        f"{memory()}"
+    )
 
     finish = Run._finish
     before_merge = []
@@ -188,7 +212,10 @@ def million(folder: Path, size: int) -> None:
     peak = Peak()
     with mock.patch.object(Run, "_finish", noted):
         seconds = run(Provider(folder, size, 1), 2, batch_size=64).seconds
-    print(f"all of one frame each in {seconds:.0f} s; driver: {before_merge[0]} before the merge, {memory()} then")
+    print(
+        f"all of one frame each in {seconds:.0f} s; driver: {before_merge[0]} before the merge, "
+        f"{memory()} then"
+    )
     print(f"largest resident memory of its own (not mapped files): {peak.stop() / 1e6:.0f} MB")
 
 

@@ -1,10 +1,12 @@
-"""How fast padded batches of random utterances come: ours, the peers, and the limits of memory and disk.
+"""How fast padded batches of random utterances come: ours, the peers, and the limits of memory and
+disk.
 
-Every method reads the same batches, in turns of another order each round, so that a slow moment of the machine hits all
-of them and nobody always comes after another that read the same file.
-The clock covers whole rounds, from asking for the first batch to having the last, so that nobody gains by what is read
-ahead. Only the start of worker processes is not counted, for anyone: warm rounds keep processes and mappings; cold ones
-open all anew, have it give two batches of one utterance, and then drop its files from the page cache.
+Every method reads the same batches, in turns of another order each round, so that a slow moment of
+the machine hits all of them and nobody always comes after another that read the same file. The
+clock covers whole rounds, from asking for the first batch to having the last, so that nobody gains
+by what is read ahead. Only the start of worker processes is not counted, for anyone: warm rounds
+keep processes and mappings; cold ones open all anew, have it give two batches of one utterance, and
+then drop its files from the page cache.
 
     python benchmarks/load.py [--utterances 3000] [--warm 7] [--cold 3]
 """
@@ -34,12 +36,22 @@ from peers import peers
 BATCH = 32
 DOUBTFUL = 1.5  # times the fastest limit: what is faster was not measured rightly
 COPY, H5 = "RAM to RAM copy, the same buffer again", "h5py by key + pad, 2 workers"
-PACKAGES = ("numpy", "torch", "h5py", "lhotse", "speechbrain", "zarr", "webdataset", "datasets", "pyarrow")
+PACKAGES = (
+    "numpy",
+    "torch",
+    "h5py",
+    "lhotse",
+    "speechbrain",
+    "zarr",
+    "webdataset",
+    "datasets",
+    "pyarrow",
+)
 
 
 @dataclass
 class Figures:
-    """What was measured of a method: a rate for each round, the waits for each batch of all rounds."""
+    """Measurements of a method: the rate of each round, the waits for each batch of all rounds."""
 
     kind: str
     gb_per_s: list[float] = field(default_factory=list)
@@ -56,7 +68,8 @@ class Round:
 
     start: Rows
     rows: Rows
-    turns: Sequence[int]  # the order of the methods: who comes later may find a disk's own cache filled
+    # the order of the methods: who comes later may find a disk's own cache filled
+    turns: Sequence[int]
 
 
 @click.command()
@@ -64,10 +77,21 @@ class Round:
 @click.option("--batches", default=44, show_default=True, help="Batches of each round.")
 @click.option("--warm", default=7, show_default=True, help="Warm rounds.")
 @click.option("--cold", default=3, show_default=True, help="Cold rounds.")
-@click.option("--directory", type=click.Path(path_type=Path), help="On a real disk; else where temporary files go.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Where to write the figures.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    help="On a real disk; else where temporary files go.",
+)
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Where to write the figures."
+)
 def main(
-    utterances: int, batches: int, warm: int, cold: int, directory: Path | None, json_path: Path | None
+    utterances: int,
+    batches: int,
+    warm: int,
+    cold: int,
+    directory: Path | None,
+    json_path: Path | None,
 ) -> None:
     """Print a table of warm and one of cold batches."""
     torch.set_num_threads(1)
@@ -77,32 +101,59 @@ def main(
         about = describe(root, *PACKAGES)
         arrays = write(root, utterances)
         lengths = [len(array) for array in arrays]
-        methods = [*limits(root, arrays), *ours(root), *peers(root, corpus.make_ids(utterances), lengths)]
+        methods = [
+            *limits(root, arrays),
+            *ours(root),
+            *peers(root, corpus.make_ids(utterances), lengths),
+        ]
         random = np.random.default_rng(1)
         orders = [random.permutation(utterances) for _ in range(max(warm, cold))]
         rounds = [
-            Round(order[-2:, None].tolist(), in_batches(order[:-2], batches), random.permutation(len(methods)).tolist())
+            Round(
+                order[-2:, None].tolist(),
+                in_batches(order[:-2], batches),
+                random.permutation(len(methods)).tolist(),
+            )
             for order in orders
         ]
         print(f"{about}, torch with one thread\n{data(lengths)}")
         warm_figures = measure_warm(methods, rounds[:warm], arrays)
-        copies = [np.median(figures.gb_per_s) for figures in warm_figures.values() if figures.kind == "limit"]
-        title = f"warm: all in the page cache, median of {warm} rounds of {len(rounds[0].rows)} batches"
+        copies = [
+            np.median(figures.gb_per_s)
+            for figures in warm_figures.values()
+            if figures.kind == "limit"
+        ]
+        title = (
+            f"warm: all in the page cache, median of {warm} rounds of {len(rounds[0].rows)} batches"
+        )
         report(warm_figures, title, DOUBTFUL * max(copies))
         cold_figures, resident = measure_cold([m for m in methods if m.reads], rounds[:cold])
         worst = max(resident, key=resident.__getitem__)
         gone = f"at most {resident[worst]:.1%} of the sampled pages were in memory before ({worst})"
-        report(cold_figures, f"cold: dropped from the page cache, {gone}, median of {cold} rounds as above")
+        report(
+            cold_figures,
+            f"cold: dropped from the page cache, {gone}, median of {cold} rounds as above",
+        )
     if json_path:
         figures = {"warm": warm_figures, "cold": cold_figures}
-        content = {kind: {n: [f.kind, *f.gb_per_s] for n, f in table.items()} for kind, table in figures.items()}
-        json_path.write_text(json.dumps({"about": about, "data": data(lengths), **content}, indent=1) + "\n")
+        content = {
+            kind: {n: [f.kind, *f.gb_per_s] for n, f in table.items()}
+            for kind, table in figures.items()
+        }
+        json_path.write_text(
+            json.dumps({"about": about, "data": data(lengths), **content}, indent=1) + "\n"
+        )
 
 
 def write(root: Path, count: int) -> list[corpus.Floats]:
     """Write all formats; returns the arrays."""
     ids, arrays = corpus.make_ids(count), corpus.make_arrays(count)
-    for write_format in (corpus.write_caches, corpus.write_h5, corpus.write_lhotse, corpus.write_tars):
+    for write_format in (
+        corpus.write_caches,
+        corpus.write_h5,
+        corpus.write_lhotse,
+        corpus.write_tars,
+    ):
         write_format(root, ids, arrays)
     corpus.write_arrow(root, ids, arrays)
     corpus.write_files(root, ids, arrays)
@@ -117,8 +168,10 @@ def data(lengths: Sequence[int]) -> str:
     return f"{len(lengths)} utterances of {shape} ({size:.2f} GB), batches of {BATCH} random ones"
 
 
-def measure_warm(methods: Sequence[Method], rounds: Sequence[Round], arrays: Sequence[corpus.Floats]) -> Table:
-    """Measure with everything in memory, mapped and started; checks all batches of a first round."""
+def measure_warm(
+    methods: Sequence[Method], rounds: Sequence[Round], arrays: Sequence[corpus.Floats]
+) -> Table:
+    """Measure with all in memory, mapped and started; checks all batches of a first round."""
     feeds = [method.open() for method in methods]
     every = in_batches(np.arange(len(arrays)), len(arrays))
     for method, feed in zip(methods, feeds, strict=True):
@@ -130,13 +183,18 @@ def measure_warm(methods: Sequence[Method], rounds: Sequence[Round], arrays: Seq
     return table
 
 
-def measure_cold(methods: Sequence[Method], rounds: Sequence[Round]) -> tuple[Table, dict[str, float]]:
-    """Measure with everything opened anew on evicted files; returns also the largest shares that were in memory."""
+def measure_cold(
+    methods: Sequence[Method], rounds: Sequence[Round]
+) -> tuple[Table, dict[str, float]]:
+    """Measure with everything opened anew on evicted files; returns also the largest shares that
+    were in memory.
+    """
     table = {method.name: Figures(method.kind) for method in methods}
     resident = dict.fromkeys(table, 0.0)
     for round in rounds:
         for method in [methods[number] for number in round.turns if number < len(methods)]:
-            gc.collect()  # pages that are mapped cannot be evicted: no mapping of the round before may be left
+            # pages that are mapped cannot be evicted: no mapping of the round before may be left
+            gc.collect()
             feed = method.open()
             for batch in feed(round.start):
                 del batch
@@ -162,7 +220,9 @@ def check(method: Method, feed: Feed, rows: Rows, arrays: Sequence[corpus.Floats
         assert padded.dtype == torch.float32, method.name
         for row, found, length in zip(batch, padded.numpy(), lengths.tolist(), strict=True):
             assert length == len(arrays[row]), method.name
-            np.testing.assert_allclose(found[:length], arrays[row], rtol=0, atol=method.tolerance, err_msg=method.name)
+            np.testing.assert_allclose(
+                found[:length], arrays[row], rtol=0, atol=method.tolerance, err_msg=method.name
+            )
             assert not found[length:].any(), method.name
 
 
@@ -187,13 +247,17 @@ def time_round(feed: Feed, rows: Rows, figures: Figures) -> None:
 def report(table: Table, title: str, most: float = np.inf) -> None:
     """Print a table."""
     print(f"\n{title}")
-    print(f"{'':58}{'GB/s':>7}{'quartiles':>16}{'utt/s':>9}{'ms a batch':>12}{'p99':>7}{'x copy':>8}{'x h5py':>8}")
+    print(
+        f"{'':58}{'GB/s':>7}{'quartiles':>16}{'utt/s':>9}"
+        f"{'ms a batch':>12}{'p99':>7}{'x copy':>8}{'x h5py':>8}"
+    )
     copy, h5 = (np.median(table[name].gb_per_s) if name in table else np.nan for name in (COPY, H5))
     for name, figures in table.items():
         low, median, high = np.percentile(figures.gb_per_s, (25, 50, 75))
         wait, late = np.percentile(figures.wait_ms, (50, 99))
         print(
-            f"{name:58}{median:7.2f}{f'{low:.2f} to {high:.2f}':>16}{np.median(figures.utterances_per_s):9.0f}"
+            f"{name:58}{median:7.2f}{f'{low:.2f} to {high:.2f}':>16}"
+            f"{np.median(figures.utterances_per_s):9.0f}"
             f"{wait:12.2f}{late:7.1f}{ratio(median, copy)}{ratio(median, h5)}"
             f"{'  doubtful: faster than any copy, is the machine busy?' if median > most else ''}"
         )

@@ -9,8 +9,13 @@ from pathlib import Path
 
 
 def describe(directory: Path, *packages: str) -> str:
-    """Return two lines about the machine, the disk below `directory`, and the versions of Python and packages."""
-    versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages)]
+    """Return two lines about the machine, the disk below `directory`, and the versions of Python
+    and packages.
+    """
+    versions = [
+        f"Python {platform.python_version()}",
+        *(f"{name} {version(name)}" for name in packages),
+    ]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{_cpu()}, {os.cpu_count()} cores, {memory:.0f} GiB RAM, {disk(directory)}, "

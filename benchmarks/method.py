@@ -18,8 +18,9 @@ Feed = Callable[[Rows], Iterator[Batch]]
 class Method:
     """A way to padded batches.
 
-    `open` makes all ready, and what it returns gives the batches that it is asked for (a sequential format: those that
-    come). Without a reference to it no mapping, handle or worker process is left.
+    `open` makes all ready, and what it returns gives the batches that it is asked for (a sequential
+    format: those that come). Without a reference to it no mapping, handle or worker process is
+    left.
     """
 
     name: str

@@ -27,12 +27,29 @@ def limits(root: Path, arrays: Sequence[Floats]) -> list[Method]:
         return partial(_copies, [bare[start:end] for start, end in spans], 1)
 
     return [
-        Method("RAM to RAM copy, the same buffer again", "limit", lambda: partial(_copies, arrays, 1), None),
+        Method(
+            "RAM to RAM copy, the same buffer again",
+            "limit",
+            lambda: partial(_copies, arrays, 1),
+            None,
+        ),
         # what a training loop can have at best: it holds one batch while the next is made
-        Method("RAM to RAM copy, three buffers in turn", "limit", lambda: partial(_copies, arrays, 3), None),
-        Method("RAM to RAM copy, a new buffer each", "limit", lambda: partial(_copies, arrays, 0), None),
+        Method(
+            "RAM to RAM copy, three buffers in turn",
+            "limit",
+            lambda: partial(_copies, arrays, 3),
+            None,
+        ),
+        Method(
+            "RAM to RAM copy, a new buffer each", "limit", lambda: partial(_copies, arrays, 0), None
+        ),
         Method("np.memmap slices, the same buffer again", "limit", mapped, root / "memmap"),
-        Method("the file in order, without batches", "limit", lambda: partial(_in_order, file), root / "memmap"),
+        Method(
+            "the file in order, without batches",
+            "limit",
+            lambda: partial(_in_order, file),
+            root / "memmap",
+        ),
     ]
 
 
@@ -61,21 +78,33 @@ def _in_order(file: Path, rows: Rows) -> Iterator[Batch]:
 
 def _buffer(lengths: Any, rows: Rows) -> Floats:
     """Return room for the largest batch, its pages touched."""
-    return np.zeros(max(len(batch) * int(lengths[batch].max()) * MELS for batch in map(list, rows)), np.float32)
+    return np.zeros(
+        max(len(batch) * int(lengths[batch].max()) * MELS for batch in map(list, rows)), np.float32
+    )
 
 
 def ours(root: Path) -> list[Method]:
     """Return `FeatureLoader` and torch's DataLoader over a `FeatureDataset`."""
     loader, workers = "FeatureLoader, {} threads", "DataLoader(FeatureDataset), {} workers"
     cache = root / "memmap"
-    methods = [Method(loader.format(n), "ours", partial(_loader, cache, n), cache) for n in (0, 1, 2)]
-    methods += [Method(workers.format(n), "ours", partial(_data_loader, cache, n), cache) for n in (0, 2)]
+    methods = [
+        Method(loader.format(n), "ours", partial(_loader, cache, n), cache) for n in (0, 1, 2)
+    ]
+    methods += [
+        Method(workers.format(n), "ours", partial(_data_loader, cache, n), cache) for n in (0, 2)
+    ]
     hdf5 = root / "hdf5"
-    methods.append(Method("FeatureLoader over an .h5 cache, 2 threads", "ours", partial(_loader, hdf5, 2), hdf5))
+    methods.append(
+        Method(
+            "FeatureLoader over an .h5 cache, 2 threads", "ours", partial(_loader, hdf5, 2), hdf5
+        )
+    )
     for name, open, count in ((loader, _loader, 2), (workers, _data_loader, 2)):
         half = f"float16 to float32: {name.format(count)}"
         # of numbers below 16 in size half precision is off by 2**-8 at most
-        methods.append(Method(half, "ours", partial(open, root / "float16", count), root / "float16", 2**-7))
+        methods.append(
+            Method(half, "ours", partial(open, root / "float16", count), root / "float16", 2**-7)
+        )
     return methods
 
 

@@ -12,7 +12,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def evict(path: Path) -> float:
-    """Drop a file, or all files below a directory, from the page cache; returns the share that is still in memory.
+    """Drop a file, or all files below a directory, from the page cache; returns the share that is
+    still in memory.
 
     A page that any process has mapped stays: drop mappings before.
     """
@@ -47,7 +48,8 @@ def resident(files: list[Path]) -> float:
     begin = 0
     for file, size in zip(files, sizes, strict=True):
         descriptor = os.open(file, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # a look at one page must not bring its neighbours
+        # a look at one page must not bring its neighbours
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         try:
             while next_at < begin + size:
                 found += _in_memory(descriptor, (next_at - begin) // PAGE * PAGE)

@@ -28,8 +28,18 @@ def peers(root: Path, ids: Sequence[str], lengths: Sequence[int]) -> list[Method
     return [
         Method("h5py by key + pad, 2 workers", "peer", partial(_by_item, by_key, len(ids), 2), h5),
         Method("h5py by key + pad, 0 workers", "peer", partial(_by_item, by_key, len(ids), 0), h5),
-        Method("SpeechBrain CachedHDF5DynamicItem, 2 workers", "peer", partial(_speechbrain, h5.parent, ids), h5),
-        Method("lhotse numpy_hdf5, 2 workers", "peer", partial(_lhotse, root / "numpy_hdf5", ids), root / "numpy_hdf5"),
+        Method(
+            "SpeechBrain CachedHDF5DynamicItem, 2 workers",
+            "peer",
+            partial(_speechbrain, h5.parent, ids),
+            h5,
+        ),
+        Method(
+            "lhotse numpy_hdf5, 2 workers",
+            "peer",
+            partial(_lhotse, root / "numpy_hdf5", ids),
+            root / "numpy_hdf5",
+        ),
         Method(
             "lhotse lilcom_chunky, 2 workers",
             "peer",
@@ -37,15 +47,32 @@ def peers(root: Path, ids: Sequence[str], lengths: Sequence[int]) -> list[Method
             root / "lilcom_chunky",
             tolerance=2**-5,  # its steps
         ),
-        Method("zarr by slice + pad, 2 workers", "peer", partial(_by_item, by_span, len(ids), 2), root / "zarr"),
+        Method(
+            "zarr by slice + pad, 2 workers",
+            "peer",
+            partial(_by_item, by_span, len(ids), 2),
+            root / "zarr",
+        ),
         Method("WebDataset in order, 2 workers", "peer", partial(_webdataset, tars), tars),
-        Method("HuggingFace datasets + pad, 2 workers", "peer", partial(_arrow, root / "arrow"), root / "arrow"),
-        Method(".pt files + pad, 2 workers", "peer", partial(_by_item, by_file, len(ids), 2), root / "pt"),
+        Method(
+            "HuggingFace datasets + pad, 2 workers",
+            "peer",
+            partial(_arrow, root / "arrow"),
+            root / "arrow",
+        ),
+        Method(
+            ".pt files + pad, 2 workers",
+            "peer",
+            partial(_by_item, by_file, len(ids), 2),
+            root / "pt",
+        ),
     ]
 
 
 class Utterances(Dataset[tuple[int, torch.Tensor]]):
-    """A data set of single utterances that opens what it reads in each worker: handles do not survive a fork."""
+    """A data set of single utterances that opens what it reads in each worker: handles do not
+    survive a fork.
+    """
 
     def __init__(self, open: Callable[[], Read], count: int) -> None:
         self._open, self._count = open, count
@@ -63,7 +90,11 @@ class Utterances(Dataset[tuple[int, torch.Tensor]]):
 def padded(items: Sequence[tuple[int, torch.Tensor]]) -> Batch:
     """Collate single utterances."""
     tensors = [tensor for _, tensor in items]
-    return [row for row, _ in items], pad_sequence(tensors, batch_first=True), torch.tensor([*map(len, tensors)])
+    return (
+        [row for row, _ in items],
+        pad_sequence(tensors, batch_first=True),
+        torch.tensor([*map(len, tensors)]),
+    )
 
 
 def _by_item(open: Callable[[], Read], count: int, workers: int) -> Feed:
@@ -73,7 +104,11 @@ def _by_item(open: Callable[[], Read], count: int, workers: int) -> Feed:
 def _fed(dataset: Any, collate: Callable[[Any], Batch], workers: int = 2) -> Feed:
     chosen = Chosen()
     loader = DataLoader(
-        dataset, batch_sampler=chosen, collate_fn=collate, num_workers=workers, persistent_workers=workers > 0
+        dataset,
+        batch_sampler=chosen,
+        collate_fn=collate,
+        num_workers=workers,
+        persistent_workers=workers > 0,
     )
 
     def feed(rows: Rows) -> Iterator[Batch]:
@@ -103,11 +138,19 @@ def _speechbrain(directory: Path, ids: Sequence[str]) -> Feed:
     from speechbrain.dataio.dataset import DynamicItemDataset
     from speechbrain.integrations.hdf5.cached_item import CachedHDF5DynamicItem
 
-    cached = CachedHDF5DynamicItem(directory, file_mode="r", takes=["id"], func=None, provides=["fbank"])
-    dataset = DynamicItemDataset({id: {"row": row} for row, id in enumerate(ids)}, [cached], ["row", "fbank"])
+    cached = CachedHDF5DynamicItem(
+        directory, file_mode="r", takes=["id"], func=None, provides=["fbank"]
+    )
+    dataset = DynamicItemDataset(
+        {id: {"row": row} for row, id in enumerate(ids)}, [cached], ["row", "fbank"]
+    )
     chosen = Chosen()
     loader = SaveableDataLoader(
-        dataset, batch_sampler=chosen, collate_fn=PaddedBatch, num_workers=2, persistent_workers=True
+        dataset,
+        batch_sampler=chosen,
+        collate_fn=PaddedBatch,
+        num_workers=2,
+        persistent_workers=True,
     )
 
     def feed(rows: Rows) -> Iterator[Batch]:
@@ -167,10 +210,17 @@ def _webdataset(directory: Path) -> Feed:
     import webdataset
 
     # a sequential format: batches are of neighbours, each worker reads half the shards
-    dataset = webdataset.WebDataset(sorted(map(str, directory.glob("*.tar"))), shardshuffle=False).decode()
-    dataset = dataset.map(lambda sample: (int(sample["__key__"][4:]), torch.from_numpy(sample["fbank.npy"])))
+    dataset = webdataset.WebDataset(
+        sorted(map(str, directory.glob("*.tar"))), shardshuffle=False
+    ).decode()
+    dataset = dataset.map(
+        lambda sample: (int(sample["__key__"][4:]), torch.from_numpy(sample["fbank.npy"]))
+    )
     loader = webdataset.WebLoader(
-        dataset.batched(32, collation_fn=padded), batch_size=None, num_workers=2, persistent_workers=True
+        dataset.batched(32, collation_fn=padded),
+        batch_size=None,
+        num_workers=2,
+        persistent_workers=True,
     )
 
     def feed(rows: Rows) -> Iterator[Batch]:
@@ -186,4 +236,6 @@ def _arrow(directory: Path) -> Feed:
 
 
 def _padded_arrow(items: Sequence[dict[str, Any]]) -> Batch:
-    return padded([(int(item["id"][4:]), torch.from_numpy(item["fbank"]).view(-1, MELS)) for item in items])
+    return padded(
+        [(int(item["id"][4:]), torch.from_numpy(item["fbank"]).view(-1, MELS)) for item in items]
+    )

@@ -1,6 +1,6 @@
 """Draw the figures that `load.py` wrote: GB/s of padded batches, warm and cold beside each other.
 
-    python benchmarks/plot.py results.json results.png
+python benchmarks/plot.py results.json results.png
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 COLOURS = {"ours": "#1f6fb4", "peer": "#d98032", "limit": "#9a9a9a"}
-NAMES = {"limit": "limits: plain copies", "ours": "featcache", "peer": "other libraries"}  # in this order
+# in this order
+NAMES = {"limit": "limits: plain copies", "ours": "featcache", "peer": "other libraries"}
 
 
 @click.command()
@@ -34,8 +35,12 @@ def draw(content: dict[str, Any], picture: Path) -> None:
     first = list(NAMES).index
     order = sorted(kinds, key=lambda name: (first(kinds[name]), -median(content, "warm", name)))
     places = np.cumsum([0.0, *(1.0 if kinds[a] == kinds[b] else 1.7 for a, b in pairwise(order))])
-    figure, axes = plt.subplots(1, 2, sharey=True, figsize=(13, 0.36 * len(order) + 1.9), layout="constrained")
-    for axis, table, title in zip(axes, ("warm", "cold"), ("warm page cache", "cold, from disk"), strict=True):
+    figure, axes = plt.subplots(
+        1, 2, sharey=True, figsize=(13, 0.36 * len(order) + 1.9), layout="constrained"
+    )
+    for axis, table, title in zip(
+        axes, ("warm", "cold"), ("warm page cache", "cold, from disk"), strict=True
+    ):
         bars(axis, content, table, dict(zip(order, places.tolist(), strict=True)), kinds)
         axis.set_title(title, fontsize=11)
     axes[0].set_yticks(places, order, fontsize=9)
@@ -43,8 +48,12 @@ def draw(content: dict[str, Any], picture: Path) -> None:
     axes[0].invert_yaxis()
     handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in NAMES]
     axes[1].legend(handles=handles, loc="lower right", frameon=False)
-    figure.suptitle("Padded batches of random utterances, GB/s (median, line: quartiles)", fontsize=13)
-    figure.supxlabel(f"{content['data']}\n{content['about'].splitlines()[0]}", fontsize=8, color="#555555")
+    figure.suptitle(
+        "Padded batches of random utterances, GB/s (median, line: quartiles)", fontsize=13
+    )
+    figure.supxlabel(
+        f"{content['data']}\n{content['about'].splitlines()[0]}", fontsize=8, color="#555555"
+    )
     figure.savefig(picture, dpi=110)
 
 
@@ -53,7 +62,9 @@ def median(content: dict[str, Any], table: str, name: str) -> float:
     return float(np.median(content[table][name][1:]))
 
 
-def bars(axis: Axes, content: dict[str, Any], table: str, places: dict[str, float], kinds: dict[str, str]) -> None:
+def bars(
+    axis: Axes, content: dict[str, Any], table: str, places: dict[str, float], kinds: dict[str, str]
+) -> None:
     """Draw the bars of one table with their figures."""
     shown = {name: place for name, place in places.items() if name in content[table]}
     widest = max(float(np.percentile(content[table][name][1:], 75)) for name in shown)

@@ -1,7 +1,8 @@
-"""How long one warm random read of a whole utterance takes, against a plain memory copy and against the peers.
+"""How long one warm random read of a whole utterance takes, against a plain memory copy and against
+the peers.
 
-Every method reads the same utterances in the same order, in turns, so that a slow moment of the machine hits all of
-them; the figures are medians over the rounds, with the quartiles as the spread.
+Every method reads the same utterances in the same order, in turns, so that a slow moment of the
+machine hits all of them; the figures are medians over the rounds, with the quartiles as the spread.
 
     python benchmarks/read.py [--utterances 3000] [--rounds 15]
 """
@@ -42,7 +43,9 @@ def main(utterances: int, rounds: int) -> None:
 
 
 def write_caches(root: Path, utterances: int) -> dict[str, int]:
-    """Write one cache per format and one bare `.npy`, all of the same arrays; returns the frames of each id."""
+    """Write one cache per format and one bare `.npy`, all of the same arrays; returns the frames of
+    each id.
+    """
     rng = np.random.default_rng(0)
     lengths = {f"utt-{number:06d}": int(rng.integers(*FRAMES)) for number in range(utterances)}
     for backend in BACKENDS:
@@ -70,7 +73,10 @@ def make_readers(root: Path, lengths: dict[str, int]) -> dict[str, Read]:
     """Return one function from an id to an array per method."""
     bare = np.load(root / "bare.npy", mmap_mode="r")
     ends = np.cumsum(list(lengths.values()))
-    spans = {id: (int(end) - length, int(end)) for (id, length), end in zip(lengths.items(), ends, strict=True)}
+    spans = {
+        id: (int(end) - length, int(end))
+        for (id, length), end in zip(lengths.items(), ends, strict=True)
+    }
 
     def slice_and_copy(id: str) -> np.ndarray:
         start, end = spans[id]
@@ -83,7 +89,9 @@ def make_readers(root: Path, lengths: dict[str, int]) -> dict[str, Read]:
     group = h5py.File(next(root.glob("hdf5/parts/*/fbank.h5")))["fbank"]
     readers["h5py, the same .h5 by key"] = lambda id: group[id][:]
     array = zarr.open_group(next(root.glob("zarr/parts/*/fbank.zarr")), mode="r")["fbank"]
-    readers["zarr, the same group by slice"] = lambda id: np.asarray(array[spans[id][0] : spans[id][1]])
+    readers["zarr, the same group by slice"] = lambda id: np.asarray(
+        array[spans[id][0] : spans[id][1]]
+    )
     return readers
 
 
@@ -91,7 +99,8 @@ def measure(readers: dict[str, Read], ids: list[str], rounds: int) -> dict[str, 
     """Return microseconds a read for each method and round; all give the same arrays."""
     rng = np.random.default_rng(1)
     expected = next(iter(readers.values()))
-    for read in readers.values():  # every byte once: a mapping's first touch of a page costs a fault
+    # every byte once: a mapping's first touch of a page costs a fault
+    for read in readers.values():
         for id in ids:
             np.testing.assert_array_equal(read(id), expected(id))
     times: dict[str, list[float]] = {name: [] for name in readers}
@@ -109,14 +118,23 @@ def measure(readers: dict[str, Read], ids: list[str], rounds: int) -> dict[str, 
 def report(times: dict[str, np.ndarray], utterances: int) -> None:
     """Print the table."""
     print(describe(Path(tempfile.gettempdir()), "numpy", "h5py", "zarr"))
-    print(f"{utterances} utterances of {FRAMES[0]} to {FRAMES[1]} frames x {MELS} float32, random ids, all read before")
+    print(
+        f"{utterances} utterances of {FRAMES[0]} to {FRAMES[1]} frames x {MELS} float32, random "
+        "ids, all read before"
+    )
     rounds = len(next(iter(times.values())))
     print(f"warm, median of {rounds} rounds of {READS} reads (zarr: {READS // 10})")
     print(f"{'':38}{'us a read':>10}{'quartiles':>18}{'x limit':>9}{'x h5py':>9}")
-    limit, h5 = (np.median(next(v for n, v in times.items() if n.startswith(p))) for p in ("np.memmap", "h5py"))
+    limit, h5 = (
+        np.median(next(v for n, v in times.items() if n.startswith(p)))
+        for p in ("np.memmap", "h5py")
+    )
     for name, values in times.items():
         low, median, high = np.percentile(values, (25, 50, 75))
-        print(f"{name:38}{median:10.1f}{f'{low:.1f} to {high:.1f}':>18}{median / limit:9.2f}{h5 / median:9.2f}")
+        print(
+            f"{name:38}{median:10.1f}{f'{low:.1f} to {high:.1f}':>18}"
+            f"{median / limit:9.2f}{h5 / median:9.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Run all benchmarks, one after the other, and print their tables.
 
-    python benchmarks/run.py              print
-    python benchmarks/run.py --publish    and rewrite RESULTS.md, results.json and results.png from it
-    python benchmarks/run.py --publish --only extraction    that section of RESULTS.md
+python benchmarks/run.py              print
+python benchmarks/run.py --publish    and rewrite RESULTS.md, results.json and results.png from it
+python benchmarks/run.py --publish --only extraction    that section of RESULTS.md
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ QUESTIONS = {
 }
 HEAD = """# Results of the benchmarks
 
-Written by `python benchmarks/run.py --publish`. `make bench` prints the same tables for another machine.
+Written by `python benchmarks/run.py --publish`. `make bench` prints the same tables for another
+machine.
 
-- Only figures of one table can be compared: a table's methods run in turns, on the same data and in one process tree.
-- GB/s are of padded batches delivered, padding included; what a training loop does with them is not part of it. Batches
-  of worker processes come in shared memory that the receiver has not touched yet, which favours those.
+- Only figures of one table can be compared: a table's methods run in turns, on the same data and in
+  one process tree.
+- GB/s are of padded batches delivered, padding included; what a training loop does with them is not
+  part of it. Batches of worker processes come in shared memory that the receiver has not touched
+  yet, which favours those.
 - Every method's batches are compared with the arrays, all of them, before anything is measured.
-- Rounds are timed whole, so that what is read ahead counts. Only the start of worker processes is left out, for all.
-- lilcom is lossy and its files are smaller; WebDataset reads in order, all others at random; float16 caches hold half
-  the bytes.
-- Cold means: not in this machine's page cache. What lies behind a virtual disk may well keep the bytes in its memory.
-  "The file in order" is one buffered stream there, not the most that the disk gives: who asks for many pieces at once
-  can be faster.
+- Rounds are timed whole, so that what is read ahead counts. Only the start of worker processes is
+  left out, for all.
+- lilcom is lossy and its files are smaller; WebDataset reads in order, all others at random;
+  float16 caches hold half the bytes.
+- Cold means: not in this machine's page cache. What lies behind a virtual disk may well keep the
+  bytes in its memory. "The file in order" is one buffered stream there, not the most that the disk
+  gives: who asks for many pieces at once can be faster.
 
 ![GB/s of padded batches](results.png)
 """
@@ -51,7 +55,9 @@ def main(publish: bool, only: str | None) -> None:
     with tempfile.TemporaryDirectory() as directory:
         figures = Path(directory) / "results.json"
         names = [only] if only else list(QUESTIONS)
-        tables = {name: run(name, *(["--json", str(figures)] if name == "load" else [])) for name in names}
+        tables = {
+            name: run(name, *(["--json", str(figures)] if name == "load" else [])) for name in names
+        }
         if not publish:
             return
         results = HERE / "RESULTS.md"
@@ -62,7 +68,12 @@ def main(publish: bool, only: str | None) -> None:
         for name, table in tables.items():
             write_section(results, name, table, started)
         (HERE / "results.json").write_text(figures.read_text())
-        command = [sys.executable, str(HERE / "plot.py"), str(HERE / "results.json"), str(HERE / "results.png")]
+        command = [
+            sys.executable,
+            str(HERE / "plot.py"),
+            str(HERE / "results.json"),
+            str(HERE / "results.png"),
+        ]
         subprocess.run(command, check=True)
 
 

@@ -1,7 +1,9 @@
-"""How long the batch samplers take, from arrays and from the same shape files, against ESPnet's where it is installed.
+"""How long the batch samplers take, from arrays and from the same shape files, against ESPnet's
+where it is installed.
 
-The lengths are uniform; categories are as uneven as languages are (Zipf), data sets are even. Seconds are of processor
-time, so that a busy machine does not count, the best of a few rounds; ESPnet runs once.
+The lengths are uniform; categories are as uneven as languages are (Zipf), data sets are even.
+Seconds are of processor time, so that a busy machine does not count, the best of a few rounds;
+ESPnet runs once.
 
     python benchmarks/samplers.py [--utterances 1000000] [--rounds 3] [--no-files]
 """
@@ -39,7 +41,12 @@ CASES: dict[str, Arguments] = {
     "numel, 2 files": {"type": "numel", "batch_bins": BINS * 80},
     "numel, no padding": {"type": "numel", "batch_bins": BINS * 80, "padding": False},
     "catbel": {"type": "catbel", "batch_size": 32},
-    "catpow": {"type": "catpow", "batch_bins": BINS, "upsampling_factor": 0.5, "dataset_scaling_factor": 1.2},
+    "catpow": {
+        "type": "catpow",
+        "batch_bins": BINS,
+        "upsampling_factor": 0.5,
+        "dataset_scaling_factor": 1.2,
+    },
     "catpow_balance_dataset": {
         "type": "catpow_balance_dataset",
         "batch_bins": BINS,
@@ -53,27 +60,41 @@ CASES: dict[str, Arguments] = {
 @click.command()
 @click.option("--utterances", default=1_000_000, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--files/--no-files", default=True, show_default=True, help="Measure shape files, too.")
+@click.option(
+    "--files/--no-files", default=True, show_default=True, help="Measure shape files, too."
+)
 def main(utterances: int, rounds: int, files: bool) -> None:
     """Print the table of samplers."""
     arrays = make_arrays(utterances)
     espnet = files and find_spec("espnet2") is not None
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy {version('numpy')}")
+    print(
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy "
+        f"{version('numpy')}"
+    )
     print(f"{utterances} utterances, seconds of processor time, best of {rounds}")
-    print(f"{'':24}{'arrays':>9}{'files':>9}{'ESPnet':>9}{'x arrays':>10}{'x files':>9}{'batches':>10}")
+    print(
+        f"{'':24}{'arrays':>9}{'files':>9}{'ESPnet':>9}"
+        f"{'x arrays':>10}{'x files':>9}{'batches':>10}"
+    )
     with tempfile.TemporaryDirectory(prefix="featcache-bench-") as directory:
         if files:
             write_files(Path(directory), arrays)
         for name, case in CASES.items():
             row = f"{name:24}"
-            build = build_category_batch_sampler if case["type"].startswith("cat") else build_batch_sampler
+            build = (
+                build_category_batch_sampler
+                if case["type"].startswith("cat")
+                else build_batch_sampler
+            )
             ours, batches = measure(build, case | from_arrays(name, arrays), rounds)
             row += f"{ours:9.3f}"
             if files:
                 parsed, _ = measure(build, case | from_files(name, directory), rounds)
                 row += f"{parsed:9.3f}"
             if espnet:
-                theirs, _ = measure(espnet_builder(case["type"]), for_espnet(case | from_files(name, directory)), 1)
+                theirs, _ = measure(
+                    espnet_builder(case["type"]), for_espnet(case | from_files(name, directory)), 1
+                )
                 row += f"{theirs:9.2f}{theirs / ours:10.0f}{theirs / parsed:9.0f}"
             print(f"{row}{batches:{10 if espnet else 38 if not files else 29}}", flush=True)
 
@@ -85,7 +106,9 @@ def make_arrays(utterances: int) -> dict[str, NDArray[np.int64]]:
     share = 1 / np.arange(1, CATEGORIES + 1)
     return {
         "feats": np.column_stack([frames, np.full(utterances, 80)]),
-        "text": np.column_stack([frames // 12 + rng.integers(1, 20, utterances), np.full(utterances, 500)]),
+        "text": np.column_stack(
+            [frames // 12 + rng.integers(1, 20, utterances), np.full(utterances, 500)]
+        ),
         "category": rng.choice(CATEGORIES, utterances, p=share / share.sum()),
         "dataset": rng.integers(0, DATASETS, utterances),
     }
@@ -105,7 +128,9 @@ def write_files(root: Path, arrays: dict[str, NDArray[np.int64]]) -> None:
             members.setdefault(label, []).append(id)
         listed = "".join(f"{name}{label} {' '.join(found)}\n" for label, found in members.items())
         (root / f"{name}2utt").write_text(listed)
-    (root / "utt2dataset").write_text("".join(f"{id} {d}\n" for id, d in zip(ids, arrays["dataset"], strict=True)))
+    (root / "utt2dataset").write_text(
+        "".join(f"{id} {d}\n" for id, d in zip(ids, arrays["dataset"], strict=True))
+    )
 
 
 def from_arrays(name: str, arrays: dict[str, NDArray[np.int64]]) -> Arguments:
@@ -114,7 +139,11 @@ def from_arrays(name: str, arrays: dict[str, NDArray[np.int64]]) -> Arguments:
         labels: Arguments = {"categories": arrays["category"]}
         if name == "catpow_balance_dataset":
             labels["datasets"] = arrays["dataset"]
-        return labels if name == "catbel" else labels | {"lengths": np.ascontiguousarray(arrays["feats"][:, 0])}
+        return (
+            labels
+            if name == "catbel"
+            else labels | {"lengths": np.ascontiguousarray(arrays["feats"][:, 0])}
+        )
     return {"lengths": [arrays["feats"], arrays["text"]] if "2 files" in name else arrays["feats"]}
 
 
@@ -125,7 +154,9 @@ def from_files(name: str, root: str) -> Arguments:
         if name == "catpow_balance_dataset":
             named["dataset2utt_parent_dir"] = root
         return named if name == "catbel" else named | {"shape_files": [f"{root}/length"]}
-    return {"shape_files": [f"{root}/feats", f"{root}/text"] if "2 files" in name else [f"{root}/feats"]}
+    return {
+        "shape_files": [f"{root}/feats", f"{root}/text"] if "2 files" in name else [f"{root}/feats"]
+    }
 
 
 def espnet_builder(type: str) -> Callable[..., Any]:
@@ -133,13 +164,19 @@ def espnet_builder(type: str) -> Callable[..., Any]:
     from espnet2.samplers import build_batch_sampler as espnet  # type: ignore[import-not-found]
 
     category = type.startswith("cat")
-    builder: Callable[..., Any] = espnet.build_category_batch_sampler if category else espnet.build_batch_sampler
+    builder: Callable[..., Any] = (
+        espnet.build_category_batch_sampler if category else espnet.build_batch_sampler
+    )
     return builder
 
 
 def for_espnet(arguments: Arguments) -> Arguments:
     """Return the arguments with those that ESPnet does not leave out."""
-    needed = {"min_batch_size": 1} if arguments["type"].startswith("cat") else {"batch_size": 1, "batch_bins": 1}
+    needed = (
+        {"min_batch_size": 1}
+        if arguments["type"].startswith("cat")
+        else {"batch_size": 1, "batch_bins": 1}
+    )
     return needed | arguments
 
 

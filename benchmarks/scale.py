@@ -1,7 +1,7 @@
 """What ten million utterances cost: opening, looking up, memory of workers, and batch samplers.
 
-The cache is made up: its index is written as any other, its containers are files of holes. All of it is in the page
-cache, as after the first epoch.
+The cache is made up: its index is written as any other, its containers are files of holes. All of
+it is in the page cache, as after the first epoch.
 
     python benchmarks/scale.py [--utterances 10000000]
 """
@@ -32,7 +32,12 @@ from featcache import FeatureDataset
 from featcache.store.format.column_file import save_columns
 from featcache.store.format.files import make_directory
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Index
-from featcache.store.format.index_writer import container_columns, index_columns, rows_of, string_columns
+from featcache.store.format.index_writer import (
+    container_columns,
+    index_columns,
+    rows_of,
+    string_columns,
+)
 from featcache.store.format.manifest import (
     Manifest,
     PartEntry,
@@ -58,7 +63,11 @@ print(time.perf_counter() - started)
 
 @click.command()
 @click.option("--utterances", default=10_000_000, show_default=True)
-@click.option("--directory", type=click.Path(path_type=Path), help="On a real disk; else where temporary files go.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path),
+    help="On a real disk; else where temporary files go.",
+)
 def main(utterances: int, directory: Path | None) -> None:
     """Print the table of costs."""
     torch.set_num_threads(1)
@@ -69,7 +78,10 @@ def main(utterances: int, directory: Path | None) -> None:
         write_cache(path, utterances)
         size = sum(file.stat().st_size for file in path.glob("index-*")) / 1e9
         took = time.perf_counter() - started
-        print(f"{utterances:,} utterances of one feature, warm; index of {size:.2f} GB, made in {took:.0f} s")
+        print(
+            f"{utterances:,} utterances of one feature, warm; index of {size:.2f} GB, made in "
+            f"{took:.0f} s"
+        )
         print(f"\n{'':54}{'median':>12}{'worst':>12}  bar")
         look_ups(path, utterances)
         workers(path, utterances)
@@ -152,27 +164,61 @@ def write_cache(path: Path, count: int) -> None:
 def look_ups(path: Path, count: int) -> None:
     """Measure what opens and looks up."""
     command = [sys.executable, "-c", OPEN, str(path)]
-    opened = [float(subprocess.run(command, capture_output=True, check=True, text=True).stdout) for _ in range(7)]
+    opened = [
+        float(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+        for _ in range(7)
+    ]
     line("open, each in a new process", [value * 1e3 for value in opened], "ms", "< 20 ms")
-    line("open again in one process", [value * 1e3 for value in timed(lambda: featcache.open(path))], "ms")
+    line(
+        "open again in one process",
+        [value * 1e3 for value in timed(lambda: featcache.open(path))],
+        "ms",
+    )
     cache = featcache.open(path)
     one_by_one(cache, random_ids(count, LOOK_UPS, 0))
     took = [value * 1e6 for value in one_by_one(cache, random_ids(count, LOOK_UPS, 1))]
-    line("look-up of one random id (worst: p99)", [np.median(took), np.percentile(took, 99)], "us", "< 10 us")
+    line(
+        "look-up of one random id (worst: p99)",
+        [np.median(took), np.percentile(took, 99)],
+        "us",
+        "< 10 us",
+    )
     table = FeatureTable.of(cache)
     draws = [random_ids(count, LOOK_UPS, seed) for seed in range(2, 9)]
     each = [timed(partial(table.rows, ids), 1)[0] / LOOK_UPS * 1e6 for ids in draws]
     line(f"look-up of {LOOK_UPS:,} random ids at once, each", each, "us", "< 10 us")
-    line("lengths of all, a copy", [value * 1e3 for value in timed(lambda: cache.lengths("fbank"))], "ms")
-    line("lengths of all, mapped", [value * 1e6 for value in timed(lambda: table.lengths("fbank"))], "us")
-    line("FeatureTable of an open cache", [value * 1e6 for value in timed(lambda: FeatureTable.of(cache))], "us")
-    line("FeatureDataset of an open cache", [value * 1e6 for value in timed(lambda: FeatureDataset(cache))], "us")
-    line("FeatureDataset of a path", [value * 1e3 for value in timed(lambda: FeatureDataset(path))], "ms")
+    line(
+        "lengths of all, a copy",
+        [value * 1e3 for value in timed(lambda: cache.lengths("fbank"))],
+        "ms",
+    )
+    line(
+        "lengths of all, mapped",
+        [value * 1e6 for value in timed(lambda: table.lengths("fbank"))],
+        "us",
+    )
+    line(
+        "FeatureTable of an open cache",
+        [value * 1e6 for value in timed(lambda: FeatureTable.of(cache))],
+        "us",
+    )
+    line(
+        "FeatureDataset of an open cache",
+        [value * 1e6 for value in timed(lambda: FeatureDataset(cache))],
+        "us",
+    )
+    line(
+        "FeatureDataset of a path",
+        [value * 1e3 for value in timed(lambda: FeatureDataset(path))],
+        "ms",
+    )
 
 
 def random_ids(count: int, number: int, seed: int) -> list[str]:
     """Return ids of random utterances."""
-    return [f"utt-{row:08d}" for row in np.random.default_rng(seed).integers(0, count, number).tolist()]
+    return [
+        f"utt-{row:08d}" for row in np.random.default_rng(seed).integers(0, count, number).tolist()
+    ]
 
 
 def one_by_one(cache: featcache.Cache, ids: Sequence[str]) -> list[float]:
@@ -187,7 +233,7 @@ def one_by_one(cache: featcache.Cache, ids: Sequence[str]) -> list[float]:
 
 
 class Probe(Dataset[int]):
-    """Looks up ids, where it has a data set, and tells how much memory of its process is private."""
+    """Looks up ids, where it has a data set, and tells how much of its memory is private."""
 
     def __init__(self, dataset: FeatureDataset | None, count: int) -> None:
         self._dataset, self._count = dataset, count
@@ -205,7 +251,9 @@ class Probe(Dataset[int]):
 
 def private_bytes() -> int:
     """Return the bytes that this process shares with none."""
-    values = dict(row.split()[:2] for row in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    values = dict(
+        row.split()[:2] for row in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    )
     return (int(values["Private_Dirty:"]) + int(values["Private_Clean:"])) * 1024
 
 
@@ -229,11 +277,18 @@ def workers(path: Path, count: int) -> None:
 
 def samplers(path: Path) -> None:
     """Measure how long batch samplers of all utterances take to make."""
-    from featcache.samplers import BucketBatchSampler, build_batch_sampler, build_category_batch_sampler
+    from featcache.samplers import (
+        BucketBatchSampler,
+        build_batch_sampler,
+        build_category_batch_sampler,
+    )
 
     lengths = FeatureTable.of(path).lengths("fbank")
     random = np.random.default_rng(0)
-    categories, datasets = random.integers(0, 1000, len(lengths)), random.integers(0, 10, len(lengths))
+    categories, datasets = (
+        random.integers(0, 1000, len(lengths)),
+        random.integers(0, 10, len(lengths)),
+    )
     options: dict[str, dict[str, Any]] = {
         "unsorted": {"batch_size": 32},
         "sorted": {"batch_size": 32},
@@ -253,7 +308,9 @@ def samplers(path: Path) -> None:
     for kind, arguments in drawn.items():
         made = timed(partial(build_category_batch_sampler, kind, **arguments), 1)
         line(f"build_category_batch_sampler {kind!r}", made, "s")
-    line("BucketBatchSampler", timed(lambda: BucketBatchSampler(lengths, max_frames=60_000), 3), "s")
+    line(
+        "BucketBatchSampler", timed(lambda: BucketBatchSampler(lengths, max_frames=60_000), 3), "s"
+    )
     sampler = BucketBatchSampler(lengths, max_frames=60_000)
     line("BucketBatchSampler, batches of an epoch", timed(lambda: sampler.epoch_batches(1), 3), "s")
 

@@ -1,4 +1,4 @@
-"""featcache: compute speech features once, store them in the format you pick, feed them to training."""
+"""featcache: compute speech features once, store them in any format, feed them to training."""
 
 from __future__ import annotations
 

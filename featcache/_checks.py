@@ -78,7 +78,10 @@ def directory(path: str | PathLike[str], what: str) -> Path:
 
 
 def whole_number(name: str, value: object, least: int) -> int:
-    """Return an integer argument of any integer type; raises `ConfigError` below `least` or for what is none."""
+    """Return an integer argument of any integer type.
+
+    Raises `ConfigError` below `least` or for what is none.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -1,4 +1,7 @@
-"""How things are closed that must be closed whatever happens: an error that is on its way stays the one that counts."""
+"""Closing of what must be closed whatever happens.
+
+An error that is on its way stays the one that counts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from contextlib import contextmanager
 
 
 def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Close after an error, if there was one; an error of `close` does not hide it, but is noted on it."""
+    """Close after an error, if there was one.
+
+    An error of `close` does not hide it, but is noted on it.
+    """
     try:
         close()
     except Exception as second:

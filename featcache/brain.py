@@ -1,4 +1,7 @@
-"""`FeatureCacheMixin`: a SpeechBrain `Brain`, or any object with modules and a device, computes and caches features."""
+"""`FeatureCacheMixin`: computes and caches features.
+
+It is for a SpeechBrain `Brain`, or any object with modules and a device.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ class FeatureCacheMixin:
 
     `Brain.fit` and `Brain.evaluate` then take a `FeatureLoader`, too: see `make_dataloader`.
 
-    It may stand before or after `Brain` among the bases. Any other object needs `modules` (a `ModuleDict` or a dict)
-    and `device`; `hparams`, `evaluation_ctx`, `eval_precision`, `noprogressbar`, `debug` and `debug_batches` are used
-    if it has them::
+    It may stand before or after `Brain` among the bases. Any other object needs `modules` (a
+    `ModuleDict` or a dict) and `device`; `hparams`, `evaluation_ctx`, `eval_precision`,
+    `noprogressbar`, `debug` and `debug_batches` are used if it has them::
 
         class MyBrain(featcache.FeatureCacheMixin, sb.Brain):
             def compute_features(self, batch, stage):
@@ -49,18 +52,24 @@ class FeatureCacheMixin:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         first = next(base for base in cls.__mro__ if "make_dataloader" in vars(base))
-        if not issubclass(first, FeatureCacheMixin):  # a Brain before the mixin: its own method would be found
+        # a Brain before the mixin: its own method would be found
+        if not issubclass(first, FeatureCacheMixin):
             cls.make_dataloader = _taking_loaders(vars(first)["make_dataloader"])  # type: ignore[method-assign]
 
     def compute_features(self, batch: Any, stage: Any) -> list[dict[str, Any]]:
-        """Compute the features of a batch, which has been moved to `self.device`; to be defined by the class.
+        """Compute the features of a batch, which has been moved to `self.device`.
+
+        To be defined by the class.
 
         Called without gradients, all modules in evaluation mode, in the precision of evaluation.
 
-        Returns for each utterance of the batch a dict of its "id" and all declared features, cut to the utterance's own
-        length: tensors or arrays of shape (frames, *dims), on any device. `featcache.unpad` makes it of padded ones.
+        Returns for each utterance of the batch a dict of its "id" and all declared features, cut to
+        the utterance's own length: tensors or arrays of shape (frames, *dims), on any device.
+        `featcache.unpad` makes it of padded ones.
         """
-        raise NotImplementedError(f"{type(self).__name__} has to define compute_features(batch, stage)")
+        raise NotImplementedError(
+            f"{type(self).__name__} has to define compute_features(batch, stage)"
+        )
 
     def cache_features(
         self,
@@ -83,41 +92,45 @@ class FeatureCacheMixin:
     ) -> Cache:
         """Compute what the cache of a split lacks of the features of a dataset, and open the cache.
 
-        Returns at once when nothing is missing. Stopped at any moment, the same call goes on: utterances that are in
-        the cache are not loaded again where the dataset shows its ids (`data_ids` or `ids`), else not computed again.
-        The cache is complete when each utterance of the dataset is stored or has failed (`cache.failed`).
-        Under torchrun each rank computes its share. With `--debug` a few batches are cached, as incomplete.
-        The global random generators are left as they were.
+        Returns at once when nothing is missing. Stopped at any moment, the same call goes on:
+        utterances that are in the cache are not loaded again where the dataset shows its ids
+        (`data_ids` or `ids`), else not computed again. The cache is complete when each utterance of
+        the dataset is stored or has failed (`cache.failed`). Under torchrun each rank computes its
+        share. With `--debug` a few batches are cached, as incomplete. The global random generators
+        are left as they were.
 
-        Args:
-            dataset: a dataset; or a loader, which is used as it is.
-            stage: given to `compute_features`; by default that of the split.
-            split: names the cache, `storage.path(split)`; by default after the stage, "train" without one.
-            storage: by default the one `FeatureStorage` in `self.hparams`.
-            loader_kwargs: arguments of the DataLoader: batch_size, num_workers, ... Never shuffles or drops anything.
-            progressbar: by default shown unless `self.noprogressbar`.
-            resume: False computes a cache that is incomplete from the start.
-            overwrite: computes a complete one anew; it stays good until the new one is.
-            append: a complete cache is given utterances of a dataset that shares none with it; otherwise that is taken
+        Args: dataset: a dataset; or a loader, which is used as it is. stage: given to
+            `compute_features`; by default that of the split. split: names the cache,
+            `storage.path(split)`; by default after the stage, "train" without one. storage: by
+            default the one `FeatureStorage` in `self.hparams`. loader_kwargs: arguments of the
+            DataLoader: batch_size, num_workers, ... Never shuffles or drops anything. progressbar:
+            by default shown unless `self.noprogressbar`. resume: False computes a cache that is
+            incomplete from the start. overwrite: computes a complete one anew; it stays good until
+            the new one is. append: a complete cache is given utterances of a dataset that shares
+            none with it; otherwise that is taken
                 for another split, and refused.
-            shared: another split of the storage may hold the same utterances; otherwise none are added that one has.
-            on_error: "skip" goes on with the next utterance and leaves a line in the cache's `work-failures.jsonl` for
-                each that failed; the next call leaves these out, too, or tries them again with "raise".
-            retries: how often an utterance that fails, or that its worker dies of, is tried again; needs a dataset with
-                items by number.
-            publish_every_s: lets readers see what is there about every so many seconds; None only at the end.
-            fingerprint: what else the features are made from, JSON values. A key that featcache fills in
-                itself ("modules", "source", "hparams", ...; see `featcache.extraction.provenance`) is replaced by
-                yours; None leaves it out.
-            parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping, or a client of `get_client`, to
-                compute several splits with the same workers. Each gets a copy of this object as it is now, and uses its
-                GPU if it has one. The dataset must show its ids; where it shows lengths
-                ("duration"), long utterances come first.
+            shared: another split of the storage may hold the same utterances; otherwise none are
+                added that one has.
+            on_error: "skip" goes on with the next utterance and leaves a line in the cache's
+                `work-failures.jsonl` for each that failed; the next call leaves these out, too, or
+                tries them again with "raise".
+            retries: how often an utterance that fails, or that its worker dies of, is tried again;
+                needs a dataset with items by number.
+            publish_every_s: lets readers see what is there about every so many seconds; None only
+                at the end.
+            fingerprint: what else the features are made from, JSON values. A key that featcache
+                fills in itself ("modules", "source", "hparams", ...; see
+                `featcache.extraction.provenance`) is replaced by yours; None leaves it out.
+            parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping, or a client
+                of `get_client`, to compute several splits with the same workers. Each gets a copy
+                of this object as it is now, and uses its GPU if it has one. The dataset must show
+                its ids; where it shows lengths ("duration"), long utterances come first.
 
-        Raises `StaleCacheError`, with the differences, if the cache was made from something else; `ComputeError` if
-        computing fails; `FeatureError` for arrays that cannot be stored as declared; `IncompleteError` if it failed on
-        another rank; `ConfigError` for a dataset that is empty or belongs to another split, `CacheError` for a cache
-        that lacks something and cannot be written to. In each case what was computed before is kept.
+        Raises `StaleCacheError`, with the differences, if the cache was made from something else;
+        `ComputeError` if computing fails; `FeatureError` for arrays that cannot be stored as
+        declared; `IncompleteError` if it failed on another rank; `ConfigError` for a dataset that
+        is empty or belongs to another split, `CacheError` for a cache that lacks something and
+        cannot be written to. In each case what was computed before is kept.
         """
         check_settings(on_error, retries, publish_every_s)
         check_source(dataset)
@@ -135,13 +148,17 @@ class FeatureCacheMixin:
                 to=Destination(storage, split, visible_ids(dataset), skip, append, shared),
                 loader_kwargs=loader_kwargs or {},
                 skip_failures=skip,
-                progressbar=not getattr(self, "noprogressbar", False) if progressbar is None else progressbar,
+                progressbar=not getattr(self, "noprogressbar", False)
+                if progressbar is None
+                else progressbar,
                 ranks=ranks,
                 retries=retries,
                 publish_every_s=publish_every_s,
             )
             if parallel is None:
-                return extraction.run(lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite)
+                return extraction.run(
+                    lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite
+                )
             from featcache.extraction.brain_environment import run_of
 
             made = ingredients.fingerprint(made_from)
@@ -149,13 +166,18 @@ class FeatureCacheMixin:
             return run.run(resume=resume, overwrite=overwrite)
 
     def make_dataloader(
-        self, dataset: Any, stage: Any, ckpt_prefix: str | None = "dataloader-", **loader_kwargs: Any
+        self,
+        dataset: Any,
+        stage: Any,
+        ckpt_prefix: str | None = "dataloader-",
+        **loader_kwargs: Any,
     ) -> Any:
-        """Return a `FeatureLoader` as it is, as `Brain.fit` and `Brain.evaluate` do with a DataLoader.
+        """Return a `FeatureLoader` as it is, as `Brain.fit` and `evaluate` do with a DataLoader.
 
-        It is told each epoch of training, and saved with SpeechBrain's checkpoints: a training that is stopped in the
-        middle of an epoch goes on with the very next batch. Its samplers share out their batches over ranks. The loader
-        arguments are not for it. Everything else is left to SpeechBrain.
+        It is told each epoch of training, and saved with SpeechBrain's checkpoints: a training that
+        is stopped in the middle of an epoch goes on with the very next batch. Its samplers share
+        out their batches over ranks. The loader arguments are not for it. Everything else is left
+        to SpeechBrain.
         """
         if isinstance(dataset, FeatureLoader):
             from featcache.interop.speechbrain import use_loader
@@ -195,10 +217,18 @@ def _name(stage: Any) -> str:
 
 def _find_storage(owner: object) -> FeatureStorage:
     hparams = items_of(getattr(owner, "hparams", {}))
-    found = {id(value): name for name, value in hparams.items() if isinstance(value, FeatureStorage)}
+    found = {
+        id(value): name for name, value in hparams.items() if isinstance(value, FeatureStorage)
+    }
     if len(found) != 1:
-        there = f"they have several: {', '.join(map(repr, found.values()))}" if found else _no_storage(hparams)
-        raise ConfigError(f"give storage=, a FeatureStorage, or declare exactly one in hparams; {there}")
+        there = (
+            f"they have several: {', '.join(map(repr, found.values()))}"
+            if found
+            else _no_storage(hparams)
+        )
+        raise ConfigError(
+            f"give storage=, a FeatureStorage, or declare exactly one in hparams; {there}"
+        )
     (name,) = found.values()
     storage: FeatureStorage = hparams[name]
     return storage
@@ -209,7 +239,11 @@ def _no_storage(hparams: Mapping[str, object]) -> str:
     for name, value in hparams.items():
         if isinstance(value, Mapping) and {"root", "features"} <= value.keys():
             return f"{name!r} is a plain dict: in YAML write {name}: !new:featcache.FeatureStorage"
-    return f"they have none, only {', '.join(map(repr, hparams))}" if hparams else "there are no hparams"
+    return (
+        f"they have none, only {', '.join(map(repr, hparams))}"
+        if hparams
+        else "there are no hparams"
+    )
 
 
 def _settings(owner: object) -> dict[str, object]:
@@ -226,17 +260,24 @@ def _settings(owner: object) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _evaluating(owner: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Put all modules into evaluation mode, without gradients; then give each of their submodules its mode back."""
+    """Put all modules into evaluation mode, without gradients.
+
+    Then give each of their submodules its mode back.
+    """
     container = owner if isinstance(owner, torch.nn.Module) else getattr(owner, "modules", None)
-    modules = [container] if isinstance(container, torch.nn.Module) else list(modules_of(owner).values())
+    modules = (
+        [container] if isinstance(container, torch.nn.Module) else list(modules_of(owner).values())
+    )
     modules += others
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
         for module in modules:
             module.eval()
-        with torch.no_grad():  # not inference_mode: what modules keep of it could not be trained on later
+        # not inference_mode: what modules keep of it could not be trained on later
+        with torch.no_grad():
             yield
     finally:
-        for part, training in modes:  # by `train`, which some modules define anew; parents come before their children
+        # by `train`, which some modules define anew; parents come before their children
+        for part, training in modes:
             if part.training != training:
                 part.train(training)

@@ -1,4 +1,6 @@
-"""Container files: durable, whole writes, and the digest of each page. For backends, ours and others'.
+"""Container files: durable, whole writes, and the digest of each page.
+
+For backends, ours and others'.
 
 A format that keeps the arrays of each feature in files of their own needs no more than a
 `FeatureFile` on top of a `PagedFile`, and a `FeatureFilesWriter` around these. Every `OSError` from

@@ -1,12 +1,14 @@
 """The seam between featcache and a storage format.
 
-A backend writes its ecosystem's own standard file and tells, for every array, where its bytes lie. Nothing else:
-durability, index, statistics, resume and all reading belong to the store, which goes straight to those bytes.
+A backend writes its ecosystem's own standard file and tells, for every array, where its bytes lie.
+Nothing else: durability, index, statistics, resume and all reading belong to the store, which goes
+straight to those bytes.
 
-A new format is one frozen dataclass (its fields are the format's options) and one `ContainerWriter`, entered under the
-entry point group `featcache.backends`; `featcache.container_files` has what writing files takes,
-and `featcache.testing.BackendContract` tells whether it keeps its word. No option of a backend may
-have the name of an option of one of its codecs: both are given in one dict.
+A new format is one frozen dataclass (its fields are the format's options) and one
+`ContainerWriter`, entered under the entry point group `featcache.backends`;
+`featcache.container_files` has what writing files takes, and `featcache.testing.BackendContract`
+tells whether it keeps its word. No option of a backend may have the name of an option of one of its
+codecs: both are given in one dict.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ class FeatureSpec:
 
     @property
     def storage_dtype(self) -> np.dtype[np.generic]:
-        """The dtype on disk: little-endian; bfloat16 as the uint16 of its bits, since numpy has none."""
+        """The dtype on disk, little-endian.
+
+        bfloat16 is stored as the uint16 of its bits, since numpy has none.
+        """
         return storage_dtype(self.dtype)
 
     @property
@@ -63,7 +68,8 @@ class FeatureSpec:
 class EncodedArray:
     """One utterance's array on its way to disk.
 
-    Without a codec `blocks` is one C-ordered little-endian buffer, with one it is one buffer per block.
+    Without a codec `blocks` is one C-ordered little-endian buffer, with one it is one buffer per
+    block.
     """
 
     rows: int  # frames; 1 for a feature without a time axis
@@ -78,20 +84,23 @@ class EncodedArray:
 class ContainerWriter(Protocol):
     """Writes the arrays of some features into the files of one format, append only.
 
-    Used by one thread at a time. Bytes of earlier arrays never move: extents stay valid for ever, also when the process
-    dies. New files have durable names (their directory is synced) before a `flush` returns.
+    Used by one thread at a time. Bytes of earlier arrays never move: extents stay valid for ever,
+    also when the process dies. New files have durable names (their directory is synced) before a
+    `flush` returns.
     """
 
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
-        """Write one utterance, all features of this container, and return where the bytes of each lie.
+        """Write one utterance, all features of this container; returns where their bytes lie.
 
-        Without a codec, the extents of a feature joined together are the array's bytes; with one, there is one extent
-        per block. An array of zero bytes has no extents. `id` is any non-empty Unicode string without NUL.
+        Without a codec, the extents of a feature joined together are the array's bytes; with one,
+        there is one extent per block. An array of zero bytes has no extents. `id` is any non-empty
+        Unicode string without NUL.
 
         Raises `FeatureError`, having written nothing, for an array that the format cannot hold. By
-        then the one who gave it has gone on, so this ends the writing of the cache as any other error
-        does, and what is committed stays: whatever can be told without the bytes `ChecksArrays.check`
-        should tell, which refuses that utterance alone. After any other error only `abort` is called.
+        then the one who gave it has gone on, so this ends the writing of the cache as any other
+        error does, and what is committed stays: whatever can be told without the bytes
+        `ChecksArrays.check` should tell, which refuses that utterance alone. After any other error
+        only `abort` is called.
         """
         ...
 
@@ -100,7 +109,7 @@ class ContainerWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish the files so that the format's own tools open them, durably, and let go of them."""
+        """Finish the files, durably, so that the format's own tools open them; let go of them."""
         ...
 
     def abort(self) -> None:
@@ -130,8 +139,8 @@ class SupportsPages(Protocol):
         """Return the digests of the pages of each file, valid once the writer is closed.
 
         By the path of the file, as in extents, also of files without an extent: the xxh3-64 of each
-        `featcache.container_files.PAGE_BYTES` bytes of the finished file, the last ones maybe fewer.
-        What another library wrote is left out: the writer cannot know its bytes.
+        `featcache.container_files.PAGE_BYTES` bytes of the finished file, the last ones maybe
+        fewer. What another library wrote is left out: the writer cannot know its bytes.
         """
         ...
 
@@ -143,7 +152,8 @@ class Backend(Protocol):
     Importing its module and making it must not import the format's library; `open_writer` may.
     """
 
-    codecs: ClassVar[tuple[str, ...]]  # names of the codecs that the format can declare; the first is the default
+    # names of the codecs that the format can declare; the first is the default
+    codecs: ClassVar[tuple[str, ...]]
 
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> ContainerWriter:
         """Start new files for `features` in the existing, empty or foreign `directory`.
@@ -197,14 +207,20 @@ class SupportsBlocks(Protocol):
 
 @runtime_checkable
 class Codec(Protocol):
-    """How blocks of rows become bytes; a frozen dataclass whose fields are its options, checked when made."""
+    """A way to turn blocks of rows into bytes.
+
+    A frozen dataclass whose fields are its options, checked when made.
+    """
 
     name: ClassVar[str]  # as registered
     lossless: ClassVar[bool]
     dtypes: ClassVar[frozenset[str] | None]  # declared dtypes that it can hold; None: all
 
     def encode(self, block: Array) -> bytes:
-        """Encode a C-ordered, little-endian block of shape (rows, *dims), rows > 0; must not change `block`."""
+        """Encode a C-ordered, little-endian block of shape (rows, *dims), rows > 0.
+
+        Must not change `block`.
+        """
         ...
 
     def decode(
@@ -212,9 +228,9 @@ class Codec(Protocol):
     ) -> Array:
         """Return the block of shape (up to `rows`, *dims) that `data` holds.
 
-        `data` is whatever lies on disk. Raises `CorruptCacheError`, and nothing else, if it holds no
-        such block or more rows, before it takes memory for these. It must neither end the process
-        nor run on and on.
+        `data` is whatever lies on disk. Raises `CorruptCacheError`, and nothing else, if it holds
+        no such block or more rows, before it takes memory for these. It must neither end the
+        process nor run on and on.
         """
         ...
 

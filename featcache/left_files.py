@@ -43,7 +43,9 @@ def open_left(directory: Path, path: str, least: int = 0) -> BinaryIO:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size < least:
-            raise CorruptCacheError(f"{str(directory / path)!r} is not the file that its writer left")
+            raise CorruptCacheError(
+                f"{str(directory / path)!r} is not the file that its writer left"
+            )
         return open(directory / path, "r+b", 0, opener=lambda *_: descriptor)  # with its name
     except BaseException:
         os.close(descriptor)

@@ -20,9 +20,9 @@ VARIANCE_FLOOR = 1e-10  # what SpeechBrain's InputNormalization uses
 class GlobalMVN(torch.nn.Module):
     """Normalises features to mean 0 and variance 1 over all frames of a cache, and back.
 
-    `mean` and `std` have the shape of one frame; they become float32 buffers: saved with the model, moved with it,
-    never trained. Computes in float32 or better whatever the input, and returns the dtype of the input. `norm_means`
-    and `norm_vars` switch off one half each.
+    `mean` and `std` have the shape of one frame; they become float32 buffers: saved with the model,
+    moved with it, never trained. Computes in float32 or better whatever the input, and returns the
+    dtype of the input. `norm_means` and `norm_vars` switch off one half each.
 
     >>> mvn = GlobalMVN(mean=[1.0, 2.0], std=[1.0, 4.0])
     >>> mvn(torch.tensor([[[2.0, 2.0], [0.0, 6.0]]]), lengths=torch.tensor([1]))
@@ -48,10 +48,14 @@ class GlobalMVN(torch.nn.Module):
         self.norm_vars = norm_vars
         if self.mean.shape != self.std.shape:
             raise FeatureError(
-                f"mean of shape {tuple(self.mean.shape)!r} and std of shape {tuple(self.std.shape)!r} do not match"
+                f"mean of shape {tuple(self.mean.shape)!r} and std of shape "
+                f"{tuple(self.std.shape)!r} do not match"
             )
         if norm_vars and not bool((self.std > 0).all()):
-            raise FeatureError("cannot divide by a standard deviation that is not positive; see GlobalMVN.from_stats")
+            raise FeatureError(
+                "cannot divide by a standard deviation that is not positive; see "
+                "GlobalMVN.from_stats"
+            )
 
     @classmethod
     def from_stats(
@@ -62,10 +66,13 @@ class GlobalMVN(torch.nn.Module):
         norm_vars: bool = True,
         variance_floor: float = VARIANCE_FLOOR,
     ) -> GlobalMVN:
-        """Normalise with the mean and variance of `stats`, each element's variance at least `variance_floor`.
+        """Normalise with the mean and variance of `stats`.
 
-        Without a floor an element that never changes (an empty mel band, a constant) would divide by zero, and one that
-        changes by rounding alone would become noise of full size. The default amplifies nothing more than 10^5 times.
+        Each element's variance is taken as at least `variance_floor`.
+
+        Without a floor an element that never changes (an empty mel band, a constant) would divide
+        by zero, and one that changes by rounding alone would become noise of full size. The default
+        amplifies nothing more than 10^5 times.
         """
         if not stats.count:
             raise FeatureError("cannot normalise with the statistics of no frames")
@@ -91,14 +98,20 @@ class GlobalMVN(torch.nn.Module):
             cache = Cache(cache)
         check_complete(cache, allow_incomplete=allow_incomplete)
         return cls.from_stats(
-            cache.stats(feature), norm_means=norm_means, norm_vars=norm_vars, variance_floor=variance_floor
+            cache.stats(feature),
+            norm_means=norm_means,
+            norm_vars=norm_vars,
+            variance_floor=variance_floor,
         )
 
-    def forward(self, x: torch.Tensor, lengths: torch.Tensor | Sequence[float] | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, lengths: torch.Tensor | Sequence[float] | None = None
+    ) -> torch.Tensor:
         """Return (x - mean) / std, of the shape and dtype of `x` (integers become float32).
 
-        Without `lengths`, `x` is (..., *dims). With it, (batch, frames, *dims), and what lies behind an utterance's
-        length comes out as zeros: integers are frames, floats are shares of the padded length, as in SpeechBrain.
+        Without `lengths`, `x` is (..., *dims). With it, (batch, frames, *dims), and what lies
+        behind an utterance's length comes out as zeros: integers are frames, floats are shares of
+        the padded length, as in SpeechBrain.
         """
         y = self._computed(x)
         if self.norm_means:
@@ -107,7 +120,9 @@ class GlobalMVN(torch.nn.Module):
             y = y / self.std
         return self._masked(y, lengths).to(x.dtype if x.is_floating_point() else y.dtype)
 
-    def inverse(self, x: torch.Tensor, lengths: torch.Tensor | Sequence[float] | None = None) -> torch.Tensor:
+    def inverse(
+        self, x: torch.Tensor, lengths: torch.Tensor | Sequence[float] | None = None
+    ) -> torch.Tensor:
         """Return x * std + mean: what `forward` was given, zeros behind `lengths`."""
         y = self._computed(x)
         if self.norm_vars:
@@ -118,28 +133,39 @@ class GlobalMVN(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Show the shape of a frame and what is switched on."""
-        return f"dims={tuple(self.mean.shape)}, norm_means={self.norm_means}, norm_vars={self.norm_vars}"
+        dims = tuple(self.mean.shape)
+        return f"dims={dims}, norm_means={self.norm_means}, norm_vars={self.norm_vars}"
 
     def _computed(self, x: torch.Tensor) -> torch.Tensor:
         dims = tuple(self.mean.shape)
         if tuple(x.shape[x.dim() - len(dims) :]) != dims:
-            raise FeatureError(f"statistics of frames of shape {dims!r} do not fit an input of shape {tuple(x.shape)}")
+            raise FeatureError(
+                f"statistics of frames of shape {dims!r} do not fit an input of shape "
+                f"{tuple(x.shape)}"
+            )
         # float16 has too few digits to subtract a mean in
         dtype = torch.promote_types(torch.promote_types(x.dtype, self.mean.dtype), torch.float32)
         return x.to(dtype)
 
-    def _masked(self, y: torch.Tensor, lengths: torch.Tensor | Sequence[float] | None) -> torch.Tensor:
+    def _masked(
+        self, y: torch.Tensor, lengths: torch.Tensor | Sequence[float] | None
+    ) -> torch.Tensor:
         if lengths is None:
             return y
         dims = self.mean.dim()
         if y.dim() != dims + 2:
-            raise FeatureError(f"lengths need an input of shape (batch, frames, ...), not {tuple(y.shape)!r}")
+            raise FeatureError(
+                f"lengths need an input of shape (batch, frames, ...), not {tuple(y.shape)!r}"
+            )
         frames = y.shape[1]
         ends = torch.as_tensor(lengths, device=y.device)
         if tuple(ends.shape) != (y.shape[0],):
-            raise FeatureError(f"a batch of {y.shape[0]} needs as many lengths, not shape {tuple(ends.shape)!r}")
+            raise FeatureError(
+                f"a batch of {y.shape[0]} needs as many lengths, not shape {tuple(ends.shape)!r}"
+            )
         if ends.is_floating_point():
-            # truncating would lose a frame of many utterances, and bfloat16 products round to the wrong one
+            # truncating would lose a frame of many utterances, and bfloat16 products round to the
+            # wrong one
             ends = torch.round(ends.to(torch.promote_types(ends.dtype, torch.float32)) * frames)
         padding = torch.arange(frames, device=y.device) >= ends.unsqueeze(1)
         return y.masked_fill(padding.reshape(*padding.shape, *[1] * dims), 0)

@@ -40,7 +40,9 @@ def get_backend(name: str) -> type[Backend]:
     """
     backend = cast(type[Backend], _load(BACKENDS, "backend", name, ("codecs", "open_writer")))
     if not backend.codecs:
-        raise ConfigError(f"backend {name!r} lists no codecs; one that stores plain bytes lists {RAW!r}")
+        raise ConfigError(
+            f"backend {name!r} lists no codecs; one that stores plain bytes lists {RAW!r}"
+        )
     return backend
 
 
@@ -49,7 +51,10 @@ def get_codec(name: str) -> type[Codec]:
 
     Raises `UnknownNameError` if no such codec is installed.
     """
-    return cast(type[Codec], _load(CODECS, "codec", name, ("name", "lossless", "dtypes", "encode", "decode")))
+    return cast(
+        type[Codec],
+        _load(CODECS, "codec", name, ("name", "lossless", "dtypes", "encode", "decode")),
+    )
 
 
 def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
@@ -61,17 +66,22 @@ def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
         )
     targets = sorted({entry.value for entry in entries[name]})
     if len(targets) > 1:
-        raise ConfigError(f"several packages register {kind} {name!r}: {', '.join(targets)}; uninstall all but one")
+        raise ConfigError(
+            f"several packages register {kind} {name!r}: {', '.join(targets)}; uninstall all but "
+            "one"
+        )
     try:
         loaded = entries[name][0].load()
     except Exception as error:  # whatever the package of a stranger raises
         raise ConfigError(
-            f"{kind} {name!r} is registered as {targets[0]!r}, which does not load: {type(error).__name__}: {error}"
+            f"{kind} {name!r} is registered as {targets[0]!r}, which does not load: "
+            f"{type(error).__name__}: {error}"
         ) from error
     lacks = [attribute for attribute in needed if not hasattr(loaded, attribute)]
     if not isinstance(loaded, type) or not dataclasses.is_dataclass(loaded) or lacks:
         raise ConfigError(
-            f"{kind} {name!r} is registered as {targets[0]!r}, which is no {kind}: a frozen dataclass with "
+            f"{kind} {name!r} is registered as {targets[0]!r}, which is no {kind}: a frozen "
+            "dataclass with "
             f"{', '.join(needed)} is needed" + (f", it lacks {', '.join(lacks)}" if lacks else "")
         )
     return loaded
@@ -81,7 +91,8 @@ def _entries(group: str) -> dict[str, list[EntryPoint]]:
     return _entries_on(group, tuple(sys.path))
 
 
-@lru_cache(maxsize=8)  # scanning the installed packages takes tens of milliseconds; a changed path scans again
+# scanning the installed packages takes tens of milliseconds; a changed path scans again
+@lru_cache(maxsize=8)
 def _entries_on(group: str, path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=group):

@@ -1,4 +1,7 @@
-"""Mean and variance over all frames of a feature, gathered as a by-product of writing and merged exactly."""
+"""Mean and variance over all frames of a feature.
+
+They are gathered as a by-product of writing and merged exactly.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import CorruptCacheError, FeatureError
 
-# Blocks small enough to stay in the processor's cache, so that a long array never needs a float64 copy of itself, and
-# of few enough rows that plain summation over them rounds no worse than 4,096 * 2^-53.
+# Blocks small enough to stay in the processor's cache, so that a long array never needs a float64
+# copy of itself, and of few enough rows that plain summation over them rounds no worse than 4,096 *
+# 2^-53.
 _BLOCK_VALUES = 1 << 17
 _BLOCK_ROWS = 1 << 12
 
@@ -25,9 +29,10 @@ _BLOCK_ROWS = 1 << 12
 class FeatureStats:
     """Number, mean and spread of the frames of a feature, float64, per element of a frame.
 
-    `mean` and `m2` have the shape of one frame. Two of these made from different frames merge into the one of all
-    frames, whatever the partition and the order: within 1e-12 relative while a mean is below 1,000 standard deviations,
-    beyond that within 2^-53 times their ratio a merge. NaN or infinity in a frame makes its elements NaN.
+    `mean` and `m2` have the shape of one frame. Two of these made from different frames merge into
+    the one of all frames, whatever the partition and the order: within 1e-12 relative while a mean
+    is below 1,000 standard deviations, beyond that within 2^-53 times their ratio a merge. NaN or
+    infinity in a frame makes its elements NaN.
 
     >>> stats = FeatureStats.of([[1.0, 5.0], [3.0, 5.0]]).merge(FeatureStats.of([[5.0, 5.0]]))
     >>> stats.count, stats.mean.tolist(), stats.var.round(3).tolist()
@@ -41,7 +46,9 @@ class FeatureStats:
     def __post_init__(self) -> None:
         mean, m2 = _frozen(self.mean), _frozen(self.m2)
         if mean.shape != m2.shape:
-            raise FeatureError(f"mean of shape {mean.shape!r} and m2 of shape {m2.shape!r} do not belong together")
+            raise FeatureError(
+                f"mean of shape {mean.shape!r} and m2 of shape {m2.shape!r} do not belong together"
+            )
         if self.count < 0:
             raise FeatureError(f"a count of frames cannot be negative: {self.count!r}")
         object.__setattr__(self, "count", int(self.count))
@@ -55,10 +62,12 @@ class FeatureStats:
 
     @classmethod
     def of(cls, frames: ArrayLike) -> FeatureStats:
-        """Take the statistics of an array of shape (frames, *dims), of any real number type, read only."""
+        """Take the statistics of an array of shape (frames, *dims), of any real number type."""
         array = np.asarray(frames)
         if array.ndim == 0:
-            raise FeatureError("statistics need an array of shape (frames, ...), not a single number")
+            raise FeatureError(
+                "statistics need an array of shape (frames, ...), not a single number"
+            )
         width = max(array.size // max(len(array), 1), 1)
         rows = max(min(_BLOCK_VALUES // width, _BLOCK_ROWS), 1)
         stats = cls.empty(array.shape[1:])
@@ -79,7 +88,8 @@ class FeatureStats:
         """Return the statistics of the frames of both."""
         if self.mean.shape != other.mean.shape:
             raise FeatureError(
-                f"statistics of frames of shape {self.mean.shape!r} and {other.mean.shape!r} do not merge"
+                f"statistics of frames of shape {self.mean.shape!r} and {other.mean.shape!r} do "
+                "not merge"
             )
         if not self.count or not other.count:
             return self if self.count else other
@@ -113,15 +123,25 @@ class FeatureStats:
             return self.m2 + self.mean * self.mean * self.count
 
     def save(self, file: str | PathLike[str] | BinaryIO) -> None:
-        """Write an uncompressed `.npz` of `count`, `mean`, `m2`, `sum` and `sum_square`; same statistics, same bytes.
+        """Write an uncompressed `.npz` of `count`, `mean`, `m2`, `sum` and `sum_square`.
+
+        Same statistics, same bytes.
 
         ESPnet's `GlobalMVN(stats_file=...)` reads it as it is.
         """
         if isinstance(file, str | PathLike):
-            with Path(file).open("wb") as stream:  # given a path, NumPy would add a suffix of its own
+            # given a path, NumPy would add a suffix of its own
+            with Path(file).open("wb") as stream:
                 self.save(stream)
             return
-        np.savez(file, count=np.int64(self.count), mean=self.mean, m2=self.m2, sum=self.sum, sum_square=self.sum_square)
+        np.savez(
+            file,
+            count=np.int64(self.count),
+            mean=self.mean,
+            m2=self.m2,
+            sum=self.sum,
+            sum_square=self.sum_square,
+        )
 
     @classmethod
     def load(cls, file: str | PathLike[str] | BinaryIO) -> FeatureStats:
@@ -154,7 +174,8 @@ def _unpacked(data: bytes) -> tuple[int, NDArray[np.float64], NDArray[np.float64
 
 
 def _nan_and_infinity_allowed() -> np.errstate:
-    return np.errstate(invalid="ignore", over="ignore")  # whether they may be stored is for the writer to say
+    # whether they may be stored is for the writer to say
+    return np.errstate(invalid="ignore", over="ignore")
 
 
 def _frozen(values: ArrayLike) -> NDArray[np.float64]:

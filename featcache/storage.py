@@ -33,7 +33,9 @@ class TakesDynamicItems(Protocol):
 
 
 class FeatureStorage:
-    """Declare where the features of all splits are stored, and how; one cache a split at `root/split`.
+    """Declare where the features of all splits are stored, and how.
+
+    One cache a split at `root/split`.
 
     Touches no disk when made. Usable from Python and as a HyperPyYAML `!new:` block.
 
@@ -119,7 +121,10 @@ class FeatureStorage:
                 f"{type(dataset).__name__!r}; featcache.FeatureDataset and FeatureLoader need none"
             )
         if not isinstance(features, Iterable):
-            raise ConfigError(f"features are names, not {features!r}; known: {', '.join(map(repr, self.features))}")
+            raise ConfigError(
+                f"features are names, not {features!r}; known: "
+                f"{', '.join(map(repr, self.features))}"
+            )
         names = [features] if isinstance(features, str) else list(features)
         readers = {name: self.reader(split, name) for name in names}
         keys = _keys(dataset)
@@ -131,7 +136,8 @@ class FeatureStorage:
                 )
             if name in keys:
                 raise ConfigError(
-                    f"the dataset has a key {name!r} already, which would hide the cached feature; rename one of them"
+                    f"the dataset has a key {name!r} already, which would hide the cached feature; "
+                    "rename one of them"
                 )
         cache = self.cache(split)  # a missing or stale cache is an error here, not in a worker
         check_complete(cache, allow_incomplete=allow_incomplete)

@@ -30,7 +30,9 @@ class Recipe(FeatureCacheMixin, sb.Brain):  # type: ignore[misc]
             if id in getattr(self, "bad", ()):
                 raise ValueError(f"cannot compute {id}")
         frames = batch.sig.data.unfold(1, HOP, HOP)
-        return unpad(batch.id, batch.frames, ssl=self.modules.encoder(frames), units=frames.sum(dim=2).long())
+        return unpad(
+            batch.id, batch.frames, ssl=self.modules.encoder(frames), units=frames.sum(dim=2).long()
+        )
 
     def compute_forward(self, batch: Any, stage: Any) -> Any:
         return self.modules.classifier(self.modules.encoder(batch.sig.data.unfold(1, HOP, HOP)))
@@ -58,7 +60,9 @@ class Audio:
         if id in self.missing:
             raise FileNotFoundError(f"no audio of {id}")
         number = int(id.rsplit("-", 1)[1])
-        return torch.from_numpy(np.random.default_rng(number).normal(size=frames * HOP).astype(np.float32))
+        return torch.from_numpy(
+            np.random.default_rng(number).normal(size=frames * HOP).astype(np.float32)
+        )
 
 
 def make_dataset(utterances: int = 10, audio: Audio | None = None) -> Any:
@@ -103,7 +107,6 @@ def assert_holds(cache: Cache, utterances: dict[str, dict[str, Any]]) -> None:
 def failures(storage: FeatureStorage, split: str = "train") -> list[dict[str, Any]]:
     path = storage.path(split) / "work-failures.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
 
 
 def failed(cache: Cache) -> list[str]:

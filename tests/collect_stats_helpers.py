@@ -1,4 +1,6 @@
-"""A data set and a model for collect-stats, whose calls can be counted and whose utterances can fail or kill."""
+"""A data set and a model for collect-stats, whose calls can be counted and whose utterances can
+fail or kill.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ class Model(torch.nn.Module):
             with (self.folder / "calls").open("a") as file:
                 file.write(f"{index}\n")
             tried = Counter(calls(self.folder))[index]
-            if index in self.bad.get("kills", ()) or (tried == 1 and index in self.bad.get("kills_once", ())):
+            if index in self.bad.get("kills", ()) or (
+                tried == 1 and index in self.bad.get("kills_once", ())
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
             if index in self.bad.get("fails", ()):
                 raise ValueError(f"cannot compute {index}")
@@ -86,15 +90,28 @@ class Model(torch.nn.Module):
 class Provider(EnvironmentProvider):
     """Builds the utterances and the model."""
 
-    def __init__(self, folder: Path, *, size: int = 30, scale: float = 1.0, seconds: float = 0, **bad: Any) -> None:
+    def __init__(
+        self, folder: Path, *, size: int = 30, scale: float = 1.0, seconds: float = 0, **bad: Any
+    ) -> None:
         folder.mkdir(exist_ok=True)
-        self.folder, self.size, self.scale, self.seconds, self.bad = folder, size, scale, seconds, bad
+        self.folder, self.size, self.scale, self.seconds, self.bad = (
+            folder,
+            size,
+            scale,
+            seconds,
+            bad,
+        )
 
     def build_env_local(self) -> dict[str, object]:
         model = Model(self.folder, self.bad, self.seconds)
         torch.nn.init.constant_(model.scale.weight, self.scale)
         collate_fn = CommonCollateFn(not_sequence=["number"])
-        return {"dataset": Utterances(self.size), "model": model, "collate_fn": collate_fn, "device": "cpu"}
+        return {
+            "dataset": Utterances(self.size),
+            "model": model,
+            "collate_fn": collate_fn,
+            "device": "cpu",
+        }
 
     def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
         return self.build_env_local
@@ -109,7 +126,9 @@ def calls(folder: Path) -> list[int]:
 def collect(provider: Provider, count: int = 30, **settings: Any) -> dict[str, dict[str, Any]]:
     """Collect statistics beside the provider's notes."""
     settings = {"batch_size": 4, **settings}
-    return CollectStatsRunner(provider, provider.folder / "stats", "train", **settings)(range(count))
+    return CollectStatsRunner(provider, provider.folder / "stats", "train", **settings)(
+        range(count)
+    )
 
 
 def files_of(split: Path) -> dict[str, bytes]:
@@ -123,8 +142,12 @@ def assert_right(split: Path, numbers: Iterable[int]) -> None:
     assert (split / "feats_shape").read_text().splitlines() == [
         f"{id_of(number)} {len(speech_of(number))},{DIMS}" for number in numbers
     ]
-    assert (split / "first_shape").read_text().splitlines() == [f"{id_of(number)} 1,{DIMS}" for number in numbers]
-    assert (split / "text_shape").read_text().splitlines() == [f"{id_of(number)} {number % 4}" for number in numbers]
+    assert (split / "first_shape").read_text().splitlines() == [
+        f"{id_of(number)} 1,{DIMS}" for number in numbers
+    ]
+    assert (split / "text_shape").read_text().splitlines() == [
+        f"{id_of(number)} {number % 4}" for number in numbers
+    ]
     frames = {
         "feats": np.concatenate([speech_of(number) for number in numbers]).astype(np.float64),
         "first": np.stack([speech_of(number)[0] for number in numbers]).astype(np.float64),
@@ -140,7 +163,11 @@ def assert_right(split: Path, numbers: Iterable[int]) -> None:
             assert found["count"] == len(expected)
             assert found["sum"].dtype == found["sum_square"].dtype == np.float64
     assert (split / "shape_keys.txt").read_text() == "feats\nfirst\ntext\n"
-    assert (split / "stats_keys.txt").read_text() == (split / "stats_keys").read_text() == "feats\nfirst\n"
+    assert (
+        (split / "stats_keys.txt").read_text()
+        == (split / "stats_keys").read_text()
+        == "feats\nfirst\n"
+    )
 
 
 def assert_collected(split: Path, numbers: Iterable[int]) -> None:
@@ -150,7 +177,9 @@ def assert_collected(split: Path, numbers: Iterable[int]) -> None:
     assert list(cache) == sorted(map(id_of, numbers))
     assert cache.complete
     for number in numbers:
-        np.testing.assert_array_equal(cache.read(id_of(number), "feats"), speech_of(number), strict=True)
+        np.testing.assert_array_equal(
+            cache.read(id_of(number), "feats"), speech_of(number), strict=True
+        )
 
 
 if __name__ == "__main__":  # a driver that is to be killed: folder, seconds an utterance

@@ -19,11 +19,16 @@ settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
 
-# Every cache is made durable several times over: 0.3 s on an ordinary disk, a tenth of that on one in memory, which is
-# cleaned up at once. Set TMPDIR to have the files on disk, and to look at those of failed tests.
+# Every cache is made durable several times over: 0.3 s on an ordinary disk, a tenth of that on one
+# in memory, which is cleaned up at once. Set TMPDIR to have the files on disk, and to look at those
+# of failed tests.
 MEMORY_DISK = Path("/dev/shm")
 in_memory: str | None = None
-if "TMPDIR" not in os.environ and os.access(MEMORY_DISK, os.W_OK) and shutil.disk_usage(MEMORY_DISK).free > 4 << 30:
+if (
+    "TMPDIR" not in os.environ
+    and os.access(MEMORY_DISK, os.W_OK)
+    and shutil.disk_usage(MEMORY_DISK).free > 4 << 30
+):
     in_memory = tempfile.mkdtemp(prefix="featcache-tests-", dir=MEMORY_DISK)
     os.environ["TMPDIR"] = tempfile.tempdir = in_memory
 
@@ -51,8 +56,8 @@ def pytest_runtest_setup() -> None:
 
 
 def leave_lazy_modules_alone() -> None:
-    # Hypothesis asks every imported module for its `__file__`, and speechbrain's lazy ones then import what need not
-    # be installed: https://github.com/speechbrain/speechbrain/issues/2995
+    # Hypothesis asks every imported module for its `__file__`, and speechbrain's lazy ones then
+    # import what need not be installed: https://github.com/speechbrain/speechbrain/issues/2995
     lazy = sys.modules.get("speechbrain.utils.importutils")
     if lazy is not None:
         lazy.LazyModule.__file__ = None
@@ -63,7 +68,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with four megabytes."""
     path = tmp_path / "disk"
     path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip("mounting a small file system needs root")
     yield path

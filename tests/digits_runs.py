@@ -1,4 +1,6 @@
-"""The recipe's extraction of the spoken digits for training, by a driver of its own that may be stopped or killed."""
+"""The recipe's extraction of the spoken digits for training, by a driver of its own that may be
+stopped or killed.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Noting(train.DigitsBrain):
 
 def main(recipe, shared, folder, batch_size, parallel):
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
+    # ignored in what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with (Path(recipe) / "hparams.yaml").open() as file:
         hparams = load_hyperpyyaml(file, {"output_folder": folder})
     hparams["note"] = folder + "/noted"
@@ -48,7 +51,8 @@ def main(recipe, shared, folder, batch_size, parallel):
         corpus = shared / "corpus"
         train.prepare(str(corpus) if corpus.exists() else None, shared, hparams["sample_rate"])
     dataset, fbank = train.open_dataset(shared / "train.json"), hparams["modules"]["fbank"]
-    train.fit_units(shared / "centroids.npy", dataset, fbank, hparams["number_of_units"], hparams["seed"])
+    units, seed = hparams["number_of_units"], hparams["seed"]
+    train.fit_units(shared / "centroids.npy", dataset, fbank, units, seed)
     hparams["modules"]["units"] = train.Units(np.load(shared / "centroids.npy"))
     brain = Noting(hparams["modules"], hparams["opt_class"], hparams, {"noprogressbar": True})
     settings = {"loader_kwargs": {"batch_size": int(batch_size)}, "parallel": json.loads(parallel)}
@@ -62,27 +66,41 @@ if __name__ == "__main__":
 class Extraction:
     """One run of the driver, which lives no longer than the `with` block.
 
-    Args:
-        shared: holds what all runs have in common; "corpus" in it, if there, is taken instead of the recipe's.
-        folder: where the features go.
-        parallel: on which workers; None: by the driver itself.
-        batch_size: utterances a batch.
-        seconds: how long an utterance takes at least.
+    Args: shared: holds what all runs have in common; "corpus" in it, if there, is taken instead of
+        the recipe's. folder: where the features go. parallel: on which workers; None: by the driver
+        itself. batch_size: utterances a batch. seconds: how long an utterance takes at least.
     """
 
     def __init__(
-        self, shared: Path, folder: Path, parallel: Mapping[str, object] | None, *, batch_size: int, seconds: float
+        self,
+        shared: Path,
+        folder: Path,
+        parallel: Mapping[str, object] | None,
+        *,
+        batch_size: int,
+        seconds: float,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.cache = folder / "features" / "train"
         (shared / "run.py").write_text(RUN)
-        command = [sys.executable, shared / "run.py", RECIPE, shared, folder, batch_size, json.dumps(parallel)]
-        # jobs inherit the environment, which says where the recipe is; the cache is not made from how long it takes
+        command = [
+            sys.executable,
+            shared / "run.py",
+            RECIPE,
+            shared,
+            folder,
+            batch_size,
+            json.dumps(parallel),
+        ]
+        # jobs inherit the environment, which says where the recipe is; the cache is not made from
+        # how long it takes
         path = os.pathsep.join(filter(None, [str(RECIPE), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "PYTHONPATH": path, "UTTERANCE_S": str(seconds)}
         with (folder / "log").open("ab") as log:
-            self.driver = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, env=env)
+            self.driver = subprocess.Popen(
+                [str(part) for part in command], stdout=log, stderr=log, env=env
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +118,8 @@ class Extraction:
     def committed(self) -> list[set[str]]:
         """What is committed, part by part."""
         found: list[set[str]] = []
-        with contextlib.suppress(FileNotFoundError):  # a part was sealed or removed meanwhile: fewer are seen
+        # a part was sealed or removed meanwhile: fewer are seen
+        with contextlib.suppress(FileNotFoundError):
             found.extend(committed(self.cache))
         return found
 
@@ -118,7 +137,7 @@ def committed(cache: Path) -> Iterator[set[str]]:
 
 
 def assert_same(cache: featcache.Cache, expected: featcache.Cache) -> None:
-    """Compare two caches, array for array, and their statistics; nothing of a run is left behind."""
+    """Compare two caches, array for array, and their statistics; nothing of a run is left."""
     assert cache.complete
     assert list(cache) == list(expected)
     for id in expected:

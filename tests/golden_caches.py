@@ -82,7 +82,7 @@ def assert_array(layout: str, id: str, name: str, found: NDArray[Any]) -> None:
 
 
 def make_golden(path: Path, features: list[FeatureStorageConfig]) -> Path:
-    """Write a cache of two parts and one failed id, in which an id is doubled, and so a tombstone."""
+    """Write a cache of two parts and a failed id, with an id that is doubled, so a tombstone."""
     names = [feature.name for feature in features]
     with CacheWriter(path, features, FINGERPRINT) as writer:
         writer.expect([*FIRST, *SECOND, FAILED])

@@ -19,12 +19,16 @@ from featcache_backends.hdf5 import GzipCodec, Hdf5Backend, link_name
 FLOATS = ["float16", "float32", "float64", "bfloat16"]
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FBANK = FeatureSpec("fbank", "float32", (80,))
-IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40)
+IDS = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40
+)
 
 
 @dataclass
 class Written:
-    """What a closed HDF5 file holds: for each (id, feature) the array, its shape as the user sees it."""
+    """What a closed HDF5 file holds: for each (id, feature) the array, its shape as the user sees
+    it.
+    """
 
     directory: Path
     features: Sequence[FeatureSpec]
@@ -60,7 +64,9 @@ def encoded(feature: FeatureSpec, array: Array) -> EncodedArray:
     size = cut.rows or len(rows)
     if cut.padded:
         rows = np.concatenate([rows, np.zeros((-len(rows) % size, *feature.dims), rows.dtype)])
-    blocks = tuple(feature.codec.encode(rows[start : start + size]) for start in range(0, len(rows), size))
+    blocks = tuple(
+        feature.codec.encode(rows[start : start + size]) for start in range(0, len(rows), size)
+    )
     return EncodedArray(len(array) if feature.has_frames else 1, blocks)
 
 
@@ -80,7 +86,9 @@ def write(features: Sequence[FeatureSpec], items: Sequence[tuple[str, int]]) -> 
         writer = Hdf5Backend().open_writer(written.directory, features)
         for seed, (id, rows) in enumerate(items):
             arrays = {feature.name: make(feature, rows, seed) for feature in features}
-            encodings = {feature.name: encoded(feature, arrays[feature.name]) for feature in features}
+            encodings = {
+                feature.name: encoded(feature, arrays[feature.name]) for feature in features
+            }
             for feature, extents in writer.append(id, encodings).items():
                 written.arrays[id, feature] = arrays[feature]
                 written.extents[id, feature] = extents
@@ -91,4 +99,6 @@ def write(features: Sequence[FeatureSpec], items: Sequence[tuple[str, int]]) -> 
 @st.composite
 def specs(draw: st.DrawFn, codec: GzipCodec | None = None) -> FeatureSpec:
     dims = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
-    return FeatureSpec("f", draw(st.sampled_from([*FLOATS, *INTEGERS, "bool"])), dims, draw(st.booleans()), codec)
+    return FeatureSpec(
+        "f", draw(st.sampled_from([*FLOATS, *INTEGERS, "bool"])), dims, draw(st.booleans()), codec
+    )

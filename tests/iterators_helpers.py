@@ -1,4 +1,6 @@
-"""What the tests of the iterator factories share: utterances in a cache, and as a data set of ESPnet's kind."""
+"""What the tests of the iterator factories share: utterances in a cache, and as a data set of
+ESPnet's kind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An extraction whose calls can be counted, whose utterances can fail or kill, and what its cache must hold."""
+"""An extraction whose calls can be counted, whose utterances can fail or kill, and what its cache
+must hold.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ import numpy as np
 import featcache
 from featcache import EnvironmentProvider, FeatureStorageConfig
 
-FEATURES = [FeatureStorageConfig("fbank"), FeatureStorageConfig("units", dtype="int16", backend="hdf5")]
+FEATURES = [
+    FeatureStorageConfig("fbank"),
+    FeatureStorageConfig("units", dtype="int16", backend="hdf5"),
+]
 LOCAL = {"env": "local", "n_workers": 2}
 
 
@@ -44,9 +49,13 @@ class ComputingError(ValueError):
 
 
 class Computing:
-    """Computes features of utterances; notes each in a file, and does to some of them what a bad one may do."""
+    """Computes features of utterances; notes each in a file, and does to some of them what a bad
+    one may do.
+    """
 
-    def __init__(self, folder: Path, ids: Sequence[str], deeds: Mapping[str, Iterable[int]], seconds: float) -> None:
+    def __init__(
+        self, folder: Path, ids: Sequence[str], deeds: Mapping[str, Iterable[int]], seconds: float
+    ) -> None:
         self.folder, self.ids, self.seconds = folder, ids, seconds
         self.deeds = {deed: set(numbers) for deed, numbers in deeds.items()}
 
@@ -55,9 +64,13 @@ class Computing:
             with (self.folder / "calls").open("a") as file:
                 file.write(f"{self.ids[number]}\n")
             tried = Counter(calls(self.folder))[self.ids[number]]
-            if number in self.deeds.get("kills", ()) or (tried == 1 and number in self.deeds.get("kills once", ())):
+            if number in self.deeds.get("kills", ()) or (
+                tried == 1 and number in self.deeds.get("kills once", ())
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
-            if number in self.deeds.get("fails", ()) or (tried == 1 and number in self.deeds.get("fails once", ())):
+            if number in self.deeds.get("fails", ()) or (
+                tried == 1 and number in self.deeds.get("fails once", ())
+            ):
                 raise ComputingError(f"cannot compute {number}")
             if number in self.deeds.get("hangs", ()):
                 time.sleep(3600)
@@ -73,7 +86,9 @@ class Computing:
 class Provider(EnvironmentProvider):
     """Builds a dataset of numbers, and what computes them."""
 
-    def __init__(self, folder: Path, size: int = 40, seconds: float = 0, **deeds: Iterable[int]) -> None:
+    def __init__(
+        self, folder: Path, size: int = 40, seconds: float = 0, **deeds: Iterable[int]
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.size, self.seconds = folder, size, seconds
         self.deeds = {deed.replace("_", " "): list(numbers) for deed, numbers in deeds.items()}
@@ -105,7 +120,12 @@ def arrays_of(number: int) -> dict[str, Any]:
 
 def extract(provider: Provider, **settings: Any) -> featcache.Cache:
     """Extract into the cache beside the provider's notes, on two workers."""
-    given = {"parallel": LOCAL, "fingerprint": {"model": "numbers"}, "progressbar": False, **settings}
+    given = {
+        "parallel": LOCAL,
+        "fingerprint": {"model": "numbers"},
+        "progressbar": False,
+        **settings,
+    }
     return featcache.extract(provider, provider.folder / "cache", FEATURES, **given)
 
 

@@ -1,11 +1,13 @@
-"""A disk that can lose power: what of a directory would be left after a crash at each step of what is done in it.
+"""A disk that can lose power: what of a directory would be left after a crash at each step of what
+is done in it.
 
-While it watches, every call that makes or unmakes something durable (fsync, rename, mkdir, unlink, ...) first records
-what the directory would hold if all ended there:
+While it watches, every call that makes or unmakes something durable (fsync, rename, mkdir, unlink,
+...) first records what the directory would hold if all ended there:
 
 - killed: everything that reached the system is there; what waits in buffers of the process is not,
 - power cut: only synced contents are there, under names whose directory was synced since,
-- reordered: any mix of both, name by name and block by block: what was not synced may be there or not.
+- reordered: any mix of both, name by name and block by block: what was not synced may be there or
+  not.
 """
 
 from __future__ import annotations
@@ -121,11 +123,17 @@ class Disk:
 
     def _record(self, step: str) -> None:
         root = self._scan(self._root)
-        for kind, tree in (("killed", _latest(root)), ("power cut", _durable(root)), ("reordered", self._mixed(root))):
+        for kind, tree in (
+            ("killed", _latest(root)),
+            ("power cut", _durable(root)),
+            ("reordered", self._mixed(root)),
+        ):
             key = (repr(tree), repr(self.promise))
             if key not in self._seen:
                 self._seen.add(key)
-                self.crashes.append(Crash(f"{kind} at {len(self.crashes)}: {step}", tree, self.promise))
+                self.crashes.append(
+                    Crash(f"{kind} at {len(self.crashes)}: {step}", tree, self.promise)
+                )
 
     def _mixed(self, node: Node) -> Tree:
         tree: Tree = {}
@@ -141,12 +149,20 @@ class Disk:
             return new
         longest = max(len(old), len(new))
         versions = (old.ljust(longest, b"\0"), new.ljust(longest, b"\0"))
-        blocks = (self._random.choice(versions)[start : start + BLOCK] for start in range(0, longest, BLOCK))
-        return b"".join(blocks)[: self._random.choice((len(old), len(new), self._random.randint(len(old), longest)))]
+        blocks = (
+            self._random.choice(versions)[start : start + BLOCK]
+            for start in range(0, longest, BLOCK)
+        )
+        return b"".join(blocks)[
+            : self._random.choice((len(old), len(new), self._random.randint(len(old), longest)))
+        ]
 
 
 def _latest(node: Node) -> Tree:
-    return {name: _latest(child) if child.is_directory else child.content for name, child in node.entries.items()}
+    return {
+        name: _latest(child) if child.is_directory else child.content
+        for name, child in node.entries.items()
+    }
 
 
 def _durable(node: Node) -> Tree:

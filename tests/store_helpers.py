@@ -1,4 +1,6 @@
-"""What the tests of the store share: utterances with known content, and the comparison of a cache with them."""
+"""What the tests of the store share: utterances with known content, and the comparison of a cache
+with them.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,10 @@ def change_index(path: Path, changed: Mapping[str, Any]) -> None:
     """Write the index of a cache anew, sealed as if it were right, with some other columns."""
     manifest = read_manifest(path)
     with ColumnFile(path, manifest.index) as file:
-        columns = {name: file.column(name, np.dtype(kind).type) for name, (kind, *_) in file._columns.items()}
+        columns = {
+            name: file.column(name, np.dtype(kind).type)
+            for name, (kind, *_) in file._columns.items()
+        }
     (path / manifest.index).unlink()
     digest = save_columns(path / manifest.index, (columns | dict(changed)).items())
     write_manifest(path, replace(manifest, index_digest=digest))

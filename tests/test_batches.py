@@ -41,7 +41,9 @@ class Dataset:
         ({}, None),
     ],
 )
-def test_ids_are_visible_as_strings_one_for_each_utterance(attributes: dict[str, Any], ids: Any) -> None:
+def test_ids_are_visible_as_strings_one_for_each_utterance(
+    attributes: dict[str, Any], ids: Any
+) -> None:
     for source in (Dataset(**attributes), SimpleNamespace(dataset=Dataset(**attributes))):
         found = visible_ids(source)
         assert (found is None) if ids is None else (found is not None and list(found) == list(ids))

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import speechbrain as sb
 import torch
-from brain_helpers import Audio, Recipe, RecipeTheOtherWayRound, assert_holds, expected, make_brain, make_dataset
+from brain_helpers import (
+    Audio,
+    Recipe,
+    RecipeTheOtherWayRound,
+    assert_holds,
+    expected,
+    make_brain,
+    make_dataset,
+)
 from speechbrain.utils.checkpoints import Checkpointer
 
 from featcache.brain import FeatureCacheMixin
@@ -22,8 +30,12 @@ from featcache.store.writing.cache_writer import CacheWriter
 
 
 @pytest.mark.parametrize("cls", [Recipe, RecipeTheOtherWayRound])
-@pytest.mark.parametrize("loader_kwargs", [None, {"batch_size": 4}, {"batch_size": 4, "num_workers": 2}])
-def test_one_call_caches_a_split_whole(storage: FeatureStorage, cls: Any, loader_kwargs: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize(
+    "loader_kwargs", [None, {"batch_size": 4}, {"batch_size": 4, "num_workers": 2}]
+)
+def test_one_call_caches_a_split_whole(
+    storage: FeatureStorage, cls: Any, loader_kwargs: dict[str, Any] | None
+) -> None:
     brain, dataset = make_brain(storage, cls), make_dataset()
     cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs)
     assert cache.complete
@@ -57,7 +69,9 @@ def test_split_and_stage_default_to_each_other(
             return compute(self, batch, stage)
 
     brain.__class__ = Watching
-    cache = brain.cache_features(make_dataset(1), None if stage is None else sb.Stage[stage], split=split)
+    cache = brain.cache_features(
+        make_dataset(1), None if stage is None else sb.Stage[stage], split=split
+    )
     assert cache.path == storage.path(path)
     assert stages == [sb.Stage[seen]]
 
@@ -81,7 +95,9 @@ def test_a_complete_cache_returns_at_once_even_while_it_is_locked(storage: Featu
     audio = Audio()
     dataset = make_dataset(10, audio)
     with CacheWriter(
-        storage.path("train"), storage.features, {k: v for k, v in made.fingerprint.items() if k != "features"}
+        storage.path("train"),
+        storage.features,
+        {k: v for k, v in made.fingerprint.items() if k != "features"},
     ):
         cache = brain.cache_features(dataset)
     assert (audio.loaded, brain.calls) == ([], [])
@@ -133,11 +149,17 @@ class Merging(torch.nn.Module):
 
 
 @pytest.mark.parametrize("bad", [frozenset(), frozenset(["spk/utt-2"])])
-def test_modules_are_evaluated_and_get_their_modes_back(storage: FeatureStorage, bad: frozenset[str]) -> None:
+def test_modules_are_evaluated_and_get_their_modes_back(
+    storage: FeatureStorage, bad: frozenset[str]
+) -> None:
     class Watching(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
             parts = [*self.modules.modules(), self.hparams.dropout]
-            self.seen = [torch.is_grad_enabled(), not self.modules.adapter.merged, *(part.training for part in parts)]
+            self.seen = [
+                torch.is_grad_enabled(),
+                not self.modules.adapter.merged,
+                *(part.training for part in parts),
+            ]
             return super().compute_features(batch, stage)
 
     brain = make_brain(storage, Watching)
@@ -192,7 +214,9 @@ def test_the_storage_is_found_in_hparams_or_given(storage: FeatureStorage, tmp_p
     del brain.hparams
     with pytest.raises(ConfigError, match="there are no hparams"):
         brain.cache_features(make_dataset(1))
-    assert len(brain.cache_features(make_dataset(1), split="other", storage=storage, shared=True)) == 1
+    assert (
+        len(brain.cache_features(make_dataset(1), split="other", storage=storage, shared=True)) == 1
+    )
 
 
 # Progress
@@ -221,10 +245,15 @@ def test_an_extractor_may_be_a_module(storage: FeatureStorage) -> None:
         def compute_features(self, batch: Any, stage: Any) -> Any:
             assert stage == "valid"
             assert not self.training
-            return [{"id": id, "ssl": torch.zeros(1, 4), "units": torch.zeros(1).long()} for id in batch.id]
+            return [
+                {"id": id, "ssl": torch.zeros(1, 4), "units": torch.zeros(1).long()}
+                for id in batch.id
+            ]
 
     extractor = Extractor()
-    assert extractor.cache_features(make_dataset(), split="valid", storage=storage, progressbar=False).complete
+    assert extractor.cache_features(
+        make_dataset(), split="valid", storage=storage, progressbar=False
+    ).complete
     assert extractor.training
 
 
@@ -237,20 +266,23 @@ def test_any_object_with_modules_and_a_device_will_do(tmp_path: Path) -> None:
         class Set(torch.utils.data.Dataset):
             ids = ["a", "b", "c"]
             def __len__(self): return 3
-            def __getitem__(self, index): return {{"id": self.ids[index], "x": torch.full((4, 2), float(index))}}
+            def __getitem__(self, index):
+                return {{"id": self.ids[index], "x": torch.full((4, 2), float(index))}}
 
         class Extractor(featcache.brain.FeatureCacheMixin):
             device = "cpu"
             modules = {{"double": torch.nn.Linear(2, 1, bias=False)}}
             def compute_features(self, batch, stage):
                 assert stage == "valid", stage
-                return unpad(batch["id"], [4] * len(batch["id"]), y=self.modules["double"](batch["x"]))
+                y = self.modules["double"](batch["x"])
+                return unpad(batch["id"], [4] * len(batch["id"]), y=y)
 
         storage = FeatureStorage({str(tmp_path)!r}, [FeatureStorageConfig("y")])
         extractor = Extractor()
         torch.nn.init.constant_(extractor.modules["double"].weight, 2)
         cache = extractor.cache_features(
-            Set(), split="valid", storage=storage, loader_kwargs={{"batch_size": 2}}, progressbar=False
+            Set(), split="valid", storage=storage, loader_kwargs={{"batch_size": 2}},
+            progressbar=False,
         )
         assert cache.complete
         assert cache.read("c", "y").tolist() == [[8.0]] * 4

@@ -69,10 +69,12 @@ def main(out, steps):
     ddp_init_group({"distributed_backend": "gloo"})
     torch.manual_seed(RANK)  # other weights on each rank: rank 0 says what the cache is made from
     storage = FeatureStorage(out / "features", [FeatureStorageConfig("x", dtype="float64")])
-    brain = Recipe({"encoder": torch.nn.Linear(1, 1)}, hparams={"storage": storage}, run_opts={"device": "cpu"})
+    modules = {"encoder": torch.nn.Linear(1, 1)}
+    brain = Recipe(modules, hparams={"storage": storage}, run_opts={"device": "cpu"})
     report = []
     for step in steps:
-        brain.computed, brain.bad, brain.interrupts = [], step.get("bad", []), step.get("interrupts", [])
+        brain.computed, brain.bad = [], step.get("bad", [])
+        brain.interrupts = step.get("interrupts", [])
         data = dataset(step["utterances"])
         if step.get("hidden"):
             data = Hidden(data)
@@ -85,7 +87,8 @@ def main(out, steps):
             outcome = {"complete": cache.complete, "utterances": len(cache)}
         except (FeatcacheError, KeyboardInterrupt) as error:
             cache = storage.cache(step["arguments"]["split"])
-            outcome = {"error": type(error).__name__, "text": str(error), "notes": getattr(error, "__notes__", [])}
+            notes = getattr(error, "__notes__", [])
+            outcome = {"error": type(error).__name__, "text": str(error), "notes": notes}
         torch.distributed.barrier()
         report.append({"computed": brain.computed, **outcome})
     (out / f"rank-{RANK}.json").write_text(json.dumps(report))
@@ -100,10 +103,18 @@ def run(folder: Path, ranks: int, steps: list[dict[str, Any]]) -> list[list[dict
     """Run the steps under torchrun; returns, for each step, what each rank reports."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*torchrun, str(script), str(folder), json.dumps(steps)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
     reports = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     return [list(step) for step in zip(*reports, strict=True)]
@@ -159,7 +170,8 @@ def test_two_ranks_share_the_work_and_go_on_after_errors(tmp_path: Path) -> None
     assert all(report["complete"] for report in resumed)
 
     assert [report["error"] for report in interrupted] == ["KeyboardInterrupt", "IncompleteError"]
-    assert "6 of 8 utterances are in cache" in interrupted[0]["notes"][0]  # two of rank 0, all four of rank 1
+    # two of rank 0, all four of rank 1
+    assert "6 of 8 utterances are in cache" in interrupted[0]["notes"][0]
 
     assert all((report["complete"], report["utterances"]) == (True, 4) for report in skipped)
     assert everything(left) == ["utt-6"]
@@ -180,7 +192,11 @@ def test_three_ranks_with_less_to_do_than_ranks(tmp_path: Path) -> None:
         3,
         [
             {"utterances": 2, "arguments": split},
-            {"utterances": 4, "arguments": {**split, "on_error": "skip"}, "bad": ["utt-2", "utt-3"]},
+            {
+                "utterances": 4,
+                "arguments": {**split, "on_error": "skip"},
+                "bad": ["utt-2", "utt-3"],
+            },
             {"utterances": 4, "arguments": {**split, "overwrite": True}},
             {"utterances": 4, "arguments": split, "hidden": True},
             {"utterances": 6, "arguments": split, "hidden": True},
@@ -194,9 +210,16 @@ def test_three_ranks_with_less_to_do_than_ranks(tmp_path: Path) -> None:
     assert everything(overwritten) == ids(4)
     assert all(report["complete"] for report in overwritten)
     assert not (tmp_path / "features" / "train" / "work-failures.jsonl").exists()
-    for step, computed, utterances in [(same, [], 4), (grown, ids(6)[4:], 6), (hidden, ids(5), 5), (fewer, [], 5)]:
+    for step, computed, utterances in [
+        (same, [], 4),
+        (grown, ids(6)[4:], 6),
+        (hidden, ids(5), 5),
+        (fewer, [], 5),
+    ]:
         assert everything(step) == computed
-        assert all((report["complete"], report["utterances"]) == (True, utterances) for report in step)
+        assert all(
+            (report["complete"], report["utterances"]) == (True, utterances) for report in step
+        )
 
 
 def test_processes_that_are_not_connected_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

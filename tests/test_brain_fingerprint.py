@@ -15,7 +15,9 @@ from featcache.storage import FeatureStorage
 # Fingerprint
 
 
-def test_training_the_classifier_on_the_features_makes_no_cache_stale(storage: FeatureStorage) -> None:
+def test_training_the_classifier_on_the_features_makes_no_cache_stale(
+    storage: FeatureStorage,
+) -> None:
     brain, dataset = make_brain(storage), make_dataset()
     brain.cache_features(dataset)
     for parameter in brain.modules.encoder.parameters():
@@ -30,16 +32,21 @@ def test_training_the_classifier_on_the_features_makes_no_cache_stale(storage: F
 
 def test_other_weights_make_a_cache_stale(storage: FeatureStorage) -> None:
     make_brain(storage).cache_features(make_dataset())
-    with pytest.raises(StaleCacheError, match=r"modules\.encoder\.weights: was .*\noverwrite it") as caught:
+    with pytest.raises(
+        StaleCacheError, match=r"modules\.encoder\.weights: was .*\noverwrite it"
+    ) as caught:
         make_brain(storage, seed=1).cache_features(make_dataset())
     assert "classifier" not in str(caught.value)
 
 
 def test_another_declaration_makes_a_cache_stale(storage: FeatureStorage, tmp_path: Path) -> None:
     make_brain(storage).cache_features(make_dataset())
-    changed = FeatureStorage(storage.root, [FeatureStorageConfig("ssl"), FeatureStorageConfig("units", dtype="int32")])
+    changed = FeatureStorage(
+        storage.root, [FeatureStorageConfig("ssl"), FeatureStorageConfig("units", dtype="int32")]
+    )
     with pytest.raises(
-        StaleCacheError, match=r'features\.units\.dtype: was "int16", now "int32"\n.*weights.*\noverwrite'
+        StaleCacheError,
+        match=r'features\.units\.dtype: was "int16", now "int32"\n.*weights.*\noverwrite',
     ):
         make_brain(changed, seed=1).cache_features(make_dataset())
 
@@ -50,10 +57,11 @@ def test_what_the_user_gives_counts_too(storage: FeatureStorage) -> None:
     assert cache.fingerprint["layer"] == 9
     assert cache.fingerprint["sample_rate"] == 8000
     assert cache.fingerprint["stage"] == "TRAIN"
-    make_brain(storage, seed=1).cache_features(make_dataset(), fingerprint={"layer": 9, "modules": None})
+    make_brain(storage, seed=1).cache_features(
+        make_dataset(), fingerprint={"layer": 9, "modules": None}
+    )
     given = {"layer": 9, "modules": None, "sample_rate": 16000}
     with pytest.raises(StaleCacheError, match=r":\n  sample_rate: was 8000, now 16000\n"):
         brain.cache_features(make_dataset(), fingerprint=given)
     with pytest.raises(StaleCacheError, match="layer: was 9, now 12"):
         brain.cache_features(make_dataset(), fingerprint={"layer": 12, "modules": None})
-

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from brain_helpers import HOP, Audio, Recipe, assert_holds, expected, failures, make_brain, make_dataset
+from brain_helpers import (
+    HOP,
+    Audio,
+    Recipe,
+    assert_holds,
+    expected,
+    failures,
+    make_brain,
+    make_dataset,
+)
 from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.sampler import DynamicBatchSampler
 from torch.utils.data import DataLoader, IterableDataset
@@ -43,7 +52,9 @@ def test_of_a_batch_of_which_some_is_cached_the_rest_is_written(storage: Feature
     brain, dataset = make_brain(storage), make_dataset()
     brain.cache_features(make_dataset(4))
     cache = brain.cache_features(DataLoader(dataset, batch_size=3, collate_fn=PaddedBatch))
-    assert brain.calls[4:] == [[f"spk/utt-{number}" for number in batch] for batch in ([3, 4, 5], [6, 7, 8], [9])]
+    assert brain.calls[4:] == [
+        [f"spk/utt-{number}" for number in batch] for batch in ([3, 4, 5], [6, 7, 8], [9])
+    ]
     assert_holds(cache, expected(brain, dataset))
 
 
@@ -65,7 +76,9 @@ def test_a_dataset_that_hides_its_ids_is_skipped_batch_by_batch(storage: Feature
     brain, dataset = make_brain(storage), make_dataset(10, audio)
     brain.cache_features(make_dataset(5))
     brain.calls.clear()
-    cache = brain.cache_features(Hidden(dataset), loader_kwargs={"batch_size": 2, "collate_fn": PaddedBatch})
+    cache = brain.cache_features(
+        Hidden(dataset), loader_kwargs={"batch_size": 2, "collate_fn": PaddedBatch}
+    )
     assert brain.calls == [["spk/utt-5", "spk/utt-6"], ["spk/utt-7", "spk/utt-8"], ["spk/utt-9"]]
     assert len(audio.loaded) == 10 + 5  # all of them for their ids, then those that were missing
     assert_holds(cache, expected(brain, dataset))
@@ -77,7 +90,9 @@ def test_a_dataset_that_hides_its_ids_is_skipped_batch_by_batch(storage: Feature
 
 def test_an_utterance_that_a_dataset_gives_twice_is_an_error(storage: FeatureStorage) -> None:
     dataset = make_dataset().overfit_test(3, 5)
-    with pytest.raises(DuplicateIdError, match="'spk/utt-0' was given twice: as number 0 and as number 3"):
+    with pytest.raises(
+        DuplicateIdError, match="'spk/utt-0' was given twice: as number 0 and as number 3"
+    ):
         make_brain(storage).cache_features(dataset)
 
 
@@ -85,14 +100,19 @@ def test_batches_are_moved_to_the_device(storage: FeatureStorage) -> None:
     class Watching(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
             assert batch.sig.data.device.type == "meta"
-            return [{"id": id, "ssl": torch.zeros(1, 4), "units": torch.zeros(1).long()} for id in batch.id]
+            return [
+                {"id": id, "ssl": torch.zeros(1, 4), "units": torch.zeros(1).long()}
+                for id in batch.id
+            ]
 
     brain = make_brain(storage, Watching)
     brain.device = "meta"
     assert len(brain.cache_features(make_dataset())) == 10
 
 
-def test_a_worker_that_dies_ends_the_run_also_when_failures_are_skipped(storage: FeatureStorage) -> None:
+def test_a_worker_that_dies_ends_the_run_also_when_failures_are_skipped(
+    storage: FeatureStorage,
+) -> None:
     class Deadly(Audio):
         def __call__(self, id: str, frames: int) -> torch.Tensor:
             if id == "spk/utt-5":
@@ -118,7 +138,9 @@ def test_a_failing_batch_of_a_given_loader_is_recorded_whole(storage: FeatureSto
 
 def test_an_utterance_that_a_loader_gives_twice_is_an_error(storage: FeatureStorage) -> None:
     loader = DataLoader(make_dataset(), sampler=[0, 1, 0], collate_fn=PaddedBatch)
-    with pytest.raises(DuplicateIdError, match="'spk/utt-0' was given twice: as number 0 and as number 2"):
+    with pytest.raises(
+        DuplicateIdError, match="'spk/utt-0' was given twice: as number 0 and as number 2"
+    ):
         make_brain(storage).cache_features(loader)
 
 
@@ -132,13 +154,16 @@ class Stream(IterableDataset[Any]):
 
 def test_an_iterable_dataset_is_skipped_batch_by_batch(storage: FeatureStorage) -> None:
     brain, dataset = make_brain(storage), make_dataset()
-    brain.cache_features(Stream(make_dataset(4)), loader_kwargs={"batch_size": 2, "collate_fn": PaddedBatch})
+    brain.cache_features(
+        Stream(make_dataset(4)), loader_kwargs={"batch_size": 2, "collate_fn": PaddedBatch}
+    )
     brain.cache_features(dataset)
     kwargs = {"batch_size": 4, "collate_fn": PaddedBatch, "shuffle": True}
     for overwrite, batches in [(False, 0), (True, 3)]:
         brain.calls.clear()
         assert_holds(
-            brain.cache_features(Stream(dataset), loader_kwargs=kwargs, overwrite=overwrite), expected(brain, dataset)
+            brain.cache_features(Stream(dataset), loader_kwargs=kwargs, overwrite=overwrite),
+            expected(brain, dataset),
         )
         assert len(brain.calls) == batches
 
@@ -179,11 +204,16 @@ def test_utterances_come_singly_without_a_batch_size(storage: FeatureStorage) ->
             if batch["id"] == "spk/utt-3":
                 raise ValueError
             frames = batch["sig"].reshape(-1, HOP)
-            return [{"id": batch["id"], "ssl": self.modules.encoder(frames), "units": frames.sum(dim=1).long()}]
+            return [
+                {
+                    "id": batch["id"],
+                    "ssl": self.modules.encoder(frames),
+                    "units": frames.sum(dim=1).long(),
+                }
+            ]
 
     brain, dataset = make_brain(storage, Single), make_dataset()
     kwargs = {"batch_size": None, "collate_fn": dict}
     cache = brain.cache_features(dataset, loader_kwargs=kwargs, on_error="skip")
     assert len(cache) == 9
     assert [line["id"] for line in failures(storage)] == ["spk/utt-3"]
-

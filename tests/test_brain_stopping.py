@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import speechbrain as sb
 import torch
-from brain_helpers import Audio, Recipe, assert_holds, expected, failed, failures, make_brain, make_dataset
+from brain_helpers import (
+    Audio,
+    Recipe,
+    assert_holds,
+    expected,
+    failed,
+    failures,
+    make_brain,
+    make_dataset,
+)
 
 from featcache.brain import FeatureCacheMixin
 from featcache.errors import ComputeError, ConfigError, FeatureError
@@ -17,10 +26,14 @@ from featcache.storage import FeatureStorage
 # Stopping and going on
 
 
-def test_a_run_that_fails_keeps_what_it_has_and_the_next_one_goes_on(storage: FeatureStorage) -> None:
+def test_a_run_that_fails_keeps_what_it_has_and_the_next_one_goes_on(
+    storage: FeatureStorage,
+) -> None:
     brain, dataset = make_brain(storage), make_dataset()
     brain.bad = frozenset(["spk/utt-5"])
-    with pytest.raises(ComputeError, match=r"'spk/utt-5' failed with ValueError: cannot compute spk/utt-5") as caught:
+    with pytest.raises(
+        ComputeError, match=r"'spk/utt-5' failed with ValueError: cannot compute spk/utt-5"
+    ) as caught:
         brain.cache_features(dataset, loader_kwargs={"batch_size": 2})
     assert isinstance(caught.value.__cause__, ValueError)
     assert "5 of 10 utterances are in cache" in caught.value.__notes__[0]
@@ -29,7 +42,9 @@ def test_a_run_that_fails_keeps_what_it_has_and_the_next_one_goes_on(storage: Fe
     brain.bad = frozenset()
     brain.calls.clear()
     cache = brain.cache_features(dataset, loader_kwargs={"batch_size": 2})
-    assert [id for batch in brain.calls for id in batch] == [f"spk/utt-{number}" for number in range(5, 10)]
+    assert [id for batch in brain.calls for id in batch] == [
+        f"spk/utt-{number}" for number in range(5, 10)
+    ]
     assert cache.complete
     assert_holds(cache, expected(brain, dataset))
 
@@ -100,7 +115,9 @@ def test_a_debug_run_caches_a_few_batches_as_incomplete(storage: FeatureStorage)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_failing_utterances_are_skipped_recorded_and_tried_again(storage: FeatureStorage, workers: int) -> None:
+def test_failing_utterances_are_skipped_recorded_and_tried_again(
+    storage: FeatureStorage, workers: int
+) -> None:
     audio = Audio()
     brain, dataset = make_brain(storage), make_dataset(10, audio)
     brain.bad = frozenset(["spk/utt-2"])
@@ -138,8 +155,11 @@ def test_what_failed_is_left_out_from_then_on_and_that_is_told(
     assert "1 utterance failed earlier and is left out: 'spk/utt-2', see" in text
     assert "on_error='raise' tries again" in text
     brain.bad = frozenset(["spk/utt-7"])
-    cache = brain.cache_features(make_dataset(), on_error="skip")  # others are computed, and it is left out again
-    assert sorted({id for batch in brain.calls for id in batch}) == [f"spk/utt-{number}" for number in range(5, 10)]
+    # others are computed, and it is left out again
+    cache = brain.cache_features(make_dataset(), on_error="skip")
+    assert sorted({id for batch in brain.calls for id in batch}) == [
+        f"spk/utt-{number}" for number in range(5, 10)
+    ]
     assert (failed(cache), cache.complete) == (["spk/utt-2", "spk/utt-7"], True)
     assert sorted(line["id"] for line in failures(storage)) == ["spk/utt-2", "spk/utt-7"]
     brain.bad = frozenset()
@@ -163,11 +183,16 @@ def test_a_batch_that_fails_as_a_whole_is_computed_one_by_one(storage: FeatureSt
 def test_an_error_names_the_first_ten_of_a_batch(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     brain.bad = frozenset(["spk/utt-3"])
-    with pytest.raises(ComputeError, match=r"'spk/utt-9' and 2 more failed with ValueError: cannot compute spk/utt-3"):
+    with pytest.raises(
+        ComputeError,
+        match=r"'spk/utt-9' and 2 more failed with ValueError: cannot compute spk/utt-3",
+    ):
         brain.cache_features(make_dataset(12), loader_kwargs={"batch_size": 12}, retries=0)
 
 
-@pytest.mark.parametrize(("retries", "named"), [(0, "'spk/utt-2', 'spk/utt-3'"), (1, "features of 'spk/utt-3'")])
+@pytest.mark.parametrize(
+    ("retries", "named"), [(0, "'spk/utt-2', 'spk/utt-3'"), (1, "features of 'spk/utt-3'")]
+)
 def test_a_loading_error_names_the_batch_or_what_failed_again(
     storage: FeatureStorage, retries: int, named: str
 ) -> None:
@@ -206,17 +231,25 @@ def test_readers_see_what_is_there_before_the_end_on_request(storage: FeatureSto
     assert seen == [(number, False) for number in range(10)]
     assert storage.cache("train").complete
     seen.clear()
-    make_brain(storage, Looking).cache_features(make_dataset(), publish_every_s=1e-6, overwrite=True)
+    make_brain(storage, Looking).cache_features(
+        make_dataset(), publish_every_s=1e-6, overwrite=True
+    )
     assert set(seen) == {(10, True)}  # the old cache stays until the new one is whole
 
 
-@pytest.mark.parametrize("settings", [{"retries": -1}, {"publish_every_s": 0}, {"on_error": "ignore"}])
-def test_settings_that_cannot_work_are_refused_by_name(storage: FeatureStorage, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"retries": -1}, {"publish_every_s": 0}, {"on_error": "ignore"}]
+)
+def test_settings_that_cannot_work_are_refused_by_name(
+    storage: FeatureStorage, settings: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         make_brain(storage).cache_features(make_dataset(), **settings)
 
 
-def test_arrays_that_cannot_be_stored_are_an_error_or_a_recorded_failure(storage: FeatureStorage) -> None:
+def test_arrays_that_cannot_be_stored_are_an_error_or_a_recorded_failure(
+    storage: FeatureStorage,
+) -> None:
     class Broken(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
             utterances = super().compute_features(batch, stage)
@@ -233,14 +266,18 @@ def test_arrays_that_cannot_be_stored_are_an_error_or_a_recorded_failure(storage
     assert [line["id"] for line in failures(storage)] == ["spk/utt-1"]
 
 
-def test_when_every_utterance_fails_it_is_an_error_also_when_failures_are_skipped(storage: FeatureStorage) -> None:
+def test_when_every_utterance_fails_it_is_an_error_also_when_failures_are_skipped(
+    storage: FeatureStorage,
+) -> None:
     class Misspelt(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
             return [{"id": id, "sll": torch.zeros(1), "units": torch.zeros(1)} for id in batch.id]
 
     with pytest.raises(FeatureError, match=r"'sll' is not declared; did you mean 'ssl'\?"):
         make_brain(storage, Misspelt).cache_features(make_dataset())
-    with pytest.raises(ComputeError, match=r"all 10 utterances failed.*'spk/utt-0' with FeatureError: .*'sll'"):
+    with pytest.raises(
+        ComputeError, match=r"all 10 utterances failed.*'spk/utt-0' with FeatureError: .*'sll'"
+    ):
         make_brain(storage, Misspelt).cache_features(make_dataset(), on_error="skip")
     assert len(failures(storage)) == 10
 
@@ -252,11 +289,16 @@ def test_when_every_utterance_fails_it_is_an_error_also_when_failures_are_skippe
         ([3], "dicts with the key 'id', not of 'int'"),
         ([{"ssl": 1}], r"dicts with the key 'id', not of \['ssl'\]"),
         ([{"id": "spk/utt-0"}], "0 dicts for 'spk/utt-1' instead of one"),
-        ([{"id": "spk/utt-0"}, {"id": "spk/utt-1"}, {"id": "spk/utt-1"}], "2 dicts for 'spk/utt-1'"),
+        (
+            [{"id": "spk/utt-0"}, {"id": "spk/utt-1"}, {"id": "spk/utt-1"}],
+            "2 dicts for 'spk/utt-1'",
+        ),
         ([{"id": "spk/utt-0"}, {"id": "spk/utt-2"}], "'spk/utt-2', which is not in the batch"),
     ],
 )
-def test_a_result_that_does_not_fit_the_batch_is_refused(storage: FeatureStorage, result: Any, message: str) -> None:
+def test_a_result_that_does_not_fit_the_batch_is_refused(
+    storage: FeatureStorage, result: Any, message: str
+) -> None:
     class Wrong(Recipe):
         def compute_features(self, batch: Any, stage: Any) -> Any:
             return result

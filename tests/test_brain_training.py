@@ -1,4 +1,6 @@
-"""A Brain trains from a FeatureLoader: epochs, validation, stopped and resumed anywhere, under torchrun."""
+"""A Brain trains from a FeatureLoader: epochs, validation, stopped and resumed anywhere, under
+torchrun.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_training_that_is_stopped_within_an_epoch_goes_on_at_the_very_batch(
         assert_exactly_once(together, cache)
 
 
-def test_a_stopped_training_goes_on_in_the_same_process(cache: featcache.Cache, tmp_path: Path) -> None:
+def test_a_stopped_training_goes_on_in_the_same_process(
+    cache: featcache.Cache, tmp_path: Path
+) -> None:
     brain = make_brain(tmp_path / "save", ckpt_interval_steps=2)
     loader = feature_loader(brain, cache)
     brain.stop_at = (2, 4)
@@ -116,21 +120,29 @@ def test_validation_and_test_take_a_loader_which_is_no_part_of_checkpoints(
     brain.evaluate(test)
     assert_exactly_once(brain.seen["TEST", None], cache)
     assert brain.train_sampler is train
-    assert {name for name in brain.checkpointer.recoverables if name.startswith("dataloader")} == {"dataloader-TRAIN"}
+    assert {name for name in brain.checkpointer.recoverables if name.startswith("dataloader")} == {
+        "dataloader-TRAIN"
+    }
 
 
 @pytest.mark.parametrize("cls", [Training, BrainComesFirst])
-def test_everything_else_goes_to_speechbrain(cache: featcache.Cache, tmp_path: Path, cls: Any) -> None:
+def test_everything_else_goes_to_speechbrain(
+    cache: featcache.Cache, tmp_path: Path, cls: Any
+) -> None:
     brain = make_brain(tmp_path / "save", cls)
     dataset = FeatureDataset(cache)
-    loader = brain.make_dataloader(dataset, sb.Stage.TRAIN, batch_size=4, shuffle=True, collate_fn=padded_batch)
+    loader = brain.make_dataloader(
+        dataset, sb.Stage.TRAIN, batch_size=4, shuffle=True, collate_fn=padded_batch
+    )
     assert type(loader) is SaveableDataLoader
     assert brain.train_sampler is loader.sampler
     assert brain.checkpointer.recoverables["dataloader-TRAIN"] is loader
     assert_exactly_once([id for batch in loader for id in batch.id], cache)
 
 
-def test_a_make_dataloader_of_ones_own_is_asked_first(cache: featcache.Cache, tmp_path: Path) -> None:
+def test_a_make_dataloader_of_ones_own_is_asked_first(
+    cache: featcache.Cache, tmp_path: Path
+) -> None:
     class Own(Training):
         def make_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             self.asked = dataset
@@ -161,7 +173,8 @@ brain.stop_at = (2, 2)
 try:
     brain.fit(brain.counter, helpers.feature_loader(brain, featcache.open(folder / "features")))
 except helpers.StoppedError:
-    (folder / f"rank-{rank}.json").write_text(json.dumps([brain.seen["TRAIN", 1], brain.seen["TRAIN", 2]]))
+    seen = [brain.seen["TRAIN", 1], brain.seen["TRAIN", 2]]
+    (folder / f"rank-{rank}.json").write_text(json.dumps(seen))
 """
 
 
@@ -171,7 +184,9 @@ def test_ranks_share_each_epoch_and_any_number_of_them_goes_on(tmp_path: Path) -
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*torchrun, str(tmp_path / "script.py"), str(Path(__file__).parent), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr
     one, other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
     assert_exactly_once(one[0] + other[0], cache)
@@ -197,7 +212,9 @@ def test_a_checkpoint_holds_the_state_as_json_and_refuses_another_cache_by_name(
     assert json.loads(saved.paramfiles["loader"].read_text()) == loader.state_dict()
     other = BucketBatchSampler([3, 4, 5], ids=["utt-00", "utt-01", "utt-02"], max_frames=40, seed=5)
     with pytest.raises(ConfigError, match="the state was saved with data="):
-        Checkpointer(tmp_path, {"loader": FeatureLoader(cache, batch_sampler=other)}).recover_if_possible()
+        Checkpointer(
+            tmp_path, {"loader": FeatureLoader(cache, batch_sampler=other)}
+        ).recover_if_possible()
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{", "7"])
@@ -211,7 +228,9 @@ def test_a_checkpoint_that_holds_no_state_is_refused_by_its_path(
         checkpointer.recover_if_possible()
 
 
-def test_the_end_of_an_epoch_is_followed_by_a_whole_one(cache: featcache.Cache, tmp_path: Path) -> None:
+def test_the_end_of_an_epoch_is_followed_by_a_whole_one(
+    cache: featcache.Cache, tmp_path: Path
+) -> None:
     loader = list_of_batches(None, cache)
     checkpointer = Checkpointer(tmp_path, {"loader": loader})
     assert len(list(loader)) == len(loader)

@@ -29,7 +29,9 @@ def rows_of(batches: Iterable[list[int] | list[str]]) -> list[list[int]]:
 
 
 def speech(count: int) -> Ints:
-    """Frames of read speech as LibriSpeech's: 1 to 35 s, many of 12 to 16 s, and a hump of short ones."""
+    """Frames of read speech as LibriSpeech's: 1 to 35 s, many of 12 to 16 s, and a hump of short
+    ones.
+    """
     random = np.random.default_rng(0)
     long, short = random.normal(1450, 130, count), random.gamma(2.5, 240, count) + 100
     return np.where(random.random(count) < 0.6, long, short).clip(100, 3500).astype(np.int64)
@@ -47,14 +49,20 @@ def test_every_utterance_comes_once_and_no_batch_is_over_its_limits(
     lengths: list[int], cap: int, batch_size: int | None, world_size: int, epoch: int, shuffle: bool
 ) -> None:
     rows = [row for row, length in enumerate(lengths) if length <= cap]
-    limits: dict[str, Any] = {"max_frames": cap, "batch_size": batch_size, "too_long": "skip", "shuffle": shuffle}
+    limits: dict[str, Any] = {
+        "max_frames": cap,
+        "batch_size": batch_size,
+        "too_long": "skip",
+        "shuffle": shuffle,
+    }
     if not rows:
         with pytest.raises(ConfigError, match=r"; raise max_frames$"):
             BucketBatchSampler(lengths, **limits)
         return
     with warnings.catch_warnings(action="ignore"):
         samplers = [
-            BucketBatchSampler(lengths, rank=rank, world_size=world_size, **limits) for rank in range(world_size)
+            BucketBatchSampler(lengths, rank=rank, world_size=world_size, **limits)
+            for rank in range(world_size)
         ]
     for sampler in samplers:
         sampler.set_epoch(epoch)
@@ -74,7 +82,9 @@ def test_every_utterance_comes_once_and_no_batch_is_over_its_limits(
 
 
 @given(
-    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=60), cap=st.integers(50, 200), size=st.integers(1, 9)
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=60),
+    cap=st.integers(50, 200),
+    size=st.integers(1, 9),
 )
 def test_sorted_batches_are_filled_up_to_a_limit(lengths: list[int], cap: int, size: int) -> None:
     batches = rows_of(BucketBatchSampler(lengths, max_frames=cap, batch_size=size, shuffle=False))
@@ -85,7 +95,11 @@ def test_sorted_batches_are_filled_up_to_a_limit(lengths: list[int], cap: int, s
 
 
 def test_batch_size_alone_is_a_limit() -> None:
-    assert list(BucketBatchSampler([5, 1, 4, 2, 3], batch_size=2, shuffle=False)) == [[1, 3], [4, 2], [0]]
+    assert list(BucketBatchSampler([5, 1, 4, 2, 3], batch_size=2, shuffle=False)) == [
+        [1, 3],
+        [4, 2],
+        [0],
+    ]
     assert list(BucketBatchSampler([0, 0, 0], max_frames=1, shuffle=False)) == [[0, 1, 2]]
 
 
@@ -103,7 +117,10 @@ def test_batches_of_real_lengths_are_full_and_never_over_the_limit(max_frames: i
 def test_utterances_of_one_length_have_new_companions_in_each_epoch() -> None:
     sampler = BucketBatchSampler(np.full(1000, 300), batch_size=10)
     for epoch in range(2):
-        assert np.mean([max(batch) - min(batch) for batch in rows_of(sampler.epoch_batches(epoch))]) > 500
+        assert (
+            np.mean([max(batch) - min(batch) for batch in rows_of(sampler.epoch_batches(epoch))])
+            > 500
+        )
 
 
 def test_few_utterances_of_different_lengths_have_new_companions_too() -> None:
@@ -116,12 +133,17 @@ def test_few_utterances_of_different_lengths_have_new_companions_too() -> None:
 def test_the_batches_of_an_epoch_are_in_no_order_of_length() -> None:
     lengths = speech(20_000)
     sampler = BucketBatchSampler(lengths, max_frames=40_000)
-    longest = [[lengths[batch].max() for batch in rows_of(sampler.epoch_batches(epoch))] for epoch in range(2)]
+    longest = [
+        [lengths[batch].max() for batch in rows_of(sampler.epoch_batches(epoch))]
+        for epoch in range(2)
+    ]
     assert all(abs(np.corrcoef(epoch, np.arange(len(epoch)))[0, 1]) < 0.5 for epoch in longest)
     assert len(sampler) == len(longest[0])
 
 
-@pytest.mark.parametrize(("limits", "least"), [({"max_frames": 40_000}, 0.97), ({"batch_size": 16}, 0.97)])
+@pytest.mark.parametrize(
+    ("limits", "least"), [({"max_frames": 40_000}, 0.97), ({"batch_size": 16}, 0.97)]
+)
 def test_little_of_a_batch_is_padding(limits: dict[str, int], least: float) -> None:
     lengths = speech(20_000)
     sampler = BucketBatchSampler(lengths, **limits)  # type: ignore[arg-type]
@@ -133,7 +155,10 @@ def test_little_of_a_batch_is_padding(limits: dict[str, int], least: float) -> N
 
 def test_ranks_get_batches_of_similar_length_in_a_step() -> None:
     lengths = speech(100_000)
-    shares = [rows_of(BucketBatchSampler(lengths, max_frames=40_000, rank=rank, world_size=8)) for rank in range(8)]
+    shares = [
+        rows_of(BucketBatchSampler(lengths, max_frames=40_000, rank=rank, world_size=8))
+        for rank in range(8)
+    ]
     longest = np.array([[lengths[batch].max() for batch in share] for share in shares])
     assert np.mean(longest.max(axis=0) < 1.15 * longest.min(axis=0)) > 0.9
 
@@ -177,13 +202,19 @@ def test_what_all_padded_features_hold_keeps_to_the_limit(
     def elements(rows: list[int]) -> int:
         return len(rows) * int(frames[0, rows].max() * 6 + frames[1, rows].max())
 
-    fit = [row for row in range(len(lengths)) if elements([row]) <= most and max(lengths[row]) <= (cap or 50)]
+    fit = [
+        row
+        for row in range(len(lengths))
+        if elements([row]) <= most and max(lengths[row]) <= (cap or 50)
+    ]
     if not fit:
         with pytest.raises(ConfigError, match="the longest is 'u"):
             BucketBatchSampler(Table(), max_elements=most, max_frames=cap)
         return
     with warnings.catch_warnings(action="ignore"):
-        sampler = BucketBatchSampler(Table(), max_elements=most, max_frames=cap, shuffle=shuffle, too_long="skip")
+        sampler = BucketBatchSampler(
+            Table(), max_elements=most, max_frames=cap, shuffle=shuffle, too_long="skip"
+        )
     batches = rows_of(sampler)
     assert sorted(row for batch in batches for row in batch) == fit
     for batch in batches:
@@ -194,15 +225,25 @@ def test_what_all_padded_features_hold_keeps_to_the_limit(
 def test_elements_of_one_feature_are_its_frames_times_its_width(tmp_path: Path) -> None:
     cache = featcache.open(make_cache(tmp_path / "cache", range(40)))
     fbank = FeatureDataset(cache, "fbank")  # frames of four numbers
-    assert list(BucketBatchSampler(fbank, max_elements=241)) == list(BucketBatchSampler(fbank, max_frames=60))
+    assert list(BucketBatchSampler(fbank, max_elements=241)) == list(
+        BucketBatchSampler(fbank, max_frames=60)
+    )
     lengths = cache.lengths("fbank")
-    assert list(BucketBatchSampler(lengths, max_elements=60)) == list(BucketBatchSampler(lengths, max_frames=60))
+    assert list(BucketBatchSampler(lengths, max_elements=60)) == list(
+        BucketBatchSampler(lengths, max_frames=60)
+    )
 
 
-def test_utterances_that_are_too_long_are_reported_or_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_utterances_that_are_too_long_are_reported_or_left_out_with_a_warning(
+    tmp_path: Path,
+) -> None:
     lengths = [5, 30, 7, 40, 8]
-    message = r"2 of 5 utterances are longer than max_frames=20, the longest is row 3 with 40 frames"
-    with pytest.raises(ConfigError, match=message + "; raise max_frames, or leave them out: too_long=skip"):
+    message = (
+        r"2 of 5 utterances are longer than max_frames=20, the longest is row 3 with 40 frames"
+    )
+    with pytest.raises(
+        ConfigError, match=message + "; raise max_frames, or leave them out: too_long=skip"
+    ):
         BucketBatchSampler(lengths, max_frames=20)
     with pytest.warns(UserWarning, match=message + "; they are left out") as caught:
         sampler = BucketBatchSampler(lengths, max_frames=20, too_long="skip", shuffle=False)
@@ -210,11 +251,15 @@ def test_utterances_that_are_too_long_are_reported_or_left_out_with_a_warning(tm
     assert caught[0].filename == __file__
     assert sampler.too_long.tolist() == [1, 3]
     assert list(sampler) == [[0, 2], [4]]
-    with pytest.raises(ConfigError, match=r"5 of 5 utterances are longer than max_frames=2, .*; raise max_frames$"):
+    with pytest.raises(
+        ConfigError, match=r"5 of 5 utterances are longer than max_frames=2, .*; raise max_frames$"
+    ):
         BucketBatchSampler(lengths, max_frames=2, too_long="skip")
     cache = featcache.open(make_cache(tmp_path / "cache", range(9)))
     longest = max(range(9), key=lambda number: len(arrays_of(number)["fbank"]))
-    with pytest.raises(ConfigError, match=rf"the longest is 'spk\d/utt-{longest}' \(row \d\) with 20 frames"):
+    with pytest.raises(
+        ConfigError, match=rf"the longest is 'spk\d/utt-{longest}' \(row \d\) with 20 frames"
+    ):
         BucketBatchSampler(cache, max_frames=10)
 
 
@@ -227,7 +272,8 @@ def test_a_cache_a_table_or_a_data_set_gives_the_lengths_of_its_features(tmp_pat
         table = FeatureTable.of(cache)
         features = ("units",)
 
-    expected = list(BucketBatchSampler(cache.lengths("fbank"), max_frames=60))  # the units are half as many
+    # the units are half as many
+    expected = list(BucketBatchSampler(cache.lengths("fbank"), max_frames=60))
     for source in (path, str(path), cache, table):
         assert list(BucketBatchSampler(source, max_frames=60)) == expected
     units = BucketBatchSampler(Units(), max_frames=60)
@@ -272,20 +318,33 @@ def test_lengths_may_be_any_integers_and_are_not_changed() -> None:
     lengths = speech(300)
     lengths.flags.writeable = False
     expected = list(BucketBatchSampler(lengths, max_frames=9000))
-    for other in (lengths.tolist(), lengths.astype(np.uint16), torch.tensor(lengths.tolist()), lengths[::-1][::-1]):
+    for other in (
+        lengths.tolist(),
+        lengths.astype(np.uint16),
+        torch.tensor(lengths.tolist()),
+        lengths[::-1][::-1],
+    ):
         assert list(BucketBatchSampler(other, max_frames=9000)) == expected  # type: ignore[arg-type]
     (ordered,) = rows_of(BucketBatchSampler(lengths * 1000, max_frames=10**30, shuffle=False))
     assert ordered == np.argsort(lengths, kind="stable").tolist()
 
 
-def test_the_repr_says_what_is_sampled_without_making_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_repr_says_what_is_sampled_without_making_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with warnings.catch_warnings(action="ignore"):
-        sampler = BucketBatchSampler([10, 20, 999], max_frames=40, too_long="skip", rank=1, world_size=2)
+        sampler = BucketBatchSampler(
+            [10, 20, 999], max_frames=40, too_long="skip", rank=1, world_size=2
+        )
     monkeypatch.setattr(sampler, "epoch_batches", None)
-    assert repr(sampler) == "<BucketBatchSampler: 2 utterances, max_frames=40, epoch 0, rank 1 of 2>"
+    assert (
+        repr(sampler) == "<BucketBatchSampler: 2 utterances, max_frames=40, epoch 0, rank 1 of 2>"
+    )
 
 
-@pytest.mark.parametrize("limits", [{"max_frames": 4000}, {"batch_size": 7}, {"max_elements": 40_000}])
+@pytest.mark.parametrize(
+    "limits", [{"max_frames": 4000}, {"batch_size": 7}, {"max_elements": 40_000}]
+)
 @pytest.mark.parametrize("count", [9, 60, 1000])
 def test_all_epochs_have_the_same_number_of_batches(count: int, limits: dict[str, int]) -> None:
     for seed in range(3):
@@ -302,7 +361,9 @@ def test_a_loader_over_other_utterances_than_the_sampler_numbers_is_refused(tmp_
     sampler = BucketBatchSampler(before, batch_size=2)
     make_cache(tmp_path / "growing", range(4, 6))  # adds to it
     make_cache(tmp_path / "same", range(4))
-    with pytest.raises(ConfigError, match=r"4 utterances .* not those of .* 6 utterances .*: give both"):
+    with pytest.raises(
+        ConfigError, match=r"4 utterances .* not those of .* 6 utterances .*: give both"
+    ):
         FeatureLoader(tmp_path / "growing", batch_sampler=sampler)
     for fits in (before, tmp_path / "same"):
         batches = list(FeatureLoader(fits, batch_sampler=sampler))

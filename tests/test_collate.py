@@ -13,11 +13,26 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError, FeatureError
 from featcache.loading.collate import Array, CommonCollateFn, Item
 
-DTYPES = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "bool"]
+DTYPES = [
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "bool",
+]
 
 
 def arrays(lengths: list[int], dims: tuple[int, ...], dtype: str) -> list[NDArray[Any]]:
-    return [(np.arange(length * int(np.prod(dims))).reshape(length, *dims) + 1).astype(dtype) for length in lengths]
+    return [
+        (np.arange(length * int(np.prod(dims))).reshape(length, *dims) + 1).astype(dtype)
+        for length in lengths
+    ]
 
 
 @given(
@@ -47,15 +62,23 @@ def test_what_is_cut_out_of_a_batch_is_what_was_put_in(
 
 
 def test_names_keep_the_order_of_the_first_utterance_and_its_dtypes() -> None:
-    first: Item = ("a", {"text": np.array([1, 2]), "speech": np.ones((3, 2), np.float16), "spk": np.array([7])})
-    second: Item = ("b", {"spk": np.array([8]), "speech": np.full((1, 2), 0.1), "text": np.array([3], np.int32)})
+    first: Item = (
+        "a",
+        {"text": np.array([1, 2]), "speech": np.ones((3, 2), np.float16), "spk": np.array([7])},
+    )
+    second: Item = (
+        "b",
+        {"spk": np.array([8]), "speech": np.full((1, 2), 0.1), "text": np.array([3], np.int32)},
+    )
     ids, batch = CommonCollateFn(not_sequence=["spk"])([first, second])
     assert ids == ["a", "b"]
     assert list(batch) == ["text", "text_lengths", "speech", "speech_lengths", "spk"]
     assert (batch["speech"].dtype, batch["text"].dtype) == (torch.float16, torch.int64)
     assert batch["text"].tolist() == [[1, 2], [3, -32768]]
     assert batch["spk"].tolist() == [[7], [8]]
-    np.testing.assert_array_equal(batch["speech"][1].numpy(), np.array([[0.1] * 2, [0] * 2, [0] * 2], np.float16))
+    np.testing.assert_array_equal(
+        batch["speech"][1].numpy(), np.array([[0.1] * 2, [0] * 2, [0] * 2], np.float16)
+    )
 
 
 def test_tensors_and_arrays_of_any_layout_may_be_mixed() -> None:
@@ -106,23 +129,37 @@ def test_a_batch_of_one_has_memory_of_its_own(tensors: bool) -> None:
         ([("a", np.ones(2))], "list of "),
         ([("a", {"x": np.ones(1)}), ("b", {"y": np.ones(1)})], r"'a' and 'b' .*\['x', 'y'\]"),
         ([("a", {"x_lengths": np.ones(1)})], "'a': 'x_lengths' is reserved"),
-        ([("a", {"x": np.ones(1)}), ("b", {"x": np.float32(1)})], "'b', 'x': an array or .* needed, not float32"),
-        ([("a", {"x": np.ones(1)}), ("b", {"x": [1.0]})], "'b', 'x': an array or .* needed, not list"),
+        (
+            [("a", {"x": np.ones(1)}), ("b", {"x": np.float32(1)})],
+            "'b', 'x': an array or .* needed, not float32",
+        ),
+        (
+            [("a", {"x": np.ones(1)}), ("b", {"x": [1.0]})],
+            "'b', 'x': an array or .* needed, not list",
+        ),
         ([("a", {"x": np.ones(())})], r"'a', 'x': .*shape \(1,\)"),
-        ([("a", {"x": np.ones((2, 3))}), ("b", {"x": np.ones((2, 1))})], r"'b', 'x': shape \(2, 1\) .*\(2, 3\) of 'a'"),
+        (
+            [("a", {"x": np.ones((2, 3))}), ("b", {"x": np.ones((2, 1))})],
+            r"'b', 'x': shape \(2, 1\) .*\(2, 3\) of 'a'",
+        ),
         ([("a", {"x": np.ones((2, 3))}), ("b", {"x": np.ones(3)})], r"'b', 'x': shape \(3,\)"),
         ([("a", {"x": np.array(["text"])})], "'a', 'x': torch has no dtype '<U4'"),
         ([("a", {"x": np.array([None])})], "'a', 'x': torch has no dtype 'object'"),
     ],
 )
-def test_what_cannot_be_padded_is_refused_by_utterance_and_name(items: list[Item], message: str) -> None:
+def test_what_cannot_be_padded_is_refused_by_utterance_and_name(
+    items: list[Item], message: str
+) -> None:
     with pytest.raises(FeatureError, match=message):
         CommonCollateFn()(items)
 
 
 @pytest.mark.parametrize(
     ("dtype", "message"),
-    [("int8", r"int_pad_value -32768 .* 'units', which is int8"), ("float16", r"float_pad_value 1000000.0 .* float16")],
+    [
+        ("int8", r"int_pad_value -32768 .* 'units', which is int8"),
+        ("float16", r"float_pad_value 1000000.0 .* float16"),
+    ],
 )
 def test_a_padding_that_the_dtype_cannot_hold_is_refused(dtype: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -148,7 +185,10 @@ def test_the_padding_of_a_batch_that_is_padded_with_zeros_is_painted_over() -> N
 
 def test_it_says_how_it_pads() -> None:
     collate = CommonCollateFn(0.5, -1, "spk")
-    assert repr(collate) == "CommonCollateFn(float_pad_value=0.5, int_pad_value=-1, not_sequence=['spk'])"
+    assert (
+        repr(collate)
+        == "CommonCollateFn(float_pad_value=0.5, int_pad_value=-1, not_sequence=['spk'])"
+    )
 
 
 def test_empty_utterances_are_padded_too() -> None:

@@ -1,4 +1,6 @@
-"""`CollectStatsRunner`: the files that ESPnet reads, whoever made them, and what is kept when something goes wrong."""
+"""`CollectStatsRunner`: the files that ESPnet reads, whoever made them, and what is kept when
+something goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def test_any_batch_size_gives_the_same_statistics(folder: Path, split: Path) -> 
     assert_right(split, range(30))
 
 
-def test_collected_features_are_in_a_cache_and_in_files_that_espnet_reads(folder: Path, split: Path) -> None:
+def test_collected_features_are_in_a_cache_and_in_files_that_espnet_reads(
+    folder: Path, split: Path
+) -> None:
     collect(Provider(folder), write_collected_feats=True)
     assert_right(split, range(30))
     cache = featcache.open(split / "collect_feats", verify="arrays")
@@ -65,7 +69,9 @@ def test_collected_features_are_in_a_cache_and_in_files_that_espnet_reads(folder
     assert [line.split()[0] for line in lines] == list(cache) == sorted(map(id_of, range(30)))
     paths = dict(line.split(maxsplit=1) for line in lines)
     for number in range(30):
-        np.testing.assert_array_equal(cache.read(id_of(number), "feats"), speech_of(number), strict=True)
+        np.testing.assert_array_equal(
+            cache.read(id_of(number), "feats"), speech_of(number), strict=True
+        )
         np.testing.assert_array_equal(np.load(paths[id_of(number)]), speech_of(number), strict=True)
         np.testing.assert_array_equal(cache.read(id_of(number), "first"), speech_of(number)[:1])
 
@@ -76,7 +82,9 @@ def test_samplers_and_normalisation_read_the_files(folder: Path, split: Path) ->
     given: Any = {"type": "numel", "batch_bins": 300}
     from_files = build_batch_sampler(**given, shape_files=[str(split / "feats_shape")])
     lengths = cache.lengths("feats")
-    from_rows = build_batch_sampler(**given, lengths=[np.stack([lengths, np.full_like(lengths, DIMS)], axis=1)])
+    from_rows = build_batch_sampler(
+        **given, lengths=[np.stack([lengths, np.full_like(lengths, DIMS)], axis=1)]
+    )
     ids = list(cache)
     assert list(from_files) == [[ids[int(row)] for row in batch] for batch in from_rows]
 
@@ -95,8 +103,13 @@ def test_the_same_call_again_computes_nothing(folder: Path, split: Path) -> None
     assert calls(folder) == list(range(30))
 
 
-def test_a_failing_utterance_is_named_and_the_rest_is_not_computed_again(folder: Path, split: Path) -> None:
-    with pytest.raises(ComputeError, match=r"of 'spk2/utt-17' failed with ValueError: cannot compute 17; .* is kept"):
+def test_a_failing_utterance_is_named_and_the_rest_is_not_computed_again(
+    folder: Path, split: Path
+) -> None:
+    with pytest.raises(
+        ComputeError,
+        match=r"of 'spk2/utt-17' failed with ValueError: cannot compute 17; .* is kept",
+    ):
         collect(Provider(folder, fails=[17]))
     assert calls(folder)[:16] == list(range(16))
     (folder / "calls").unlink()
@@ -169,7 +182,9 @@ def test_a_shard_that_is_there_twice_counts_once(folder: Path, split: Path) -> N
 def test_statistics_of_another_model_are_not_mixed_in(folder: Path, split: Path) -> None:
     with pytest.raises(ComputeError):
         collect(Provider(folder, fails=[17]))
-    with pytest.raises(StaleCacheError, match=r"(?s)modules.scale.weights: was .*, now .*resume=False"):
+    with pytest.raises(
+        StaleCacheError, match=r"(?s)modules.scale.weights: was .*, now .*resume=False"
+    ):
         collect(Provider(folder, scale=2.0))
     collect(Provider(folder, scale=2.0), resume=False)
     assert FeatureStats.load(split / "feats_stats.npz").mean.min() > 18
@@ -182,7 +197,9 @@ def test_arguments_of_collect_feats_are_passed_on_and_noted(folder: Path, split:
 
     collect(Louder(folder))
     assert FeatureStats.load(split / "feats_stats.npz").mean.min() > 18
-    with pytest.raises(StaleCacheError, match=r"collect_stats_kwargs.gain: was \"2.0\", now \(absent\)"):
+    with pytest.raises(
+        StaleCacheError, match=r"collect_stats_kwargs.gain: was \"2.0\", now \(absent\)"
+    ):
         collect(Provider(folder))
 
 
@@ -211,7 +228,9 @@ def test_starting_anew_leaves_nothing_of_before(folder: Path, split: Path) -> No
 def test_hooks_can_be_used_and_replaced_one_by_one(folder: Path, split: Path) -> None:
     class Doubled(CollectStatsRunner):
         @staticmethod
-        def write_record(writers: dict[str, Any], result: Any, state: dict[str, Any], **env: Any) -> None:
+        def write_record(
+            writers: dict[str, Any], result: Any, state: dict[str, Any], **env: Any
+        ) -> None:
             stats, shapes = result
             assert env["device"] == "cpu"
             twice = {f"{key}_again": value for key, value in stats.items()}
@@ -228,11 +247,15 @@ def test_hooks_write_a_shard_as_espnet_does(folder: Path) -> None:
     writers = CollectStatsRunner.open_writers(folder / "split.0", **env)
     assert {"_shard_dir", "_write_feats", "shape_handles", "feat_writers"} <= set(writers)
     for batch in ([0, 1], 2):
-        CollectStatsRunner.write_record(writers, CollectStatsRunner.forward(batch, **env), state, **env)
+        CollectStatsRunner.write_record(
+            writers, CollectStatsRunner.forward(batch, **env), state, **env
+        )
     CollectStatsRunner.close_writers(writers)
     assert (folder / "split.0" / "feats_shape").read_text() == "".join(
         f"{id_of(n)} {len(speech_of(n))},{DIMS}\n" for n in range(3)
     )
-    _, path = (folder / "split.0" / "collect_feats" / "feats.scp").read_text().splitlines()[2].split()
+    _, path = (
+        (folder / "split.0" / "collect_feats" / "feats.scp").read_text().splitlines()[2].split()
+    )
     np.testing.assert_array_equal(np.load(path), speech_of(2))
     assert state["feats"].count == sum(len(speech_of(n)) for n in range(3))

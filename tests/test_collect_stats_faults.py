@@ -1,4 +1,6 @@
-"""Collect-stats when workers are killed or cut off in the middle of a shard: all is stored once, and counted once."""
+"""Collect-stats when workers are killed or cut off in the middle of a shard: all is stored once,
+and counted once.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def cut_off_while_it_works_on(folder: Path) -> None:
     wait_for(lambda: AT in calls(folder), AFTER_S)  # another worker is at it, too
 
 
-@pytest.mark.parametrize("deed", [killed_once_some_of_the_shard_is_stored, cut_off_while_it_works_on])
+@pytest.mark.parametrize(
+    "deed", [killed_once_some_of_the_shard_is_stored, cut_off_while_it_works_on]
+)
 def test_a_worker_that_is_lost_in_the_middle_of_a_shard_leaves_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deed: Callable[[Path], None]
 ) -> None:

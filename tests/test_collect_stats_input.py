@@ -1,4 +1,6 @@
-"""What collect-stats refuses: values without statistics, models and data sets of another kind, odd arguments."""
+"""What collect-stats refuses: values without statistics, models and data sets of another kind, odd
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,11 @@ def renamed(name: Callable[[int], str]) -> Any:
     [
         ({"model": torch.nn.Linear(1, 1)}, ConfigError, "'Linear' does not have"),
         ({"collate_fn": list}, ConfigError, r"collate_fn returns \(ids, batch\)"),
-        ({"model": returning(feats=torch.ones(3, 2))}, FeatureError, r"'feats' of shape \(3, 2\) for 1 utterances"),
+        (
+            {"model": returning(feats=torch.ones(3, 2))},
+            FeatureError,
+            r"'feats' of shape \(3, 2\) for 1 utterances",
+        ),
         (
             {"model": returning(feats=torch.ones(1, 5, 2), feats_lengths=torch.tensor([6]))},
             FeatureError,
@@ -86,11 +92,21 @@ def renamed(name: Callable[[int], str]) -> Any:
             FeatureError,
             "complex64; .* real numbers",
         ),
-        ({"dataset": renamed(lambda index: "an utterance")}, FeatureError, "'an utterance' .* white space"),
-        ({"dataset": renamed(lambda index: "same")}, DuplicateIdError, "two utterances have the id 'same'"),
+        (
+            {"dataset": renamed(lambda index: "an utterance")},
+            FeatureError,
+            "'an utterance' .* white space",
+        ),
+        (
+            {"dataset": renamed(lambda index: "same")},
+            DuplicateIdError,
+            "two utterances have the id 'same'",
+        ),
     ],
 )
-def test_what_cannot_be_right_is_refused(folder: Path, parts: Any, error: type[Exception], text: str) -> None:
+def test_what_cannot_be_right_is_refused(
+    folder: Path, parts: Any, error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         collect(Other(folder, **parts), batch_size=None)
 
@@ -107,14 +123,18 @@ def test_a_collate_function_that_drops_utterances_is_refused(folder: Path) -> No
         collect(Other(folder, collate_fn=lambda items: CommonCollateFn()(items[:1])))
 
 
-@pytest.mark.parametrize(("shards", "text"), [(1, "'feats' of utterances 'spk2/utt-2'"), (9, "2/feats_stats.npz")])
+@pytest.mark.parametrize(
+    ("shards", "text"), [(1, "'feats' of utterances 'spk2/utt-2'"), (9, "2/feats_stats.npz")]
+)
 def test_frames_of_another_shape_are_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, shards: int, text: str
 ) -> None:
     monkeypatch.setattr(runner, "MOST_SHARDS", shards)
 
     class Changing(Model):
-        def collect_feats(self, number: torch.Tensor, **batch: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        def collect_feats(  # type: ignore[override]
+            self, number: torch.Tensor, **batch: torch.Tensor
+        ) -> dict[str, torch.Tensor]:
             return {"feats": torch.ones(len(number), 3 if number[0] < 2 else 2)}
 
     with pytest.raises(FeatureError, match=rf"{text}.* \(3,\) and \(2,\) do not merge"):
@@ -132,7 +152,9 @@ def test_an_environment_without_a_model_is_refused(folder: Path) -> None:
 
 def test_shards_of_different_keys_do_not_merge(folder: Path) -> None:
     class Changing(Model):
-        def collect_feats(self, number: torch.Tensor, **batch: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        def collect_feats(  # type: ignore[override]
+            self, number: torch.Tensor, **batch: torch.Tensor
+        ) -> dict[str, torch.Tensor]:
             return {f"feats{int(number[0] > 9)}": torch.ones(len(number), 2)}
 
     with pytest.raises(FeatureError, match="every utterance must have the same"):
@@ -151,6 +173,8 @@ def test_shards_of_different_keys_do_not_merge(folder: Path) -> None:
         ({}, [0.5], "numbers of utterances"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused(folder: Path, settings: Any, indices: Any, text: str) -> None:
+def test_arguments_that_cannot_work_are_refused(
+    folder: Path, settings: Any, indices: Any, text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         CollectStatsRunner(Provider(folder), folder, **{"mode": "train", **settings})(indices)

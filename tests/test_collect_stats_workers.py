@@ -1,4 +1,6 @@
-"""Collect-stats on Dask workers: the same files for any number of them, and what is kept when they die."""
+"""Collect-stats on Dask workers: the same files for any number of them, and what is kept when they
+die.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from collect_stats_helpers import Provider, assert_collected, assert_right, call
 from featcache.errors import CacheLockedError, ComputeError
 
 TWO = {"env": "local", "n_workers": 2}
-SEVEN_THREADS = {"env": "local", "n_workers": 7, "options": {"processes": False, "protocol": "tcp://"}}
+SEVEN_THREADS = {
+    "env": "local",
+    "n_workers": 7,
+    "options": {"processes": False, "protocol": "tcp://"},
+}
 
 
 def test_seven_workers_give_the_same_files_to_the_byte(tmp_path: Path) -> None:
@@ -37,12 +43,17 @@ def test_a_worker_that_dies_takes_nothing_with_it_that_was_done(tmp_path: Path) 
     found, expected = (files_of(tmp_path / name / "stats" / "train") for name in ("run", "serial"))
     assert found == {**expected, "feat_keys_written.txt": b"feats\nfirst\n"}
     assert_collected(tmp_path / "run" / "stats" / "train", range(30))
-    assert len(calls(tmp_path / "run")) <= 4 + 30 + 4  # the sample, and what the one that died was at
+    # the sample, and what the one that died was at
+    assert len(calls(tmp_path / "run")) <= 4 + 30 + 4
 
 
 def test_an_utterance_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(ComputeError, match=r"3 workers died when they were at utterances 4, 5, 6, 7 of .*is kept"):
-        collect(Provider(tmp_path / "run", kills=[6]), 12, parallel={"env": "local", "n_workers": 1})
+    with pytest.raises(
+        ComputeError, match=r"3 workers died when they were at utterances 4, 5, 6, 7 of .*is kept"
+    ):
+        collect(
+            Provider(tmp_path / "run", kills=[6]), 12, parallel={"env": "local", "n_workers": 1}
+        )
     assert calls(tmp_path / "run").count(6) == 3
     (tmp_path / "run" / "calls").unlink()
     collect(Provider(tmp_path / "run"), 12)
@@ -51,13 +62,21 @@ def test_an_utterance_that_kills_every_worker_ends_the_run(tmp_path: Path) -> No
 
 
 def test_an_utterance_that_fails_in_a_worker_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ComputeError, match=r"of 'spk1/utt-22' failed with ValueError: cannot compute 22"):
-        collect(Provider(tmp_path / "run", fails=[22]), parallel=SEVEN_THREADS, write_collected_feats=True)
+    with pytest.raises(
+        ComputeError, match=r"of 'spk1/utt-22' failed with ValueError: cannot compute 22"
+    ):
+        collect(
+            Provider(tmp_path / "run", fails=[22]),
+            parallel=SEVEN_THREADS,
+            write_collected_feats=True,
+        )
     collect(Provider(tmp_path / "run"), write_collected_feats=True)
     assert_collected(tmp_path / "run" / "stats" / "train", range(30))
 
 
-def test_a_killed_run_goes_on_with_any_number_of_workers_and_another_batch_size(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_with_any_number_of_workers_and_another_batch_size(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     for _ in range(2):

@@ -82,7 +82,10 @@ def test_looking_backends_up_imports_no_format_library() -> None:
     loaded = packages(
         "import featcache, featcache.registry\n"
         "for name in featcache.backend_names(): featcache.get_backend(name)()\n"
-        "for name in featcache.registry.codec_names(): name == 'raw' or featcache.registry.get_codec(name)()\n"
+        "for name in featcache.registry.codec_names(): name == 'raw' or "
+        "featcache.registry.get_codec(name)()\n"
     )
     assert {"featcache", "featcache_backends"} <= loaded
-    assert loaded.isdisjoint({"h5py", "zarr", "numcodecs", "google_crc32c", "lilcom", "webdataset", "torch"})
+    assert loaded.isdisjoint(
+        {"h5py", "zarr", "numcodecs", "google_crc32c", "lilcom", "webdataset", "torch"}
+    )

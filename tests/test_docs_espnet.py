@@ -1,4 +1,6 @@
-"""The snippets of `docs/espnet.md` on workers, collect-stats and HuggingFace data sets run as they are printed."""
+"""The snippets of `docs/espnet.md` on workers, collect-stats and HuggingFace data sets run as they
+are printed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TEXT = (Path(__file__).parents[1] / "docs" / "espnet.md").read_text()
 
 def snippet(of: str, language: str = "python") -> str:
     """Return the snippet that holds some text."""
-    (found,) = (code for code in re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL) if of in code)
+    (found,) = (
+        code for code in re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL) if of in code
+    )
     return str(found)
 
 
@@ -61,7 +65,13 @@ def forward(index: int, dataset: Any) -> int:
 def test_a_client_maps_a_function_with_its_environment(tmp_path: Path, config: Any) -> None:
     provider = Provider(tmp_path / "run")
     dataset: Any = provider.build_env_local()["dataset"]
-    found = run("client.map(with_worker_env", config=config, provider=provider, dataset=dataset, forward=forward)
+    found = run(
+        "client.map(with_worker_env",
+        config=config,
+        provider=provider,
+        dataset=dataset,
+        forward=forward,
+    )
     assert found["results"] == [forward(index, dataset) for index in range(30)]
 
 
@@ -74,14 +84,27 @@ def test_collect_stats(tmp_path: Path, config: Any) -> None:
 def test_cuts_of_a_huggingface_data_set(tmp_path: Path, config: Any) -> None:
     dataset = huggingface([3, 1, 2])
     datasets.DatasetDict({"train": dataset}).save_to_disk(tmp_path / "set")
-    run("cutset_from_huggingface(", config=config, dataset=dataset, dataset_id=str(tmp_path / "set"), split="train")
+    run(
+        "cutset_from_huggingface(",
+        config=config,
+        dataset=dataset,
+        dataset_id=str(tmp_path / "set"),
+        split="train",
+    )
     cuts = lhotse.CutSet.from_file("cuts_train.jsonl.gz")
-    assert [(cut.id, cut.supervisions[0].text) for cut in cuts] == [("0", "text 3"), ("1", "text 1"), ("2", "text 2")]
+    assert [(cut.id, cut.supervisions[0].text) for cut in cuts] == [
+        ("0", "text 3"),
+        ("1", "text 1"),
+        ("2", "text 2"),
+    ]
     np.testing.assert_array_equal(next(iter(cuts)).load_audio()[0], samples_of(3))
 
 
 def energies(batch: list[Any]) -> list[dict[str, object]]:
-    return [{"id": item["id"], "energy": np.square(item["samples"]).sum(keepdims=True)} for item in batch]
+    return [
+        {"id": item["id"], "energy": np.square(item["samples"]).sum(keepdims=True)}
+        for item in batch
+    ]
 
 
 class Built(EnvironmentProvider):
@@ -97,11 +120,18 @@ class Built(EnvironmentProvider):
         raise NotImplementedError
 
 
-def test_features_of_a_huggingface_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_of_a_huggingface_data_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "arrow")
     (tmp_path / "set").mkdir()
     huggingface([3, 1]).to_parquet(tmp_path / "set" / "train.parquet")
-    names = {"datasets": datasets, "dataset_id": str(tmp_path / "set"), "split": "train", "compute_features": energies}
+    names = {
+        "datasets": datasets,
+        "dataset_id": str(tmp_path / "set"),
+        "split": "train",
+        "compute_features": energies,
+    }
     env = run('env = {"dataset": utterances(', **names)["env"]
     declared = [FeatureStorageConfig("energy", time_axis=None)]
     cache = featcache.extract(Built(env), tmp_path / "cache", declared, progressbar=False)

@@ -28,7 +28,9 @@ def numbered(sizes: Iterable[int]) -> Batches:
     return Batches(np.arange(ends[-1]), ends)
 
 
-def steps_of(batches: Batches | Sequence[Sequence[Any]], world_size: int, epoch: int = 0, **options: Any) -> Steps:
+def steps_of(
+    batches: Batches | Sequence[Sequence[Any]], world_size: int, epoch: int = 0, **options: Any
+) -> Steps:
     """What the ranks get in each step."""
     options["world_size"] = world_size
     samplers = [ShuffledBatchSampler(batches, rank=rank, **options) for rank in range(world_size)]
@@ -54,7 +56,9 @@ def test_ranks_get_every_utterance_once_in_equally_many_batches(
 ) -> None:
     count, utterances = np.count_nonzero(sizes), sum(sizes)
     if count == 0 or -(-count // world_size) * world_size > utterances:
-        with pytest.raises(ConfigError, match="no batches" if count == 0 else r"use fewer ranks.*or drop_last=True"):
+        with pytest.raises(
+            ConfigError, match="no batches" if count == 0 else r"use fewer ranks.*or drop_last=True"
+        ):
             steps_of(numbered(sizes), world_size, epoch, shuffle=shuffle)
         return
     steps = steps_of(numbered(sizes), world_size, epoch, shuffle=shuffle)
@@ -70,19 +74,26 @@ def test_ranks_get_every_utterance_once_in_equally_many_batches(
 
 
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=30), world_size=st.integers(1, 5))
-def test_drop_last_leaves_out_the_last_step_and_cuts_no_batch(sizes: list[int], world_size: int) -> None:
+def test_drop_last_leaves_out_the_last_step_and_cuts_no_batch(
+    sizes: list[int], world_size: int
+) -> None:
     if len(sizes) < world_size:
         with pytest.raises(ConfigError, match="drop_last leaves nothing; use fewer ranks"):
             steps_of(numbered(sizes), world_size, drop_last=True)
         return
     alone = [batch for (batch,) in steps_of(numbered(sizes), 1)]
-    together = [batch for step in steps_of(numbered(sizes), world_size, drop_last=True) for batch in step]
+    together = [
+        batch for step in steps_of(numbered(sizes), world_size, drop_last=True) for batch in step
+    ]
     assert together == alone[: len(sizes) // world_size * world_size]
 
 
 def test_only_batches_of_the_last_step_are_cut_the_largest_first() -> None:
     steps = steps_of(numbered([2, 8, 2, 4, 6]), 3, shuffle=False)
-    assert steps == [([0, 1], [*range(2, 10)], [10, 11]), ([12, 13, 14, 15], [16, 17, 18], [19, 20, 21])]
+    assert steps == [
+        ([0, 1], [*range(2, 10)], [10, 11]),
+        ([12, 13, 14, 15], [16, 17, 18], [19, 20, 21]),
+    ]
 
 
 def test_batches_before_the_last_step_are_cut_where_that_has_too_few_utterances() -> None:
@@ -93,7 +104,9 @@ def test_batches_before_the_last_step_are_cut_where_that_has_too_few_utterances(
 def test_ids_and_rows_come_as_they_were_given() -> None:
     assert steps_of([["b", "a"], [], ["c"]], 1, shuffle=False) == [(["b", "a"],), (["c"],)]
     assert steps_of([[np.int64(2), 1], (np.int32(0),)], 1, shuffle=False) == [([2, 1],), ([0],)]
-    assert steps_of(Batches([1, 0], [0, 1, 2], keys=["x", "y"]), 2, shuffle=False) == [(["y"], ["x"])]
+    assert steps_of(Batches([1, 0], [0, 1, 2], keys=["x", "y"]), 2, shuffle=False) == [
+        (["y"], ["x"])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +131,9 @@ def test_in_most_steps_the_ranks_get_neighbouring_batches(
 
 
 @given(count=st.integers(1, 400), seed=st.integers(0, 5))
-def test_shuffling_in_groups_is_a_permutation_whose_groups_are_neighbours(count: int, seed: int) -> None:
+def test_shuffling_in_groups_is_a_permutation_whose_groups_are_neighbours(
+    count: int, seed: int
+) -> None:
     order = shuffled_in_groups(count, np.random.default_rng(seed))
     assert sorted(order.tolist()) == list(range(count))
     size = max(size for size in (1, 2, 4, 6, 12) if size * size <= count)
@@ -127,15 +142,28 @@ def test_shuffling_in_groups_is_a_permutation_whose_groups_are_neighbours(count:
 
 
 def test_each_epoch_and_seed_has_an_order_of_its_own() -> None:
-    orders = [tuple(flat(steps_of(numbered([2] * 50), 1, epoch, seed=seed))) for epoch in range(3) for seed in range(3)]
+    orders = [
+        tuple(flat(steps_of(numbered([2] * 50), 1, epoch, seed=seed)))
+        for epoch in range(3)
+        for seed in range(3)
+    ]
     assert len(set(orders)) == 9
-    assert len({tuple(flat(steps_of(numbered([2] * 50), 1, epoch, shuffle=False))) for epoch in range(3)}) == 1
+    assert (
+        len(
+            {
+                tuple(flat(steps_of(numbered([2] * 50), 1, epoch, shuffle=False)))
+                for epoch in range(3)
+            }
+        )
+        == 1
+    )
 
 
 def test_every_batch_comes_first_in_some_epoch_and_last_in_another() -> None:
     orders = [flat(steps_of(numbered([1] * 11), 1, epoch)) for epoch in range(80)]
     assert {order[0] for order in orders} == set(range(11))
-    assert {order[-1] for order in orders} >= {0, 2, 4, 6, 8, 10}  # the last group has one batch, five have two
+    # the last group has one batch, five have two
+    assert {order[-1] for order in orders} >= {0, 2, 4, 6, 8, 10}
 
 
 def test_the_order_is_the_same_in_every_process() -> None:
@@ -147,7 +175,10 @@ def test_the_order_is_the_same_in_every_process() -> None:
         print(list(sampler), sampler.state_dict(4), "torch" in sys.modules)"""
     runs = [
         subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     ]
@@ -213,12 +244,19 @@ def test_ranks_are_those_of_torch_distributed(tmp_path: Path) -> None:
         from featcache.samplers.shuffled import ShuffledBatchSampler
         rank, file = int(sys.argv[1]), sys.argv[2]
         sampler = ShuffledBatchSampler([[0], [1], [2], [3]], shuffle=False)
-        torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{file}", rank=rank, world_size=2
+        )
         print(len(sampler), list(sampler))
         torch.distributed.destroy_process_group()"""
-    arguments = [[sys.executable, "-c", code, str(rank), str(tmp_path / "meet")] for rank in range(2)]
+    arguments = [
+        [sys.executable, "-c", code, str(rank), str(tmp_path / "meet")] for rank in range(2)
+    ]
     processes = [subprocess.Popen(argument, stdout=subprocess.PIPE) for argument in arguments]
-    assert [process.communicate()[0].strip() for process in processes] == [b"2 [[0], [2]]", b"2 [[1], [3]]"]
+    assert [process.communicate()[0].strip() for process in processes] == [
+        b"2 [[0], [2]]",
+        b"2 [[1], [3]]",
+    ]
 
 
 class Rows(Dataset[int]):
@@ -233,11 +271,15 @@ class Rows(Dataset[int]):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine of few cores
 @pytest.mark.parametrize(
-    ("workers", "start"), [(0, None), (1, "fork"), (2, "fork"), (4, "fork"), (1, "spawn"), (4, "spawn")]
+    ("workers", "start"),
+    [(0, None), (1, "fork"), (2, "fork"), (4, "fork"), (1, "spawn"), (4, "spawn")],
 )
-def test_a_data_loader_takes_batches_of_an_epoch_and_of_its_rest(workers: int, start: str | None) -> None:
+def test_a_data_loader_takes_batches_of_an_epoch_and_of_its_rest(
+    workers: int, start: str | None
+) -> None:
     sampler, second = (
-        ShuffledBatchSampler(numbered([3] * 13 + [1]), rank=1, world_size=2, seed=7) for _ in range(2)
+        ShuffledBatchSampler(numbered([3] * 13 + [1]), rank=1, world_size=2, seed=7)
+        for _ in range(2)
     )
     expected = list(sampler)
     second.set_epoch(1)

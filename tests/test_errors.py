@@ -46,17 +46,31 @@ print(len(cache), cache.complete)
 def test_a_missing_library_is_an_error_of_the_first_write(
     tmp_path: Path, library: str, backend: str, codec: str
 ) -> None:
-    command = [sys.executable, "-W", "error", "-c", WITHOUT, str(tmp_path / "cache"), library, backend, codec]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        WITHOUT,
+        str(tmp_path / "cache"),
+        library,
+        backend,
+        codec,
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     first, second, last = done.stdout.splitlines()
     assert first == second
-    assert first.endswith(f" {backend!r} needs {library!r}; try: pip install 'featcache[{backend}]'")
+    assert first.endswith(
+        f" {backend!r} needs {library!r}; try: pip install 'featcache[{backend}]'"
+    )
     assert last == "0 True"
     assert list((tmp_path / "cache" / "parts").iterdir()) == []
 
 
 @pytest.mark.parametrize("backend", ["memmap", "webdataset", "hdf5", "zarr"])
-def test_raw_arrays_are_read_without_the_library_of_their_format(tmp_path: Path, backend: str) -> None:
+def test_raw_arrays_are_read_without_the_library_of_their_format(
+    tmp_path: Path, backend: str
+) -> None:
     make_cache(tmp_path, range(9), two_features(backend, backend))
     program = """
 import sys
@@ -66,7 +80,9 @@ import featcache
 cache = featcache.open(sys.argv[1], verify="arrays")
 print(sum(len(cache.read(id, "fbank")) for id in cache))
 """
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], check=True, capture_output=True, text=True
+    )
     assert int(done.stdout) == sum(len(arrays_of(number)["fbank"]) for number in range(9))
 
 
@@ -127,7 +143,10 @@ def test_a_setting_of_another_type_is_named(settings: dict[str, Any], message: s
     ],
 )
 def test_features_that_are_no_declarations_are_refused(tmp_path: Path, features: Any) -> None:
-    for make in (lambda: FeatureStorage(tmp_path / "a", features), lambda: CacheWriter(tmp_path / "b", features)):
+    for make in (
+        lambda: FeatureStorage(tmp_path / "a", features),
+        lambda: CacheWriter(tmp_path / "b", features),
+    ):
         with pytest.raises(ConfigError, match="FeatureStorageConfig"):
             make()
     assert list(tmp_path.iterdir()) == []
@@ -160,7 +179,9 @@ storage: !new:featcache.FeatureStorage
 
 def test_nested_settings_can_be_overridden_from_the_command_line(tmp_path: Path) -> None:
     overrides = "features:\n    backend: webdataset\n    options: {shard_bytes: 1000}"
-    storage = cast(FeatureStorage, load_hyperpyyaml(YAML.format(root=tmp_path), overrides)["storage"])
+    storage = cast(
+        FeatureStorage, load_hyperpyyaml(YAML.format(root=tmp_path), overrides)["storage"]
+    )
     assert storage.features["fbank"].backend == "webdataset"
     assert storage.features["fbank"].options == {"shard_bytes": 1000}
     with storage.writer("train") as writer:
@@ -173,7 +194,10 @@ def test_nested_settings_can_be_overridden_from_the_command_line(tmp_path: Path)
     [
         ("features:\n    bakend: zarr", r"no setting 'bakend'; did you mean 'backend'\?"),
         ("features:\n    backend: zar", r"no backend 'zar' is installed; did you mean 'zarr'\?"),
-        ("features:\n    options: {shard_byte: 1}", "backend 'memmap' has no option 'shard_byte'; known: none"),
+        (
+            "features:\n    options: {shard_byte: 1}",
+            "backend 'memmap' has no option 'shard_byte'; known: none",
+        ),
     ],
 )
 def test_a_misspelt_override_is_named(tmp_path: Path, overrides: str, message: str) -> None:

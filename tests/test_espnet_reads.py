@@ -1,4 +1,6 @@
-"""ESPnet's own code, where it is installed, reads the statistics and shapes that collect-stats writes."""
+"""ESPnet's own code, where it is installed, reads the statistics and shapes that collect-stats
+writes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from collect_stats_helpers import Provider, collect, id_of, speech_of
 
 import featcache
 
-pytest.importorskip("espnet2", reason="ESPnet is not installed: pip install --no-deps espnet typeguard")
+pytest.importorskip(
+    "espnet2", reason="ESPnet is not installed: pip install --no-deps espnet typeguard"
+)
 global_mvn = pytest.importorskip("espnet2.layers.global_mvn")
 batch_samplers = pytest.importorskip("espnet2.samplers.build_batch_sampler")
 
@@ -29,10 +33,13 @@ def test_its_global_mvn_has_the_mean_and_standard_deviation_of_all_frames(split:
     frames = np.concatenate([speech_of(number) for number in range(30)]).astype(np.float64)
     normalise = global_mvn.GlobalMVN(split / "feats_stats.npz")
     np.testing.assert_allclose(normalise.mean, frames.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(normalise.std, frames.std(0), rtol=1e-9)  # it takes the variance for a difference
-    (normalised,), _ = normalise(torch.tensor(frames)[None], torch.tensor([len(frames)]))  # in place: of a copy
+    # it takes the variance for a difference
+    np.testing.assert_allclose(normalise.std, frames.std(0), rtol=1e-9)
+    # in place: of a copy
+    (normalised,), _ = normalise(torch.tensor(frames)[None], torch.tensor([len(frames)]))
     ours = featcache.GlobalMVN.from_stats(featcache.FeatureStats.load(split / "feats_stats.npz"))
-    torch.testing.assert_close(ours(torch.tensor(frames)), normalised, rtol=0, atol=1e-6)  # ours holds float32
+    # ours holds float32
+    torch.testing.assert_close(ours(torch.tensor(frames)), normalised, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -54,4 +61,7 @@ def test_its_batch_samplers_read_the_shapes_and_make_the_batches_that_ours_make(
     theirs = batch_samplers.build_batch_sampler(shape_files=files, **needed | settings)
     batches = [tuple(batch) for batch in theirs]
     assert sorted(id for batch in batches for id in batch) == sorted(map(id_of, range(30)))
-    assert batches == [tuple(batch) for batch in featcache.samplers.build_batch_sampler(shape_files=files, **settings)]
+    assert batches == [
+        tuple(batch)
+        for batch in featcache.samplers.build_batch_sampler(shape_files=files, **settings)
+    ]

@@ -30,14 +30,18 @@ def entries(*kinds: str) -> list[Any]:
         for entry in json.loads(path.read_text())
         if entry["kind"] in kinds
     ]
-    return found or [pytest.param({}, marks=pytest.mark.skip(reason=f"no reference batches in {REFERENCE}"))]
+    return found or [
+        pytest.param({}, marks=pytest.mark.skip(reason=f"no reference batches in {REFERENCE}"))
+    ]
 
 
 def arguments(entry: Entry) -> Entry:
     args = dict(entry["args"])
     if "shape_files" in args:
         args["shape_files"] = [str(REFERENCE / name) for name in args["shape_files"]]
-    return args | {name: str(REFERENCE / args[name]) for name in FILES if args.get(name) is not None}
+    return args | {
+        name: str(REFERENCE / args[name]) for name in FILES if args.get(name) is not None
+    }
 
 
 def test_the_reference_is_whole() -> None:
@@ -79,11 +83,18 @@ def test_arrays_give_the_batches_of_their_files(entry: Entry) -> None:
 @pytest.mark.parametrize("entry", entries("direct"))
 def test_unsorted_batches_of_one_category_are_those_of_espnet(entry: Entry) -> None:
     keys, labels = zip(
-        *(line.split() for line in (REFERENCE / entry["args"]["utt2category_file"]).read_text().splitlines()),
+        *(
+            line.split()
+            for line in (REFERENCE / entry["args"]["utt2category_file"]).read_text().splitlines()
+        ),
         strict=True,
     )
     batches = build_batch_sampler(
-        "unsorted", batch_size=8, drop_last=True, lengths=np.ones(len(keys), np.int64), categories=labels
+        "unsorted",
+        batch_size=8,
+        drop_last=True,
+        lengths=np.ones(len(keys), np.int64),
+        categories=labels,
     )
     assert list(Batches(batches.items, batches.ends, keys)) == entry["batches"]
 
@@ -96,7 +107,8 @@ def test_category_batches_are_those_of_espnet(entry: Entry) -> None:
             build_category_batch_sampler(**args)
         return
     batches, again = build_category_batch_sampler(**args)
-    if "utts_after_shuffle" in entry:  # ESPnet's order comes from a set: only from there on it is the same
+    # ESPnet's order comes from a set: only from there on it is the same
+    if "utts_after_shuffle" in entry:
         batches = drawn_from(args, entry["utts_after_shuffle"])
     else:
         assert list(build_category_batch_sampler(args["type"], **again)[0]) == list(batches)  # type: ignore[arg-type]
@@ -119,11 +131,18 @@ def drawn_from(args: Entry, shuffled: dict[str, dict[str, list[str]]]) -> Batche
         args["dataset_scaling_factor"],
     )
     row = {key: number for number, key in enumerate(keys)}
-    lists = [[row[id] for id in ids] for categories in shuffled.values() for ids in categories.values()]
-    assert [set(rows.tolist()) for rows in np.split(pools.members.rows, pools.members.ends[1:-1])] == list(
-        map(set, lists)
+    lists = [
+        [row[id] for id in ids] for categories in shuffled.values() for ids in categories.values()
+    ]
+    assert [
+        set(rows.tolist()) for rows in np.split(pools.members.rows, pools.members.ends[1:-1])
+    ] == list(map(set, lists))
+    limits = Limits(
+        args["batch_bins"],
+        args["min_batch_size"],
+        args["max_batch_size"],
+        args.get("drop_last", False),
     )
-    limits = Limits(args["batch_bins"], args["min_batch_size"], args["max_batch_size"], args.get("drop_last", False))
     theirs = Members(np.concatenate([np.array(rows) for rows in lists]), pools.members.ends)
     batches = drawn_batches(lengths, replace(pools, members=theirs), limits, args["epoch"])
     return Batches(batches.items, batches.ends, keys)

@@ -1,4 +1,6 @@
-"""Every utterance once per epoch: through DataLoader workers, over ranks, and resumed by another number of ranks."""
+"""Every utterance once per epoch: through DataLoader workers, over ranks, and resumed by another
+number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def loaders_of(
     found = []
     for rank in range(ranks):
         sampler = BucketBatchSampler(
-            featcache.open(cache).lengths("fbank"), max_frames=60, batch_size=3, seed=5, rank=rank, world_size=ranks
+            featcache.open(cache).lengths("fbank"),
+            max_frames=60,
+            batch_size=3,
+            seed=5,
+            rank=rank,
+            world_size=ranks,
         )
         sampler.set_epoch(1)
         if state is not None:
@@ -48,22 +55,30 @@ def loaders_of(
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than cores
+# more workers than cores
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize(
     ("ranks", "workers", "start"),
-    [*((ranks, workers, "fork") for ranks in (1, 2, 3) for workers in (0, 1, 2, 4)), (3, 2, "spawn"), (2, 4, "spawn")],
+    [
+        *((ranks, workers, "fork") for ranks in (1, 2, 3) for workers in (0, 1, 2, 4)),
+        (3, 2, "spawn"),
+        (2, 4, "spawn"),
+    ],
 )
 def test_every_utterance_comes_once_in_an_epoch_that_other_ranks_go_on_with(
     cache: Path, ranks: int, workers: int, start: str
 ) -> None:
     batches, states = [], []
     for sampler, loader in loaders_of(cache, ranks, workers, start, None):
-        batches += list(loader)[:STEPS]  # not stopped in the middle: torch may abort workers that it has just spawned
+        # not stopped in the middle: torch may abort workers that it has just spawned
+        batches += list(loader)[:STEPS]
         states.append(sampler.state_dict(steps=STEPS))
     assert all(state == states[0] for state in states)
     for _, loader in loaders_of(cache, ranks % 3 + 1, workers, start, states[0]):
         batches += list(loader)
     assert sorted(id for batch in batches for id in batch["id"]) == sorted(map(id_of, NUMBERS))
     for batch in batches:
-        for id, array, length in zip(batch["id"], batch["fbank"], batch["fbank_lengths"].tolist(), strict=True):
+        for id, array, length in zip(
+            batch["id"], batch["fbank"], batch["fbank_lengths"].tolist(), strict=True
+        ):
             np.testing.assert_array_equal(array[:length], arrays_of(int(id.split("-")[1]))["fbank"])

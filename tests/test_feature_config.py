@@ -43,7 +43,9 @@ storage: !new:featcache.FeatureStorage
 def test_yaml_blocks_declare_a_storage_and_touch_no_disk(tmp_path: Path) -> None:
     storage = load_hyperpyyaml(YAML.format(root=tmp_path / "out"))["storage"]
     assert list(storage.features) == ["fbank", "units"]
-    assert storage.features["fbank"] == FeatureStorageConfig("fbank", "float16", "hdf5", "gzip", {"level": 7})
+    assert storage.features["fbank"] == FeatureStorageConfig(
+        "fbank", "float16", "hdf5", "gzip", {"level": 7}
+    )
     assert storage.path("train") == tmp_path / "out" / "features" / "train"
     assert list(tmp_path.iterdir()) == []
 
@@ -69,7 +71,11 @@ def test_one_storage_writes_and_reads_all_splits(tmp_path: Path) -> None:
         ("dtype: float16", "dtpye: float16", r"no setting 'dtpye'; did you mean 'dtype'\?"),
         ("backend: hdf5", "backend: hdf", r"no backend 'hdf' is installed; did you mean 'hdf5'\?"),
         ("codec: gzip", "codec: gzp", r"backend 'hdf5' has no codec 'gzp'; did you mean 'gzip'\?"),
-        ("{level: 7}", "{levle: 7}", r"backend 'hdf5' with codec 'gzip' has no option 'levle'; did you mean 'level'\?"),
+        (
+            "{level: 7}",
+            "{levle: 7}",
+            r"backend 'hdf5' with codec 'gzip' has no option 'levle'; did you mean 'level'\?",
+        ),
         ("{level: 7}", "{level: 12}", "level must be an integer from 0 to 9, not 12"),
         ("dtype: float16", "dtype: flaot16", r"'flaot16' cannot be used; did you mean 'float16'"),
         ("name: fbank", "name: f/bank", "feature name 'f/bank' is not usable"),
@@ -92,14 +98,22 @@ def test_what_is_misspelt_in_yaml_is_named_with_the_nearest(
         ({"time_axis": 1}, "time_axis 1 is not supported"),
         ({"nonfinite": "ignore"}, "nonfinite is 'error' or 'keep', not 'ignore'"),
         ({"nonfinite": "keep", "stats": True}, "no statistics of NaN and infinity"),
-        ({"backend": "lilcom", "dtype": "int16"}, "codec 'lilcom' cannot hold 'int16'; it holds float32"),
-        ({"backend": "memmap", "codec": "gzip"}, "backend 'memmap' has no codec 'gzip'; known: 'raw'"),
+        (
+            {"backend": "lilcom", "dtype": "int16"},
+            "codec 'lilcom' cannot hold 'int16'; it holds float32",
+        ),
+        (
+            {"backend": "memmap", "codec": "gzip"},
+            "backend 'memmap' has no codec 'gzip'; known: 'raw'",
+        ),
         ({"backend": "memmap", "options": {"level": 3}}, "backend 'memmap' has no option 'level'"),
         ({"dtype": "complex64"}, "dtype 'complex64' cannot be used"),
         ({"dtype": float}, "cannot be used"),
     ],
 )
-def test_a_declaration_that_cannot_work_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:
+def test_a_declaration_that_cannot_work_is_refused_at_once(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         FeatureStorageConfig("fbank", **arguments)
 
@@ -147,7 +161,8 @@ def test_declarations_are_values(tmp_path: Path) -> None:
     assert hash(config) == hash(copy.copy(config))
     with pytest.raises(AttributeError):
         config.dtype = "float16"  # type: ignore[misc]
-    assert pickle.loads(pickle.dumps(FeatureStorage(tmp_path, [config]))).features == {"fbank": config}  # noqa: S301
+    storage = FeatureStorage(tmp_path, [config])
+    assert pickle.loads(pickle.dumps(storage)).features == {"fbank": config}  # noqa: S301
 
 
 def test_a_storage_refuses_names_that_do_not_fit(tmp_path: Path) -> None:
@@ -231,7 +246,8 @@ def test_an_option_that_format_and_codec_share_is_refused(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("dims", "frames"), [((80,), (80,)), ([], ()), (np.array([3, 4]), (3, 4)), (torch.Size([2]), (2,))]
+    ("dims", "frames"),
+    [((80,), (80,)), ([], ()), (np.array([3, 4]), (3, 4)), (torch.Size([2]), (2,))],
 )
 def test_declared_dims_are_what_frames_must_have(dims: Any, frames: tuple[int, ...]) -> None:
     config = FeatureStorageConfig("f", dims=dims)
@@ -245,7 +261,9 @@ def test_the_shape_of_earlier_frames_holds_where_none_is_declared() -> None:
     config = FeatureStorageConfig("f", time_axis=None)
     config.check_dims("u", (3,))
     config.check_dims("u", (3,), before=(3,))
-    with pytest.raises(FeatureError, match=r"arrays have shape \(4,\), those before have \(3,\); over"):
+    with pytest.raises(
+        FeatureError, match=r"arrays have shape \(4,\), those before have \(3,\); over"
+    ):
         config.check_dims("u", (4,), before=(3,))
     with pytest.raises(FeatureError, match="batch axis left in"):
         config.check_dims("u", (1, 3), before=(3,))

@@ -62,24 +62,35 @@ def test_a_dataset_is_iterated_over_in_row_order(cache: Path) -> None:
 
 
 @given(st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=30))
-def test_a_batch_is_padded_with_zeros_and_may_repeat_utterances(cache: Path, numbers: list[int]) -> None:
+def test_a_batch_is_padded_with_zeros_and_may_repeat_utterances(
+    cache: Path, numbers: list[int]
+) -> None:
     check_batch(FeatureDataset(cache).__getitems__([id_of(number) for number in numbers]), numbers)
 
 
 @pytest.mark.parametrize("backend", ["memmap", "hdf5", "webdataset", "zarr"])
 @pytest.mark.parametrize("mapped", [True, False])
 def test_batches_are_the_same_in_every_format(tmp_path: Path, backend: str, mapped: bool) -> None:
-    cache = featcache.open(make_cache(tmp_path, NUMBERS, two_features(backend, backend)), mapped=mapped)
+    cache = featcache.open(
+        make_cache(tmp_path, NUMBERS, two_features(backend, backend)), mapped=mapped
+    )
     check_batch(FeatureDataset(cache).__getitems__([id_of(number) for number in NUMBERS]), NUMBERS)
-    window = FeatureDataset(cache, "fbank").__getitems__([(id_of(4), slice(3, 9)), (id_of(3), slice(1, 1))])
+    window = FeatureDataset(cache, "fbank").__getitems__(
+        [(id_of(4), slice(3, 9)), (id_of(3), slice(1, 1))]
+    )
     np.testing.assert_array_equal(window["fbank"][0].numpy(), arrays_of(4)["fbank"][3:9])
     assert window["fbank_lengths"].tolist() == [6, 0]
 
 
 @pytest.mark.parametrize(("backend", "codec"), [("zarr", "zstd"), ("hdf5", "gzip")])
-def test_compressed_features_are_read_into_batches(tmp_path: Path, backend: str, codec: str) -> None:
+def test_compressed_features_are_read_into_batches(
+    tmp_path: Path, backend: str, codec: str
+) -> None:
     config = FeatureStorageConfig("fbank", backend=backend, codec=codec)
-    arrays = {f"u{n}": np.random.default_rng(n).integers(0, 9, (1200 + n, 3)).astype(np.float32) for n in range(3)}
+    arrays = {
+        f"u{n}": np.random.default_rng(n).integers(0, 9, (1200 + n, 3)).astype(np.float32)
+        for n in range(3)
+    }
     with CacheWriter(tmp_path, [config]) as writer:
         for id, array in arrays.items():
             writer.write(id, {"fbank": array})
@@ -91,22 +102,32 @@ def test_compressed_features_are_read_into_batches(tmp_path: Path, backend: str,
 def test_a_window_reads_just_its_frames(cache: Path) -> None:
     dataset = FeatureDataset(cache, ["fbank"])
     row = int(dataset.table.rows([id_of(4)])[0])
-    np.testing.assert_array_equal(dataset[id_of(4), 5:8]["fbank"].numpy(), arrays_of(4)["fbank"][5:8])
+    np.testing.assert_array_equal(
+        dataset[id_of(4), 5:8]["fbank"].numpy(), arrays_of(4)["fbank"][5:8]
+    )
     np.testing.assert_array_equal(dataset[row, 5:]["fbank"].numpy(), arrays_of(4)["fbank"][5:])
     np.testing.assert_array_equal(dataset[row, :5]["fbank"].numpy(), arrays_of(4)["fbank"][:5])
 
 
-@pytest.mark.parametrize("cut", [slice(0, 21), slice(-3, None), slice(5, 4), slice(0, 9, 2), slice(21, 21)])
+@pytest.mark.parametrize(
+    "cut", [slice(0, 21), slice(-3, None), slice(5, 4), slice(0, 9, 2), slice(21, 21)]
+)
 def test_frames_that_are_not_there_are_refused(cache: Path, cut: slice) -> None:
-    with pytest.raises(WindowError, match=rf"'{id_of(4)}', feature 'fbank': frames .* are not within 0 to 20"):
+    with pytest.raises(
+        WindowError, match=rf"'{id_of(4)}', feature 'fbank': frames .* are not within 0 to 20"
+    ):
         FeatureDataset(cache)[id_of(4), cut]
 
 
 def test_a_feature_without_time_axis_has_no_lengths_and_no_windows(tmp_path: Path) -> None:
-    with CacheWriter(tmp_path, [FeatureStorageConfig("xvector", time_axis=None), *two_features()]) as writer:
+    with CacheWriter(
+        tmp_path, [FeatureStorageConfig("xvector", time_axis=None), *two_features()]
+    ) as writer:
         for number in range(3):
             writer.write(id_of(number), {"xvector": np.full(5, number), **arrays_of(number)})
-    batch = FeatureDataset(tmp_path, ["xvector", "fbank"]).__getitems__([(id_of(2), slice(2, 4)), id_of(1)])
+    batch = FeatureDataset(tmp_path, ["xvector", "fbank"]).__getitems__(
+        [(id_of(2), slice(2, 4)), id_of(1)]
+    )
     assert list(batch) == ["id", "xvector", "fbank", "fbank_lengths"]
     assert batch["xvector"].tolist() == [[2.0] * 5, [1.0] * 5]
     assert batch["fbank_lengths"].tolist() == [2, 5]
@@ -115,7 +136,12 @@ def test_a_feature_without_time_axis_has_no_lengths_and_no_windows(tmp_path: Pat
 def test_batches_mix_the_caches_that_are_put_together(tmp_path: Path) -> None:
     parts = [make_cache(tmp_path / str(n), range(n, 20, 3)) for n in range(3)]
     numbers = [7, 2, 19, 0, 7]
-    check_batch(FeatureDataset(featcache.concat(*parts)).__getitems__([id_of(number) for number in numbers]), numbers)
+    check_batch(
+        FeatureDataset(featcache.concat(*parts)).__getitems__(
+            [id_of(number) for number in numbers]
+        ),
+        numbers,
+    )
 
 
 @pytest.mark.parametrize("stored", ["float16", "bfloat16", "uint16", "int8", "bool"])
@@ -133,24 +159,45 @@ def test_numbers_are_converted_on_request(tmp_path: Path, stored: str, read: str
 
 
 def test_a_transform_that_changes_nothing_gives_the_same_batch(tmp_path: Path) -> None:
-    fixed = [FeatureStorageConfig("xvector", time_axis=None), FeatureStorageConfig("label", "int16", time_axis=None)]
+    fixed = [
+        FeatureStorageConfig("xvector", time_axis=None),
+        FeatureStorageConfig("label", "int16", time_axis=None),
+    ]
     with CacheWriter(tmp_path, [*fixed, *two_features()]) as writer:
         for number in range(1, 4):
-            writer.write(id_of(number), {"xvector": np.full(5, number), "label": np.int16(number), **arrays_of(number)})
+            writer.write(
+                id_of(number),
+                {"xvector": np.full(5, number), "label": np.int16(number), **arrays_of(number)},
+            )
     plain = FeatureDataset(tmp_path)
     transformed = FeatureDataset(tmp_path, transform=lambda item: item)
     expected = plain.__getitems__([2, 0, 1])
-    for found in (transformed.__getitems__([2, 0, 1]), FeatureDataset.collate([plain[2], plain[0], plain[1]])):
+    for found in (
+        transformed.__getitems__([2, 0, 1]),
+        FeatureDataset.collate([plain[2], plain[0], plain[1]]),
+    ):
         assert list(found) == list(expected)
         for name, value in expected.items():
-            assert torch.equal(found[name], value) if isinstance(value, torch.Tensor) else found[name] == value
+            assert (
+                torch.equal(found[name], value)
+                if isinstance(value, torch.Tensor)
+                else found[name] == value
+            )
 
 
 def test_what_transform_returns_is_padded_anew(cache: Path) -> None:
     def spliced(item: dict[str, Any]) -> dict[str, Any]:
         twice = torch.cat([item["fbank"], item["fbank"]])
         mean, n = item["fbank"].sum(), item["fbank_lengths"]
-        return {"id": item["id"], "fbank": twice, "fbank_lengths": n, "mean": mean, "n": n, "s": "x", "a": np.ones(2)}
+        return {
+            "id": item["id"],
+            "fbank": twice,
+            "fbank_lengths": n,
+            "mean": mean,
+            "n": n,
+            "s": "x",
+            "a": np.ones(2),
+        }
 
     batch = FeatureDataset(cache, "fbank", transform=spliced).__getitems__([id_of(3), id_of(1)])
     assert batch["fbank_lengths"].tolist() == [30, 10]
@@ -160,15 +207,23 @@ def test_what_transform_returns_is_padded_anew(cache: Path) -> None:
     assert (batch["mean"].shape, batch["a"].tolist()) == ((2,), [[1.0, 1.0]] * 2)
     dataset = FeatureDataset(cache, "fbank", transform=spliced)
     assert dataset[id_of(3)]["n"] == 15
-    assert FeatureDataset.collate([dataset[id_of(3)], dataset[id_of(1)]])["fbank_lengths"].tolist() == [30, 10]
+    assert FeatureDataset.collate([dataset[id_of(3)], dataset[id_of(1)]])[
+        "fbank_lengths"
+    ].tolist() == [30, 10]
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         (lambda item: {item["id"]: 1}, "have different keys"),
-        (lambda item: {"x": torch.zeros(item["fbank_lengths"])}, r"'x' of items .* give x_lengths, too"),
-        (lambda item: {"x": torch.zeros(2, item["fbank_lengths"]), "x_lengths": 2}, r"'x' of items .* \(2, 15\) and"),
+        (
+            lambda item: {"x": torch.zeros(item["fbank_lengths"])},
+            r"'x' of items .* give x_lengths, too",
+        ),
+        (
+            lambda item: {"x": torch.zeros(2, item["fbank_lengths"]), "x_lengths": 2},
+            r"'x' of items .* \(2, 15\) and",
+        ),
         (lambda item: None, "transform returned None"),
     ],
 )
@@ -177,7 +232,9 @@ def test_items_that_do_not_fit_together_are_refused(cache: Path, change: Any, ma
         FeatureDataset(cache, "fbank", transform=change).__getitems__([id_of(3), id_of(1)])
 
 
-def test_an_utterance_whose_bytes_are_too_few_is_not_filled_with_those_of_another(tmp_path: Path) -> None:
+def test_an_utterance_whose_bytes_are_too_few_is_not_filled_with_those_of_another(
+    tmp_path: Path,
+) -> None:
     table = FeatureDataset(make_cache(tmp_path, NUMBERS)).table
     short, longest = (int(row) for row in table.rows([id_of(3), id_of(9)]))
     assert table.lengths("fbank")[short] < table.lengths("fbank")[longest]
@@ -185,7 +242,9 @@ def test_an_utterance_whose_bytes_are_too_few_is_not_filled_with_those_of_anothe
     nbytes = columns.nbytes.copy()
     nbytes[columns.first[short]] -= 16
     change_index(tmp_path, {"fbank.nbytes": nbytes})
-    with pytest.raises(CorruptCacheError, match=f"utterance {id_of(3)!r}, feature 'fbank' is damaged"):
+    with pytest.raises(
+        CorruptCacheError, match=f"utterance {id_of(3)!r}, feature 'fbank' is damaged"
+    ):
         FeatureDataset(tmp_path).__getitems__([short, longest])
 
 

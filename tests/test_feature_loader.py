@@ -33,8 +33,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 @pytest.mark.parametrize("prefetch_bytes", [0, 2000, 1 << 20])
-def test_batches_come_in_the_order_of_the_sampler(cache: Path, threads: int, prefetch_bytes: int) -> None:
-    loader = FeatureLoader(cache, batch_sampler=BATCHES, threads=threads, prefetch_bytes=prefetch_bytes)
+def test_batches_come_in_the_order_of_the_sampler(
+    cache: Path, threads: int, prefetch_bytes: int
+) -> None:
+    loader = FeatureLoader(
+        cache, batch_sampler=BATCHES, threads=threads, prefetch_bytes=prefetch_bytes
+    )
     assert len(loader) == len(BATCHES)
     for _ in range(2):
         count = 0
@@ -52,7 +56,9 @@ def test_batches_that_are_kept_are_not_written_over(cache: Path) -> None:
 
 
 def test_a_part_of_a_batch_that_is_kept_is_not_written_over(cache: Path) -> None:
-    parts = [batch["fbank"][0][1:] for batch in FeatureLoader(cache, batch_sampler=[[id_of(3)]] * 50)]
+    parts = [
+        batch["fbank"][0][1:] for batch in FeatureLoader(cache, batch_sampler=[[id_of(3)]] * 50)
+    ]
     for part in parts:
         np.testing.assert_array_equal(part.numpy(), arrays_of(3)["fbank"][1:])
 
@@ -127,7 +133,9 @@ def test_an_error_in_the_training_loop_leaves_no_thread(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_what_goes_wrong_while_reading_is_raised_in_the_training_loop(tmp_path: Path, threads: int) -> None:
+def test_what_goes_wrong_while_reading_is_raised_in_the_training_loop(
+    tmp_path: Path, threads: int
+) -> None:
     cache = make_cache(tmp_path, NUMBERS)
     loader = FeatureLoader(cache, batch_sampler=BATCHES, threads=threads)
     for container in cache.glob("parts/*/fbank.npy"):
@@ -176,7 +184,9 @@ def test_collate_may_give_none_but_not_end_the_epoch(cache: Path, threads: int) 
     def second_is_none(batch: dict[str, Any]) -> dict[str, Any] | None:
         return None if batch["id"] == BATCHES[1] else batch
 
-    found = list(FeatureLoader(cache, batch_sampler=BATCHES, collate=second_is_none, threads=threads))
+    found = list(
+        FeatureLoader(cache, batch_sampler=BATCHES, collate=second_is_none, threads=threads)
+    )
     assert [batch is None for batch in found] == [number == 1 for number in range(len(BATCHES))]
 
     def stop(batch: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +198,10 @@ def test_collate_may_give_none_but_not_end_the_epoch(cache: Path, threads: int) 
 
 def test_batches_of_any_kind_are_moved_to_a_device(cache: Path) -> None:
     loader = FeatureLoader(
-        cache, batch_sampler=BATCHES, device="meta", collate=lambda batch: (batch["id"], [{"x": batch["fbank"]}])
+        cache,
+        batch_sampler=BATCHES,
+        device="meta",
+        collate=lambda batch: (batch["id"], [{"x": batch["fbank"]}]),
     )
     for ids, (nested,) in loader:
         assert isinstance(ids[0], str)
@@ -196,8 +209,12 @@ def test_batches_of_any_kind_are_moved_to_a_device(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("prefetch_bytes", [0, 1 << 20])
-def test_what_comes_before_an_error_of_the_sampler_is_delivered(cache: Path, prefetch_bytes: int) -> None:
-    loader = FeatureLoader(cache, batch_sampler=[[0], [1], ["nobody"], [2]], prefetch_bytes=prefetch_bytes)
+def test_what_comes_before_an_error_of_the_sampler_is_delivered(
+    cache: Path, prefetch_bytes: int
+) -> None:
+    loader = FeatureLoader(
+        cache, batch_sampler=[[0], [1], ["nobody"], [2]], prefetch_bytes=prefetch_bytes
+    )
     seen: list[list[str]] = []
     with pytest.raises(KeyNotFoundError, match="nobody"):
         seen.extend(batch["id"] for batch in loader)
@@ -229,7 +246,9 @@ def test_batches_are_moved_to_a_device_in_order(cache: Path) -> None:
     loader = FeatureLoader(cache, batch_sampler=BATCHES, device="meta")
     batches = list(loader)
     assert [batch["id"] for batch in batches] == BATCHES
-    assert {batch[name].device.type for batch in batches for name in ("fbank", "units_lengths")} == {"meta"}
+    assert {
+        batch[name].device.type for batch in batches for name in ("fbank", "units_lengths")
+    } == {"meta"}
     on_cpu = FeatureLoader(cache, batch_sampler=BATCHES, device="cpu")
     for count, batch in enumerate(on_cpu):
         check_batch(batch, range(3 * count, min(3 * count + 3, 40)))

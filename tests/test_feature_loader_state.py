@@ -42,11 +42,18 @@ def test_any_sampler_resumes_to_the_batch(cache: Path, steps: int) -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 5])
 @pytest.mark.parametrize(("ranks", "resumed_by"), [(1, 1), (1, 3), (2, 3), (3, 1), (3, 2)])
-def test_an_epoch_goes_on_with_other_ranks(cache: Path, steps: int, ranks: int, resumed_by: int) -> None:
+def test_an_epoch_goes_on_with_other_ranks(
+    cache: Path, steps: int, ranks: int, resumed_by: int
+) -> None:
     def loaders(count: int) -> Iterator[FeatureLoader[dict[str, Any]]]:
         for rank in range(count):
             sampler = BucketBatchSampler(
-                featcache.open(cache).lengths("fbank"), max_frames=60, batch_size=2, rank=rank, world_size=count, seed=3
+                featcache.open(cache).lengths("fbank"),
+                max_frames=60,
+                batch_size=2,
+                rank=rank,
+                world_size=count,
+                seed=3,
             )
             yield FeatureLoader(cache, batch_sampler=sampler)
 
@@ -81,7 +88,9 @@ def test_the_state_of_something_else_is_refused(cache: Path) -> None:
             plain.load_state_dict(state)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="that of 5 batches, but there are 14 now"):
         plain.load_state_dict(FeatureLoader(cache, batch_sampler=BATCHES[:5]).state_dict())
-    with pytest.raises(ConfigError, match="no state of a FeatureLoader over a ShuffledBatchSampler"):
+    with pytest.raises(
+        ConfigError, match="no state of a FeatureLoader over a ShuffledBatchSampler"
+    ):
         shuffled.load_state_dict(plain.state_dict())
     fewer = FeatureLoader(cache, batch_sampler=ShuffledBatchSampler(BATCHES[:5]))
     fewer.set_epoch(3)

@@ -32,7 +32,11 @@ def test_rows_of_a_cache_are_in_its_order(tmp_path: Path) -> None:
     assert table.rows(reversed(ids)).tolist() == list(range(19, -1, -1))
     assert table.lengths("fbank").tolist() == cache.lengths("fbank").tolist()
     assert (table.dims("fbank"), table.dims("units")) == ((4,), ())
-    assert (table.features, table.dtype("units"), table.has_frames("units")) == (("fbank", "units"), "int16", True)
+    assert (table.features, table.dtype("units"), table.has_frames("units")) == (
+        ("fbank", "units"),
+        "int16",
+        True,
+    )
 
 
 def test_the_lengths_of_one_cache_are_its_mapped_column(tmp_path: Path) -> None:
@@ -50,8 +54,12 @@ def test_a_row_is_named_by_number_or_by_id(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    table = featcache.concat(make_cache(tmp_path / "a", range(5)), make_cache(tmp_path / "b", range(5, 9)))
-    with pytest.raises(KeyNotFoundError, match=r"'spk3/utt-33' in '.*a' or '.*b'; nearest ids: .*'spk3/utt-3'"):
+    table = featcache.concat(
+        make_cache(tmp_path / "a", range(5)), make_cache(tmp_path / "b", range(5, 9))
+    )
+    with pytest.raises(
+        KeyNotFoundError, match=r"'spk3/utt-33' in '.*a' or '.*b'; nearest ids: .*'spk3/utt-3'"
+    ):
         table.rows([id_of(7), "spk3/utt-33"])
     with pytest.raises(KeyNotFoundError, match="no feature 'fbnk'; did you mean 'fbank'"):
         table.lengths("fbnk")
@@ -75,7 +83,9 @@ def test_caches_of_other_ids_or_of_the_same_feature_are_not_joined(tmp_path: Pat
     one = write_one(tmp_path / "x", ["a", "b", "c"], FeatureStorageConfig("x"))
     two = write_one(tmp_path / "y", ["a", "c"], FeatureStorageConfig("y"))
     for order in ((one, two), (two, one)):
-        with pytest.raises(ConfigError, match=r"'b' is in '.*x' \(3 utterances\) and not in '.*y' \(2\)"):
+        with pytest.raises(
+            ConfigError, match=r"'b' is in '.*x' \(3 utterances\) and not in '.*y' \(2\)"
+        ):
             featcache.join(*order)
     with pytest.raises(ConfigError, match=r"feature 'x' is in .* and in"):
         featcache.join(one, one)
@@ -90,7 +100,9 @@ def test_concatenated_caches_follow_each_other(tmp_path: Path) -> None:
     ids = [id for cache in caches for id in cache]
     assert [table.id(row) for row in range(12)] == ids
     assert table.rows(ids).tolist() == list(range(12))
-    assert table.lengths("units").tolist() == [len(oracle([int(id.split("-")[1])])[id]["units"]) for id in ids]
+    assert table.lengths("units").tolist() == [
+        len(oracle([int(id.split("-")[1])])[id]["units"]) for id in ids
+    ]
 
 
 def test_caches_with_a_common_id_are_not_concatenated(tmp_path: Path) -> None:
@@ -102,9 +114,17 @@ def test_caches_with_a_common_id_are_not_concatenated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "width", "match"),
     [
-        (FeatureStorageConfig("x", dtype="float64"), 3, r"float32 \(frames, 3\) and float64 \(frames, 3\)"),
+        (
+            FeatureStorageConfig("x", dtype="float64"),
+            3,
+            r"float32 \(frames, 3\) and float64 \(frames, 3\)",
+        ),
         (FeatureStorageConfig("x"), 4, r"float32 \(frames, 3\) and float32 \(frames, 4\)"),
-        (FeatureStorageConfig("x", time_axis=None), 3, r"float32 \(frames, 3\) and float32 \(1, 3\)"),
+        (
+            FeatureStorageConfig("x", time_axis=None),
+            3,
+            r"float32 \(frames, 3\) and float32 \(1, 3\)",
+        ),
         (FeatureStorageConfig("y"), 3, "different features: x and y"),
     ],
 )
@@ -119,7 +139,9 @@ def test_caches_of_other_features_are_not_concatenated(
 
 def test_an_empty_cache_goes_with_any_shape(tmp_path: Path) -> None:
     empty = write_one(tmp_path / "a", [], FeatureStorageConfig("x"))
-    table = featcache.concat(empty, write_one(tmp_path / "b", ["u"], FeatureStorageConfig("x")), empty.parent / "a")
+    table = featcache.concat(
+        empty, write_one(tmp_path / "b", ["u"], FeatureStorageConfig("x")), empty.parent / "a"
+    )
     assert (len(table), table.id(0), table.dims("x")) == (1, "u", (3,))
     assert len(FeatureTable.of(empty)) == 0
 

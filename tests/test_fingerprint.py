@@ -64,7 +64,8 @@ class Extractor(FeatureCacheMixin, Base):
         x = self.helper(scaled(self.modules.encoder(batch.sig)))
         frame = self.HOP, Base.WINDOW, self.device
         norm = getattr(self.hparams, "norm")
-        return [(x, self.hparams.layer, norm, TABLE, ROOT, __name__, self.rate, self.modules["net"])]
+        net = self.modules["net"]
+        return [(x, self.hparams.layer, norm, TABLE, ROOT, __name__, self.rate, net)]
 
     def helper(self, x):
         return super(Extractor, self).helper(x) + 1
@@ -98,7 +99,8 @@ def make(tmp_path: Path) -> Callable[..., Any]:
     def make(*changes: tuple[str, str]) -> Any:
         nonlocal number
         number += 1
-        source = SOURCE.format(name=number)  # the file's own path differs each time, as on another machine
+        # the file's own path differs each time, as on another machine
+        source = SOURCE.format(name=number)
         for old, new in changes:
             assert old in source
             source = source.replace(old, new)
@@ -106,7 +108,11 @@ def make(tmp_path: Path) -> Callable[..., Any]:
         torch.manual_seed(0)
         extractor = module.Extractor()
         extractor.modules = torch.nn.ModuleDict(
-            {"encoder": torch.nn.Linear(3, 4), "net": module.Net(), "classifier": torch.nn.Linear(4, 2)}
+            {
+                "encoder": torch.nn.Linear(3, 4),
+                "net": module.Net(),
+                "classifier": torch.nn.Linear(4, 2),
+            }
         )
         extractor.hparams = SimpleNamespace(layer=9, norm="l2", lr=0.1)
         return extractor
@@ -122,7 +128,12 @@ def test_what_compute_features_names_counts(make: Callable[..., Any]) -> None:
     found = find_ingredients(make())
     assert set(found.modules) == {"encoder", "net"}
     assert found.hparams == {"layer": 9, "norm": "l2"}
-    assert found.constants == {"GAIN": 2, "TABLE": {"hop": 160, "windows": [25, 10]}, "HOP": 160, "WINDOW": 800}
+    assert found.constants == {
+        "GAIN": 2,
+        "TABLE": {"hop": 160, "windows": [25, 10]},
+        "HOP": 160,
+        "WINDOW": 800,
+    }
     assert set(found.source) == {
         "Extractor.compute_features",
         "Extractor.helper",
@@ -149,7 +160,9 @@ def test_the_same_code_has_the_same_fingerprint(make: Callable[..., Any]) -> Non
         ("self.modules.classifier(batch)", "self.modules.classifier(batch * 2)"),
     ],
 )
-def test_what_features_do_not_depend_on_does_not_count(make: Callable[..., Any], change: tuple[str, str]) -> None:
+def test_what_features_do_not_depend_on_does_not_count(
+    make: Callable[..., Any], change: tuple[str, str]
+) -> None:
     assert differences(fingerprint(make()), fingerprint(make(change))) == []
 
 
@@ -210,11 +223,19 @@ def test_where_no_module_is_named_all_count(make: Callable[..., Any]) -> None:
 
 
 def test_modules_among_hparams_and_attributes_count(make: Callable[..., Any]) -> None:
-    extractor = make(("# a comment", "self.hparams.fbank(self.norm(self.raw_modules.classifier(batch)))"))
+    extractor = make(
+        ("# a comment", "self.hparams.fbank(self.norm(self.raw_modules.classifier(batch)))")
+    )
     extractor.hparams.fbank = torch.nn.Linear(1, 1)
     extractor.norm = torch.nn.BatchNorm1d(2)
     extractor.unnamed = torch.nn.BatchNorm1d(2)
-    assert set(find_ingredients(extractor).modules) == {"encoder", "net", "classifier", "fbank", "norm"}
+    assert set(find_ingredients(extractor).modules) == {
+        "encoder",
+        "net",
+        "classifier",
+        "fbank",
+        "norm",
+    }
 
 
 def test_hparams_may_be_a_dict_or_absent(make: Callable[..., Any]) -> None:

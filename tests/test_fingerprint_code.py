@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from featcache.extraction.provenance import MAX_SETTINGS, Ingredients, describe_module, digest_weights, find_ingredients
+from featcache.extraction.provenance import (
+    MAX_SETTINGS,
+    Ingredients,
+    describe_module,
+    digest_weights,
+    find_ingredients,
+)
 from featcache.store.format.fingerprint import canonical, differences
 
 
@@ -33,7 +39,9 @@ def test_code_whose_source_is_not_kept_counts_by_its_bytecode() -> None:
     body = "[x + 1 for x in self.modules.encoder(batch) if x in {'a', 'b'}]"
     assert set(find_ingredients(typed_in(body)).modules) == {"encoder", "classifier"}
     assert differences(fingerprint(typed_in(body)), fingerprint(typed_in(body))) == []
-    (line,) = differences(fingerprint(typed_in(body)), fingerprint(typed_in(body.replace("1", "2"))))
+    (line,) = differences(
+        fingerprint(typed_in(body)), fingerprint(typed_in(body.replace("1", "2")))
+    )
     assert line.startswith("source.Extractor.compute_features: was ")
 
 
@@ -76,7 +84,10 @@ def test_modules_that_were_typed_in_count_by_their_bytecode() -> None:
     def make(body: str) -> Any:
         scope: dict[str, Any] = {"__name__": "typed_in"}
         code = "import torch\nclass Net(torch.nn.Module):\n def forward(self, x):\n  return " + body
-        code += "\nclass Extractor:\n def compute_features(self, batch, stage): return self.modules['net'](batch)"
+        code += (
+            "\nclass Extractor:\n"
+            " def compute_features(self, batch, stage): return self.modules['net'](batch)"
+        )
         exec(code, scope)
         extractor = scope["Extractor"]()
         extractor.modules = {"net": scope["Net"]()}
@@ -102,7 +113,9 @@ def test_a_class_may_have_the_name_of_its_base() -> None:
     def extractor(first: Any) -> Any:
         first.__qualname__ = helper.__qualname__ = "Extractor.helper"
         base = type("Extractor", (), {"helper": first})
-        return type("Extractor", (base,), {"compute_features": compute_features, "helper": helper})()
+        return type(
+            "Extractor", (base,), {"compute_features": compute_features, "helper": helper}
+        )()
 
     (line,) = differences(fingerprint(extractor(doubled)), fingerprint(extractor(tripled)))
     assert line.startswith("source.Extractor.helper: was ")
@@ -155,7 +168,9 @@ def test_what_is_given_takes_the_place_of_what_is_found() -> None:
         def state_dict(self, *args: Any, **kwargs: Any) -> Any:
             raise AssertionError("read without need")
 
-    found = Ingredients(modules={"large": Unreadable()}, source={"f": "1"}, hparams={"a": 1}, constants={"B": 2})
+    found = Ingredients(
+        modules={"large": Unreadable()}, source={"f": "1"}, hparams={"a": 1}, constants={"B": 2}
+    )
     assert found.fingerprint({"modules": "v1", "hparams": None}) == {
         "constants": {"B": 2},
         "hparams": None,
@@ -186,11 +201,21 @@ def test_weights_of_any_dtype_and_shape_are_digested() -> None:
             module.register_buffer(f"t{number}", tensor)
         return digest_weights(module)
 
-    dtypes = [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64, torch.bool, torch.complex64]
+    dtypes = [
+        torch.bfloat16,
+        torch.float16,
+        torch.float64,
+        torch.int8,
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+    ]
     tensors = [torch.ones(2, 3).to(dtype) for dtype in dtypes]
     assert len({digest(tensor) for tensor in tensors}) == len(tensors)
     assert digest(torch.ones(2, 3)) != digest(torch.ones(3, 2))
-    assert digest(torch.arange(6.0).reshape(2, 3).T) == digest(torch.arange(6.0).reshape(2, 3).T.contiguous())
+    assert digest(torch.arange(6.0).reshape(2, 3).T) == digest(
+        torch.arange(6.0).reshape(2, 3).T.contiguous()
+    )
     one, other = torch.nn.Module(), torch.nn.Module()
     for module, names in ((one, "ab"), (other, "ba")):
         for name in names:
@@ -202,7 +227,9 @@ def test_weights_of_any_dtype_and_shape_are_digested() -> None:
 def test_settings_are_what_constructors_were_given() -> None:
     features = pytest.importorskip("speechbrain.lobes.features")
     fbank = features.Fbank(n_mels=80)
-    (line,) = differences(describe_module(fbank), describe_module(features.Fbank(n_mels=80, hop_length=20)))
+    (line,) = differences(
+        describe_module(fbank), describe_module(features.Fbank(n_mels=80, hop_length=20))
+    )
     assert line == "settings.compute_STFT.hop_length: was 160, now 320"
     before = describe_module(fbank)
     fbank.train()(torch.zeros(1, 800))
@@ -226,7 +253,10 @@ def test_numbers_that_json_cannot_hold_are_no_settings() -> None:
             super().__init__()
             self.low, self.high = low, high
 
-    assert describe_module(Net(0.5, float("inf")))["settings"] == {"class": Net.__qualname__, "low": 0.5}
+    assert describe_module(Net(0.5, float("inf")))["settings"] == {
+        "class": Net.__qualname__,
+        "low": 0.5,
+    }
 
 
 def test_an_extractor_may_be_a_module_itself() -> None:
@@ -244,7 +274,9 @@ def test_an_extractor_may_be_a_module_itself() -> None:
 
 def test_settings_of_large_modules_are_a_digest() -> None:
     def settings(number: int) -> Any:
-        return describe_module(torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(number)]))["settings"]
+        return describe_module(torch.nn.Sequential(*[torch.nn.ReLU() for _ in range(number)]))[
+            "settings"
+        ]
 
     assert isinstance(settings(3), dict)
     large = MAX_SETTINGS // 2 + 1

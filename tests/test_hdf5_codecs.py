@@ -22,7 +22,12 @@ def decoded(codec: GzipCodec, block: bytes, feature: FeatureSpec) -> Array:
 
 
 @settings(max_examples=60, deadline=None)
-@given(specs(GzipCodec()), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.integers(0, 9), st.booleans())
+@given(
+    specs(GzipCodec()),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    st.integers(0, 9),
+    st.booleans(),
+)
 def test_gzip_chunks_decode_to_what_h5py_decompresses(
     feature: FeatureSpec, lengths: list[int], level: int, shuffle: bool
 ) -> None:
@@ -61,8 +66,16 @@ def test_gzip_is_declared_as_hdf5s_own_filters() -> None:
     feature = FeatureSpec("f", "float32", (4,), codec=GzipCodec(level=7))
     plain = FeatureSpec("g", "float32", (4,), codec=GzipCodec(shuffle=False))
     with write([feature, plain], [("a", 5)]) as written, h5py.File(written.path) as file:
-        assert (file["f/a"].compression, file["f/a"].compression_opts, file["f/a"].shuffle) == ("gzip", 7, True)
-        assert (file["g/a"].compression, file["g/a"].compression_opts, file["g/a"].shuffle) == ("gzip", 4, False)
+        assert (file["f/a"].compression, file["f/a"].compression_opts, file["f/a"].shuffle) == (
+            "gzip",
+            7,
+            True,
+        )
+        assert (file["g/a"].compression, file["g/a"].compression_opts, file["g/a"].shuffle) == (
+            "gzip",
+            4,
+            False,
+        )
         assert file["f/a"].id.get_chunk_info(0).filter_mask == 0  # no filter was skipped
 
 
@@ -74,9 +87,14 @@ def test_gzip_leaves_the_block_that_it_encodes_as_it_is() -> None:
     assert np.array_equal(block, before)
 
 
-@pytest.mark.parametrize("options", [{"level": 10}, {"level": -1}, {"level": 2.0}, {"level": True}, {"shuffle": 1}])
+@pytest.mark.parametrize(
+    "options", [{"level": 10}, {"level": -1}, {"level": 2.0}, {"level": True}, {"shuffle": 1}]
+)
 def test_gzip_refuses_options_that_cannot_work_at_once(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"gzip: {next(iter(options))} must be .* not {next(iter(options.values()))}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"gzip: {next(iter(options))} must be .* not {next(iter(options.values()))}",
+    ):
         GzipCodec(**options)
 
 
@@ -101,7 +119,10 @@ def test_lilcom_without_frames_is_an_empty_dataset() -> None:
     feature = FeatureSpec("f", "float32", (8,), codec=LilcomCodec())
     with write([feature], [("a", 0)]) as written:
         assert written.extents["a", "f"] == ()
-        assert (written.native("a", "f").shape, written.native("a", "f").dtype) == ((0, 8), np.float32)
+        assert (written.native("a", "f").shape, written.native("a", "f").dtype) == (
+            (0, 8),
+            np.float32,
+        )
 
 
 def test_lhotse_reads_raw_and_lilcom() -> None:
@@ -119,8 +140,10 @@ def test_lhotse_reads_raw_and_lilcom() -> None:
 
 def test_reading_gzip_needs_no_h5py() -> None:
     code = (
-        "import sys, numpy as np; from featcache_backends.hdf5 import GzipCodec, Hdf5Backend; Hdf5Backend(); "
-        "c = GzipCodec(); a = np.ones((3, 4), 'f4'); d = c.decode(memoryview(c.encode(a)), a.dtype, (4,), 3); "
+        "import sys, numpy as np; from featcache_backends.hdf5 import GzipCodec, Hdf5Backend; "
+        "Hdf5Backend(); "
+        "c = GzipCodec(); a = np.ones((3, 4), 'f4'); d = c.decode(memoryview(c.encode(a)), "
+        "a.dtype, (4,), 3); "
         "assert (a == d).all(); assert 'h5py' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -28,7 +28,9 @@ from featcache_backends.hdf5 import GzipCodec, Hdf5Backend, link_name
 
 @settings(max_examples=60, deadline=None)
 @given(specs(), st.lists(st.integers(0, 9), min_size=1, max_size=4))
-def test_extents_and_h5py_give_the_arrays_that_were_written(feature: FeatureSpec, lengths: list[int]) -> None:
+def test_extents_and_h5py_give_the_arrays_that_were_written(
+    feature: FeatureSpec, lengths: list[int]
+) -> None:
     with write([feature], [(f"utt-{i}", rows) for i, rows in enumerate(lengths)]) as written:
         for (id, name), array in written.arrays.items():
             extents = written.extents[id, name]
@@ -68,7 +70,9 @@ def test_the_file_is_named_after_its_only_feature() -> None:
         assert written.path.name == "fbank.h5"
     with write([FBANK, FeatureSpec("tokens", "int64", ())], [("a", 1)]) as written:
         assert written.path.name == "features.h5"
-        assert {extent.container for extents in written.extents.values() for extent in extents} == {"features.h5"}
+        assert {extent.container for extents in written.extents.values() for extent in extents} == {
+            "features.h5"
+        }
 
 
 def test_the_same_arrays_give_the_same_file() -> None:
@@ -79,7 +83,9 @@ def test_the_same_arrays_give_the_same_file() -> None:
             assert one.path.read_bytes() == other.path.read_bytes()
 
 
-def test_an_array_is_whole_where_the_system_writes_it_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_is_whole_where_the_system_writes_it_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pwrite = os.pwrite  # writes at most 2 GiB at once
     monkeypatch.setattr(os, "pwrite", lambda file, data, offset: pwrite(file, data[:1000], offset))
     with write([FBANK], [("a", 50)]) as written:
@@ -98,7 +104,9 @@ def test_an_id_given_twice_is_refused_by_name(tmp_path: Path) -> None:
     writer = Hdf5Backend().open_writer(tmp_path, [FBANK])
     array = {"fbank": encoded(FBANK, make(FBANK, 3))}
     writer.append("utt-1", array)
-    with pytest.raises(FeatureError, match=r"'fbank.h5' cannot hold feature 'fbank' of 'utt-1', shape \(3, 80\): "):
+    with pytest.raises(
+        FeatureError, match=r"'fbank.h5' cannot hold feature 'fbank' of 'utt-1', shape \(3, 80\): "
+    ):
         writer.append("utt-1", array)
     writer.abort()
 
@@ -114,7 +122,9 @@ places = []
 for seed in range(150):
     arrays = {f.name: t.encoded(f, t.make(f, seed * 20, seed)) for f in features}
     placed = writer.append(f"utt-{seed}", arrays)
-    places.append({name: [(e.offset, e.nbytes) for e in extents] for name, extents in placed.items()})
+    places.append(
+        {name: [(e.offset, e.nbytes) for e in extents] for name, extents in placed.items()}
+    )
     if seed == 99:
         writer.flush()
         flushed = json.dumps(places)
@@ -127,7 +137,10 @@ def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE_FLUSH_AND_DIE, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, cwd=Path(__file__).parent, timeout=60)
     assert run.returncode == -signal.SIGKILL, run.stderr.decode()
-    features = {"fbank": FBANK, "gzip": FeatureSpec("gzip", "int16", (30,), codec=GzipCodec(level=1))}
+    features = {
+        "fbank": FBANK,
+        "gzip": FeatureSpec("gzip", "int16", (30,), codec=GzipCodec(level=1)),
+    }
     places = json.loads(run.stdout)
     assert len(places) == 100
     for seed, place in enumerate(places):
@@ -155,15 +168,23 @@ def test_aborting_lets_go_of_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", [None, GzipCodec(level=0)])
-def test_a_full_disk_is_an_os_error_and_aborting_stays_quiet(tmp_path: Path, codec: GzipCodec | None) -> None:
+def test_a_full_disk_is_an_os_error_and_aborting_stays_quiet(
+    tmp_path: Path, codec: GzipCodec | None
+) -> None:
     feature = FeatureSpec("f", "float32", (80,), codec=codec)
     array = {"f": encoded(feature, make(feature, 2000))}
     writer = Hdf5Backend().open_writer(tmp_path, [feature])
     with files_of_at_most(1 << 20):
-        for action in (lambda: [writer.append(f"utt-{number}", array) for number in range(10)], writer.flush):
+        for action in (
+            lambda: [writer.append(f"utt-{number}", array) for number in range(10)],
+            writer.flush,
+        ):
             with pytest.raises(OSError, match="File too large") as caught:
                 action()
-            assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "f.h5"))
+            assert (caught.value.errno, caught.value.filename) == (
+                errno.EFBIG,
+                str(tmp_path / "f.h5"),
+            )
         writer.abort()
 
 
@@ -179,10 +200,15 @@ def files_of_at_most(nbytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_missing_h5py_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_h5py_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     backend = Hdf5Backend()
-    with pytest.raises(MissingDependencyError, match=r"backend 'hdf5' needs 'h5py'.*pip install 'featcache\[hdf5\]'"):
+    with pytest.raises(
+        MissingDependencyError,
+        match=r"backend 'hdf5' needs 'h5py'.*pip install 'featcache\[hdf5\]'",
+    ):
         backend.open_writer(tmp_path, [FBANK])
 
 

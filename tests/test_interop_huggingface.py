@@ -1,4 +1,6 @@
-"""`cutset_from_huggingface`: the cuts of a data set, on workers or here; where their audio is; what is refused."""
+"""`cutset_from_huggingface`: the cuts of a data set, on workers or here; where their audio is; what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def saved(folder: Path, made: Any) -> str:
 
 
 def saved_beside_its_files(folder: Path, made: Any) -> str:
-    """Save a data set as one for `load_dataset` whose audio stays in files; `datasets` itself would take it in."""
+    """Save a data set as one for `load_dataset` whose audio stays in files; `datasets` itself would
+    take it in.
+    """
     folder.mkdir()
     parquet.write_table(made.with_format("arrow")[:], folder / "train.parquet")
     return str(folder)
@@ -61,19 +65,27 @@ def assert_holds(cuts: Any, numbers: list[int]) -> None:
     for cut, number in zip(cuts, numbers, strict=True):
         np.testing.assert_array_equal(cut.load_audio()[0], samples_of(number))
         (supervision,) = cut.supervisions
-        assert (supervision.text, supervision.id, supervision.recording_id) == (f"text {number}", cut.id, cut.id)
+        assert (supervision.text, supervision.id, supervision.recording_id) == (
+            f"text {number}",
+            cut.id,
+            cut.id,
+        )
         assert supervision.duration == cut.duration == len(samples_of(number)) / RATE_HZ
 
 
 @pytest.mark.parametrize("files", [True, False])
-def test_the_cuts_of_workers_are_in_order_and_reach_their_audio_again(tmp_path: Path, client: Any, files: bool) -> None:
+def test_the_cuts_of_workers_are_in_order_and_reach_their_audio_again(
+    tmp_path: Path, client: Any, files: bool
+) -> None:
     numbers = list(range(20, 0, -1))
     if files:
         path = saved_beside_its_files(tmp_path / "set", huggingface(numbers, tmp_path / "wavs"))
     else:
         path = saved(tmp_path / "set", huggingface(numbers))
     split = "train" if files else None
-    cuts = cutset_from_huggingface(data_info=INFO, dataset_length=20, dataset_id=path, split=split, client=client)
+    cuts = cutset_from_huggingface(
+        data_info=INFO, dataset_length=20, dataset_id=path, split=split, client=client
+    )
     lhotse.validate(cuts)
     cuts.to_file(tmp_path / "cuts.jsonl.gz")
     cuts = lhotse.CutSet.from_file(tmp_path / "cuts.jsonl.gz")
@@ -88,7 +100,9 @@ def test_the_cuts_of_workers_are_in_order_and_reach_their_audio_again(tmp_path: 
 def test_the_first_rows_and_one_split(tmp_path: Path) -> None:
     sets = {"train": huggingface([1, 2, 3]), "test": huggingface([4, 5, 6])}
     path = saved(tmp_path / "set", datasets.DatasetDict(sets))
-    assert_holds(cutset_from_huggingface(INFO, 2, path, split="test", audio_folder=tmp_path / "here"), [4, 5])
+    assert_holds(
+        cutset_from_huggingface(INFO, 2, path, split="test", audio_folder=tmp_path / "here"), [4, 5]
+    )
     assert len(list((tmp_path / "here").rglob("*.flac"))) == 2
     with pytest.raises(ConfigError, match="has several splits, give one: 'train', 'test'"):
         cutset_from_huggingface(INFO, 2, path)
@@ -98,7 +112,9 @@ def test_the_first_rows_and_one_split(tmp_path: Path) -> None:
         cutset_from_huggingface(INFO, 4, path, split="test")
 
 
-def test_audio_within_parquet_files_goes_beside_the_arrow_files(tmp_path: Path, arrow: Path) -> None:
+def test_audio_within_parquet_files_goes_beside_the_arrow_files(
+    tmp_path: Path, arrow: Path
+) -> None:
     (tmp_path / "set").mkdir()
     huggingface([3, 4]).to_parquet(tmp_path / "set" / "train.parquet")
     cuts = cutset_from_huggingface(INFO, 2, tmp_path / "set", split="train")
@@ -123,11 +139,15 @@ def test_data_saved_anew_at_the_same_place_are_read_anew(tmp_path: Path, client:
     for numbers in ([1, 2, 3], [4, 5, 6]):
         shutil.rmtree(tmp_path / "set", ignore_errors=True)
         path = saved(tmp_path / "set", huggingface(numbers))
-        cuts = cutset_from_huggingface(INFO, 3, path, client=client, audio_folder=tmp_path / "audio")
+        cuts = cutset_from_huggingface(
+            INFO, 3, path, client=client, audio_folder=tmp_path / "audio"
+        )
         assert_holds(cuts, numbers)
 
 
-def test_each_clip_is_decoded_once_and_only_if_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_clip_is_decoded_once_and_only_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         decoded.append(self.num_samples)
         return load(self, *args, **kwargs)
@@ -135,7 +155,11 @@ def test_each_clip_is_decoded_once_and_only_if_asked_for(tmp_path: Path, monkeyp
     load, decoded = lhotse.Recording.load_audio, list[int]()
     monkeypatch.setattr(lhotse.Recording, "load_audio", counted)
     path = saved(tmp_path / "set", huggingface([1, 2]))
-    twice = {**INFO, "loudest": lambda row: row["audio"]["array"].max(), "first": lambda row: row["audio"]["array"][0]}
+    twice = {
+        **INFO,
+        "loudest": lambda row: row["audio"]["array"].max(),
+        "first": lambda row: row["audio"]["array"][0],
+    }
     cuts = cutset_from_huggingface(twice, 2, path)
     assert decoded == [len(samples_of(1)), len(samples_of(2))]
     assert [cut.supervisions[0].custom["loudest"] for cut in cuts] == [0.5, 0.5]
@@ -146,7 +170,9 @@ def test_each_clip_is_decoded_once_and_only_if_asked_for(tmp_path: Path, monkeyp
 
 def test_a_clip_may_be_named_without_its_samples(tmp_path: Path) -> None:
     path = saved(tmp_path / "set", huggingface([1, 2]))
-    assert_holds(cutset_from_huggingface({**INFO, "audio": lambda row: row["audio"]}, 2, path), [1, 2])
+    assert_holds(
+        cutset_from_huggingface({**INFO, "audio": lambda row: row["audio"]}, 2, path), [1, 2]
+    )
 
 
 def test_rows_of_a_worker_that_dies_are_converted_again(tmp_path: Path, client: Any) -> None:
@@ -159,7 +185,10 @@ def test_rows_of_a_worker_that_dies_are_converted_again(tmp_path: Path, client: 
             os.kill(os.getpid(), signal.SIGKILL)
         return str(row["text"])
 
-    assert_holds(cutset_from_huggingface({**INFO, "text": killing_once}, 20, path, client=client), list(range(1, 21)))
+    assert_holds(
+        cutset_from_huggingface({**INFO, "text": killing_once}, 20, path, client=client),
+        list(range(1, 21)),
+    )
     assert mark.exists()
 
     def killing(row: Any) -> None:
@@ -190,12 +219,16 @@ def test_audio_is_resampled_where_the_column_says_so(tmp_path: Path) -> None:
 
 def test_a_column_is_named_where_there_are_several(tmp_path: Path) -> None:
     other = huggingface([8, 9]).rename_column("audio", "far").remove_columns("text")
-    path = saved(tmp_path / "set", datasets.concatenate_datasets([huggingface([1, 2]), other], axis=1))
+    path = saved(
+        tmp_path / "set", datasets.concatenate_datasets([huggingface([1, 2]), other], axis=1)
+    )
     far = {"audio": lambda row: row["far"]["array"], "text": lambda row: row["text"]}
     near, distant = cutset_from_huggingface(INFO, 2, path), cutset_from_huggingface(far, 2, path)
     assert_holds(near, [1, 2])
     np.testing.assert_array_equal(next(iter(distant)).load_audio()[0], samples_of(8))
-    with pytest.raises(ConfigError, match=r"row 0.*\['audio', 'far'\]; say by data_info\['audio'\]"):
+    with pytest.raises(
+        ConfigError, match=r"row 0.*\['audio', 'far'\]; say by data_info\['audio'\]"
+    ):
         cutset_from_huggingface({"text": INFO["text"]}, 2, path)
 
 
@@ -205,13 +238,27 @@ def test_what_cannot_be_a_cut_is_named(tmp_path: Path, client: Any) -> None:
     for info, error, message in [
         ({"id": INFO["text"]}, ConfigError, "data_info cannot give 'id'"),
         ({"wave": INFO["audio"]}, ConfigError, "gives 'ndarray' for 'wave'"),
-        ({"tokens": lambda row: [np.int64(row["n"])]}, ConfigError, "gives 'list' for 'tokens'.*int64"),
-        ({"audio": lambda row: row["audio"]["array"][None]}, ConfigError, r"shape \(1, \d+\), not \(samples,\)"),
-        ({"share": lambda row: 1 / row["n"]}, ComputeError, "row 1 of .*set' failed with ZeroDivisionError"),
+        (
+            {"tokens": lambda row: [np.int64(row["n"])]},
+            ConfigError,
+            "gives 'list' for 'tokens'.*int64",
+        ),
+        (
+            {"audio": lambda row: row["audio"]["array"][None]},
+            ConfigError,
+            r"shape \(1, \d+\), not \(samples,\)",
+        ),
+        (
+            {"share": lambda row: 1 / row["n"]},
+            ComputeError,
+            "row 1 of .*set' failed with ZeroDivisionError",
+        ),
     ]:
         with pytest.raises(error, match=message):
             cutset_from_huggingface({**INFO, **info}, 3, path, "train", client=client)
-    with pytest.raises(ConfigError, match=r"client is a Dask client .*with get_client\(config\) as client"):
+    with pytest.raises(
+        ConfigError, match=r"client is a Dask client .*with get_client\(config\) as client"
+    ):
         cutset_from_huggingface(INFO, 3, path, client={"env": "local"})
     with pytest.raises(ConfigError, match="a number of rows, not -1"):
         cutset_from_huggingface(INFO, -1, path)

@@ -27,15 +27,22 @@ def batches_in(cache: featcache.Cache, way: str) -> Any:
         return FeatureLoader(cache, batch_sampler=indices, collate=padded_batch)
     workers = {"saveable-with-2-workers": 2}.get(way, 0)
     make: Any = DataLoader if way == "torch" else SaveableDataLoader
-    return make(FeatureDataset(cache), batch_sampler=indices, collate_fn=padded_batch, num_workers=workers)
+    return make(
+        FeatureDataset(cache), batch_sampler=indices, collate_fn=padded_batch, num_workers=workers
+    )
 
 
 @pytest.mark.parametrize("way", ["loader", "torch", "saveable", "saveable-with-2-workers"])
-def test_a_batch_is_what_speechbrain_makes_of_the_same_utterances(cache: featcache.Cache, way: str) -> None:
+def test_a_batch_is_what_speechbrain_makes_of_the_same_utterances(
+    cache: featcache.Cache, way: str
+) -> None:
     dataset = FeatureDataset(cache)
     seen = 0
     for batch, indices in zip(batches_in(cache, way), [[0, 5, 7], [3], [22, 1]], strict=True):
-        items = [{key: value for key, value in dataset[i].items() if not key.endswith("_lengths")} for i in indices]
+        items = [
+            {key: value for key, value in dataset[i].items() if not key.endswith("_lengths")}
+            for i in indices
+        ]
         theirs = PaddedBatch(items)
         assert type(batch) is PaddedBatch
         assert batch.id == batch["id"] == theirs.id
@@ -60,13 +67,21 @@ def test_the_tensor_of_a_batch_is_not_copied(cache: featcache.Cache) -> None:
 def test_relative_lengths_give_the_frames_back() -> None:
     for longest in (1, 7, 999, 3001, 59_999):
         frames = torch.arange(longest + 1)
-        batch = padded_batch({"id": ["a"] * len(frames), "x": torch.empty(len(frames), longest), "x_lengths": frames})
+        batch = padded_batch(
+            {"id": ["a"] * len(frames), "x": torch.empty(len(frames), longest), "x_lengths": frames}
+        )
         assert batch.x.lengths.dtype == torch.float32
         assert torch.equal(torch.round(batch.x.lengths * longest).long(), frames)
 
 
 def test_a_batch_without_any_frame_has_lengths_of_zero() -> None:
-    batch = padded_batch({"id": ["a", "b"], "x": torch.empty(2, 0, 4), "x_lengths": torch.zeros(2, dtype=torch.int64)})
+    batch = padded_batch(
+        {
+            "id": ["a", "b"],
+            "x": torch.empty(2, 0, 4),
+            "x_lengths": torch.zeros(2, dtype=torch.int64),
+        }
+    )
     assert batch.x.lengths.tolist() == [0, 0]
 
 
@@ -74,7 +89,9 @@ def test_numbers_and_other_things_of_a_transform_stay(cache: featcache.Cache) ->
     def with_labels(item: dict[str, Any]) -> dict[str, Any]:
         return {**item, "digit": int(item["id"][4:]), "gain": 0.5, "words": ["a", "word"]}
 
-    loader = FeatureLoader(cache, "fbank", batch_sampler=[[2, 4]], transform=with_labels, collate=padded_batch)
+    loader = FeatureLoader(
+        cache, "fbank", batch_sampler=[[2, 4]], transform=with_labels, collate=padded_batch
+    )
     (batch,) = loader
     batch = batch.to("meta")
     assert (batch.id, batch.words) == (["utt-02", "utt-04"], [["a", "word"], ["a", "word"]])

@@ -15,7 +15,9 @@ from featcache.errors import ConfigError
 from featcache.iterators import CategoryChunkIterFactory, CategoryIterFactory
 from featcache.samplers import build_category_batch_sampler
 
-CATEGORIES = {f"c{number}": [f"u{number}{letter}" for letter in "abcdef"[: 3 + number]] for number in range(4)}
+CATEGORIES = {
+    f"c{number}": [f"u{number}{letter}" for letter in "abcdef"[: 3 + number]] for number in range(4)
+}
 IDS = list(chain.from_iterable(CATEGORIES.values()))
 
 
@@ -25,7 +27,11 @@ def arguments(tmp_path: Path) -> dict[str, Any]:
     half = len(IDS) // 2
     write(tmp_path / "category2utt", CATEGORIES)
     write(tmp_path / "dataset2utt", {"d0": IDS[:half], "d1": IDS[half:]})
-    return {"category2utt_file": str(tmp_path / "category2utt"), "batch_size": 4, "min_batch_size": 1}
+    return {
+        "category2utt_file": str(tmp_path / "category2utt"),
+        "batch_size": 4,
+        "min_batch_size": 1,
+    }
 
 
 def write(path: Path, groups: dict[str, list[str]]) -> None:
@@ -38,7 +44,9 @@ def taken(factory: CategoryIterFactory, epoch: int) -> list[Any]:
     return list(sampler)
 
 
-def test_each_epoch_is_drawn_anew_and_the_arguments_stay_as_they_are(arguments: dict[str, Any]) -> None:
+def test_each_epoch_is_drawn_anew_and_the_arguments_stay_as_they_are(
+    arguments: dict[str, Any],
+) -> None:
     given = dict(arguments)
     factory = CategoryIterFactory({}, sampler_args=arguments)
     epochs = [taken(factory, epoch) for epoch in (1, 2, 3, 2)]
@@ -51,13 +59,17 @@ def test_each_epoch_is_drawn_anew_and_the_arguments_stay_as_they_are(arguments: 
 def test_the_first_epoch_takes_the_batches_that_are_given(arguments: dict[str, Any]) -> None:
     factory = CategoryIterFactory({}, [["x"], ["y"]], sampler_args=arguments)
     assert taken(factory, 1) == [["x"], ["y"]]
-    assert taken(factory, 2) == list(build_category_batch_sampler("catbel", **arguments, epoch=2)[0])
+    assert taken(factory, 2) == list(
+        build_category_batch_sampler("catbel", **arguments, epoch=2)[0]
+    )
     with pytest.raises(ConfigError, match="epoch 2 are drawn anew, for which sampler_args"):
         CategoryIterFactory({}, [["x"]]).build_iter(2)
 
 
 def test_num_batches_limits_every_epoch(arguments: dict[str, Any]) -> None:
-    factory = CategoryIterFactory({}, sampler_args={**arguments, "num_batches": 1, "distributed": False})
+    factory = CategoryIterFactory(
+        {}, sampler_args={**arguments, "num_batches": 1, "distributed": False}
+    )
     assert [len(taken(factory, epoch)) for epoch in (1, 2)] == [1, 1]
 
 
@@ -65,11 +77,15 @@ def test_the_arguments_that_the_builder_returns_are_taken(arguments: dict[str, A
     batches, returned = build_category_batch_sampler("catbel", **arguments)
     factory = CategoryIterFactory({}, batches, sampler_args=returned)
     assert taken(factory, 1) == list(batches)
-    assert taken(factory, 2) == list(build_category_batch_sampler("catbel", **arguments, epoch=2)[0])
+    assert taken(factory, 2) == list(
+        build_category_batch_sampler("catbel", **arguments, epoch=2)[0]
+    )
 
 
 def test_a_cache_needs_no_shape_files(tmp_path: Path, arguments: dict[str, Any]) -> None:
-    dataset = cached(tmp_path / "cache", pairs({id: 10 + number for number, id in enumerate(IDS)}), "fbank")
+    dataset = cached(
+        tmp_path / "cache", pairs({id: 10 + number for number, id in enumerate(IDS)}), "fbank"
+    )
     files = {"dataset2utt_file": str(tmp_path / "dataset2utt"), "utt2dataset_file": "unused"}
     for batch_type, others in (("catpow", {}), ("catpow_balance_dataset", files)):
         given = {"category2utt_file": arguments["category2utt_file"], "batch_bins": 60, **others}
@@ -81,7 +97,9 @@ def test_a_cache_needs_no_shape_files(tmp_path: Path, arguments: dict[str, Any])
 @contextmanager
 def rank_of(rank: int, world_size: int) -> Iterator[None]:
     """Be a rank of a process group whose other ranks there need not be."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=rank, world_size=world_size
+    )
     try:
         yield
     finally:
@@ -96,7 +114,12 @@ def test_ranks_share_every_batch(arguments: dict[str, Any]) -> None:
             shares.append(taken(factory, 2))
     for batch, *parts in zip(taken(whole, 2), *shares, strict=True):
         assert parts == [batch[rank::3] for rank in range(3)]
-    with rank_of(0, 5), pytest.raises(ConfigError, match="epoch 2 has a batch of 4 utterances, too few for 5 ranks"):
+    with (
+        rank_of(0, 5),
+        pytest.raises(
+            ConfigError, match="epoch 2 has a batch of 4 utterances, too few for 5 ranks"
+        ),
+    ):
         factory.build_iter(2)
 
 
@@ -114,7 +137,10 @@ def test_what_cannot_be_drawn_from_is_refused(factory: Any, tmp_path: Path) -> N
 
 
 def test_chunks_are_cut_from_batches_drawn_anew(arguments: dict[str, Any]) -> None:
-    utterances = {id: (id, {"speech": arrays["units"]}) for id, arrays in pairs(dict.fromkeys(IDS, 12)).values()}
+    utterances = {
+        id: (id, {"speech": arrays["units"]})
+        for id, arrays in pairs(dict.fromkeys(IDS, 12)).values()
+    }
     factory = CategoryChunkIterFactory(utterances, 4, chunk_length=10, sampler_args=arguments)
     expected = CategoryIterFactory({}, sampler_args=arguments)
     for epoch in (1, 2):

@@ -41,7 +41,11 @@ DATASET = Utterances()
 
 def block(directory: Path, **others: object) -> dict[str, Any]:
     """The `dataloader.train` block of ESPnet3's documentation, with our names as targets."""
-    batches = {"type": "sorted", "shape_files": [f"{directory}/feats_shape.{{shard_idx}}"], "batch_size": 2}
+    batches = {
+        "type": "sorted",
+        "shape_files": [f"{directory}/feats_shape.{{shard_idx}}"],
+        "batch_size": 2,
+    }
     factory = {
         "_target_": "featcache.iterators.SequenceIterFactory",
         "shuffle": True,
@@ -62,7 +66,9 @@ def shards(tmp_path: Path) -> Path:
 @contextmanager
 def rank_of(rank: int, world_size: int) -> Iterator[None]:
     """Be a rank of a process group whose other ranks there need not be."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=rank, world_size=world_size
+    )
     try:
         yield
     finally:
@@ -102,7 +108,9 @@ def test_without_shards_the_whole_of_the_data_is_taken(tmp_path: Path) -> None:
     (tmp_path / "feats_shape").write_text("".join(f"{id} 1\n" for id in IDS))
     config = block(tmp_path, multiple_iterator=False, num_shards=1)
     config["iter_factory"]["batches"]["shape_files"] = [f"{tmp_path}/feats_shape"]
-    assert sorted(id for ids in ids_of(build_iter_factory(config, DATASET), 1) for id in ids) == sorted(IDS)
+    assert sorted(
+        id for ids in ids_of(build_iter_factory(config, DATASET), 1) for id in ids
+    ) == sorted(IDS)
     del config["multiple_iterator"], config["num_shards"]
     assert len(ids_of(build_iter_factory(config, DATASET), 1)) == 6
 
@@ -121,10 +129,15 @@ def test_what_the_configuration_names_may_be_objects(shards: Path) -> None:
         ({"batch_size": 4}, "has no 'batch_size'"),
         ({"multiple_iterator": False}, "num_shards is 3, for which multiple_iterator must be true"),
         ({"num_shards": 0}, "num_shards must be an integer of at least 1, not 0"),
-        ({"iter_factory": {"_target_": "featcache.iterators.SequenceIterFactory"}}, "must name '{shard_idx}'"),
+        (
+            {"iter_factory": {"_target_": "featcache.iterators.SequenceIterFactory"}},
+            "must name '{shard_idx}'",
+        ),
     ],
 )
-def test_a_block_that_cannot_be_meant_is_refused(shards: Path, change: dict[str, object], message: str) -> None:
+def test_a_block_that_cannot_be_meant_is_refused(
+    shards: Path, change: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         build_iter_factory(block(shards, **change), DATASET)
 
@@ -132,7 +145,10 @@ def test_a_block_that_cannot_be_meant_is_refused(shards: Path, change: dict[str,
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("featcache.iterators.SequenceFactory", "'featcache.iterators.SequenceFactory' cannot be imported"),
+        (
+            "featcache.iterators.SequenceFactory",
+            "'featcache.iterators.SequenceFactory' cannot be imported",
+        ),
         ("no_such_module.Factory", "'no_such_module.Factory' cannot be imported"),
         ("Factory", "'Factory' cannot be imported"),
         ("builtins.dict", "must return a factory with build_iter, not dict"),
@@ -155,7 +171,9 @@ def test_factories_are_made_in_turn_and_shuffled_by_epoch_and_seed() -> None:
         made.append(number)
         return ChunkIterFactory(DATASET, 1, [[IDS[number]]], 1, 1.0, shuffle=True)
 
-    factory = MultipleIterFactory([partial(build, number) for number in range(5, 10)], seed=3, shuffle=True)
+    factory = MultipleIterFactory(
+        [partial(build, number) for number in range(5, 10)], seed=3, shuffle=True
+    )
     batches = factory.build_iter(2)
     assert made == []
     next(batches)
@@ -165,16 +183,24 @@ def test_factories_are_made_in_turn_and_shuffled_by_epoch_and_seed() -> None:
     list(batches)
     assert made == order
     made.clear()
-    assert [ids[0] for ids in ids_of(factory, 2, shuffle=False)] == [IDS[n] for n in range(5, 10) for _ in range(n + 1)]
+    assert [ids[0] for ids in ids_of(factory, 2, shuffle=False)] == [
+        IDS[n] for n in range(5, 10) for _ in range(n + 1)
+    ]
     with pytest.raises(ConfigError, match="must return a factory with build_iter, not int"):
         list(MultipleIterFactory([int]).build_iter(1))  # type: ignore[list-item]
 
 
 def test_the_batches_of_each_factory_are_shuffled_with_the_factories() -> None:
     batches = [[id] for id in IDS]
-    factory = MultipleIterFactory([partial(SequenceIterFactory, DATASET, batches, collate_fn=CommonCollateFn())])
+    factory = MultipleIterFactory(
+        [partial(SequenceIterFactory, DATASET, batches, collate_fn=CommonCollateFn())]
+    )
     assert ids_of(factory, 1) == batches
-    assert ids_of(factory, 1, shuffle=True) == ids_of(SequenceIterFactory(DATASET, batches, shuffle=True), 1) != batches
+    assert (
+        ids_of(factory, 1, shuffle=True)
+        == ids_of(SequenceIterFactory(DATASET, batches, shuffle=True), 1)
+        != batches
+    )
 
 
 def test_hydra_makes_the_same_of_a_configuration_of_espnet3(shards: Path) -> None:
@@ -189,6 +215,14 @@ def test_hydra_makes_the_same_of_a_configuration_of_espnet3(shards: Path) -> Non
     factory = instantiate(config.dataloader.train.iter_factory, dataset=DATASET)
     assert isinstance(factory, SequenceIterFactory)
     assert ids_of(factory, 2) == expected
-    chunks = {"_target_": "featcache.iterators.ChunkIterFactory", "batch_size": 2, "chunk_length": 4}
+    chunks = {
+        "_target_": "featcache.iterators.ChunkIterFactory",
+        "batch_size": 2,
+        "chunk_length": 4,
+    }
     config = omegaconf.OmegaConf.create({**chunks, "batches": [["u7"], ["u9"]]})
-    assert ids_of(instantiate(config, dataset=DATASET), 1) == [["u7", "u7"], ["u7", "u9"], ["u9", "u9"]]
+    assert ids_of(instantiate(config, dataset=DATASET), 1) == [
+        ["u7", "u7"],
+        ["u7", "u9"],
+        ["u9", "u9"],
+    ]

@@ -23,7 +23,9 @@ from featcache.loading.collate import CommonCollateFn, PaddedBatch
 from featcache.samplers import build_batch_sampler, build_category_batch_sampler
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "espnet_batches"
-pytestmark = pytest.mark.skipif(not REFERENCE.exists(), reason="the reference outputs are not there")
+pytestmark = pytest.mark.skipif(
+    not REFERENCE.exists(), reason="the reference outputs are not there"
+)
 Entry = dict[str, Any]
 KINDS = {
     "sequence_iter": SequenceIterFactory,
@@ -38,7 +40,9 @@ WORKS_HERE = ("catiter_err_num_batches",)
 
 def entries(*kinds: str) -> list[Any]:
     files = sorted(REFERENCE.glob("*.json"))
-    found = [entry for file in files for entry in json.loads(file.read_text()) if entry["kind"] in kinds]
+    found = [
+        entry for file in files for entry in json.loads(file.read_text()) if entry["kind"] in kinds
+    ]
     return [pytest.param(entry, id=entry["name"]) for entry in found]
 
 
@@ -49,14 +53,22 @@ def column(name: str) -> dict[str, int]:
 
 def in_reference(arguments: Entry) -> Entry:
     """Return a builder's arguments with the paths of its files."""
-    named = {key: str(REFERENCE / value) for key, value in arguments.items() if key.endswith("_file") and value}
+    named = {
+        key: str(REFERENCE / value)
+        for key, value in arguments.items()
+        if key.endswith("_file") and value
+    }
     shapes = {"shape_files": [str(REFERENCE / name) for name in arguments.get("shape_files", [])]}
     return {**arguments, **named, **(shapes if "shape_files" in arguments else {})}
 
 
 def utterances(entry: Entry) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The data set that the reference was made with: an utterance's values are the numbers of its frames."""
-    lengths = {f"x{number}": length for number, length in enumerate(entry.get("lengths", []))} or column("feats_shape")
+    """The data set that the reference was made with: an utterance's values are the numbers of its
+    frames.
+    """
+    lengths = {
+        f"x{number}": length for number, length in enumerate(entry.get("lengths", []))
+    } or column("feats_shape")
     dataset: dict[str, tuple[str, dict[str, Any]]] = {}
     categories = column("utt2category") if entry.get("category") else {}
     for number, (id, length) in enumerate(lengths.items()):
@@ -70,9 +82,14 @@ def utterances(entry: Entry) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def chunks(batches: Iterable[PaddedBatch]) -> list[list[list[object]]]:
-    """Return each chunk as `[id, start, length]`, start being its first value; in the reference padding starts at 0."""
+    """Return each chunk as `[id, start, length]`, start being its first value; in the reference
+    padding starts at 0.
+    """
     return [
-        [[id, max(int(chunk[0]), 0), len(chunk)] for id, chunk in zip(ids, batch["speech"], strict=True)]
+        [
+            [id, max(int(chunk[0]), 0), len(chunk)]
+            for id, chunk in zip(ids, batch["speech"], strict=True)
+        ]
         for ids, batch in batches
     ]
 
@@ -115,9 +132,13 @@ def test_chunk_iterators_cut_the_chunks_that_espnets_cut(entry: Entry) -> None:
 def test_the_multiple_iterator_gives_one_split_after_the_other(entry: Entry) -> None:
     def build(split: str) -> SequenceIterFactory:
         batches = build_batch_sampler(**in_reference({**entry["batches"], "shape_files": [split]}))
-        return SequenceIterFactory(utterances(entry), batches, collate_fn=CommonCollateFn(), **entry["inner"])
+        return SequenceIterFactory(
+            utterances(entry), batches, collate_fn=CommonCollateFn(), **entry["inner"]
+        )
 
-    factory = MultipleIterFactory([partial(build, split) for split in entry["splits"]], **entry["args"])
+    factory = MultipleIterFactory(
+        [partial(build, split) for split in entry["splits"]], **entry["args"]
+    )
     for epoch, expected in entry["epochs"].items():
         assert [ids for ids, _ in factory.build_iter(int(epoch))] == expected
 
@@ -126,5 +147,7 @@ def test_no_entry_of_the_reference_is_left_out() -> None:
     names = {json.dumps(entry.values[0]["name"]) for entry in entries(*KINDS)}
     assert len(names) == 33
     others = {"batch", "category", "direct"}
-    kinds = {entry["kind"] for file in REFERENCE.glob("*.json") for entry in json.loads(file.read_text())}
+    kinds = {
+        entry["kind"] for file in REFERENCE.glob("*.json") for entry in json.loads(file.read_text())
+    }
     assert kinds == {*KINDS, *others}

@@ -55,21 +55,34 @@ def test_epochs_of_any_size_take_all_batches_equally_often(
         assert found[:count] == list(range(count))[: len(found)]
 
 
-@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8), seed=st.integers(0, 9), shuffle=st.booleans())
-def test_mixing_batches_is_the_same_for_lists_and_arrays(sizes: list[int], seed: int, shuffle: bool) -> None:
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8),
+    seed=st.integers(0, 9),
+    shuffle=st.booleans(),
+)
+def test_mixing_batches_is_the_same_for_lists_and_arrays(
+    sizes: list[int], seed: int, shuffle: bool
+) -> None:
     ends = np.cumsum([0, *sizes])
     arrays = Batches(np.arange(ends[-1]), ends, keys=[f"u{row}" for row in range(int(ends[-1]))])
-    found = [taken(SequenceIterFactory({}, kind, None, seed, shuffle, True), 2) for kind in (arrays, list(arrays))]
+    found = [
+        taken(SequenceIterFactory({}, kind, None, seed, shuffle, True), 2)
+        for kind in (arrays, list(arrays))
+    ]
     assert found[0] == found[1]
     first = taken(SequenceIterFactory({}, arrays, None, seed, shuffle), 2)[0]
     assert [len(batch) for batch in found[0][:-1]] == [len(first)] * (len(found[0]) - 1)
-    assert sorted(chain.from_iterable(found[0])) == sorted(f"u{row}" for row in range(int(ends[-1])))
+    assert sorted(chain.from_iterable(found[0])) == sorted(
+        f"u{row}" for row in range(int(ends[-1]))
+    )
 
 
 def test_shuffling_leaves_global_generators_and_the_users_batches_alone() -> None:
     batches = [list(batch) for batch in BATCHES]
     before = random.getstate(), pickle.dumps(np.random.get_state())
-    factory = SequenceIterFactory(pairs(LENGTHS), batches, seed=3, shuffle=True, shuffle_within_batch=True)
+    factory = SequenceIterFactory(
+        pairs(LENGTHS), batches, seed=3, shuffle=True, shuffle_within_batch=True
+    )
     assert taken(factory, 1) != taken(factory, 2)
     assert taken(factory, 1) == taken(factory, 1)
     assert taken(factory, 1, shuffle=False) != taken(factory, 1)
@@ -78,7 +91,9 @@ def test_shuffling_leaves_global_generators_and_the_users_batches_alone() -> Non
 
 
 def test_workers_are_seeded_by_epoch_and_seed() -> None:
-    factory = SequenceIterFactory([1, 2], [[0], [1]], seed=5, num_workers=2, collate_fn=seeds_of_a_worker)
+    factory = SequenceIterFactory(
+        [1, 2], [[0], [1]], seed=5, num_workers=2, collate_fn=seeds_of_a_worker
+    )
     drawn = []
     for seed in (7, 8):
         random_state, numpy_state = random.Random(seed), np.random.RandomState(seed)
@@ -87,15 +102,24 @@ def test_workers_are_seeded_by_epoch_and_seed() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("collate_fn", [None, CommonCollateFn(int_pad_value=0, not_sequence=["speaker"])])
+@pytest.mark.parametrize(
+    "collate_fn", [None, CommonCollateFn(int_pad_value=0, not_sequence=["speaker"])]
+)
 def test_a_cache_gives_the_batches_that_its_utterances_give(
     tmp_path: Path, workers: int, collate_fn: CommonCollateFn | None
 ) -> None:
     names = ("fbank", "units", "speaker")
-    utterances, dataset = only(pairs(LENGTHS), *names), cached(tmp_path / "cache", pairs(LENGTHS), *names)
+    utterances, dataset = (
+        only(pairs(LENGTHS), *names),
+        cached(tmp_path / "cache", pairs(LENGTHS), *names),
+    )
     collate = CommonCollateFn(int_pad_value=0, not_sequence=["speaker"])
     expected = list(SequenceIterFactory(utterances, BATCHES, collate_fn=collate).build_iter(1))
-    found = list(SequenceIterFactory(dataset, BATCHES, collate_fn=collate_fn, num_workers=workers).build_iter(1))
+    found = list(
+        SequenceIterFactory(
+            dataset, BATCHES, collate_fn=collate_fn, num_workers=workers
+        ).build_iter(1)
+    )
     assert_same(found, expected)
 
 
@@ -114,7 +138,10 @@ def test_the_collate_function_of_a_user_gets_a_caches_utterances_one_by_one(tmp_
 
         def __call__(self, items: Sequence[tuple[str, dict[str, Any]]]) -> PaddedBatch:
             return CommonCollateFn(int_pad_value=-1)(
-                [(id, {**sample, "fbank": sample["fbank"] + np.ones(sample["fbank"].shape)}) for id, sample in items]
+                [
+                    (id, {**sample, "fbank": sample["fbank"] + np.ones(sample["fbank"].shape)})
+                    for id, sample in items
+                ]
             )
 
     dataset = cached(tmp_path / "cache", pairs(LENGTHS), "fbank", "units", "speaker")
@@ -127,16 +154,22 @@ def test_the_collate_function_of_a_user_gets_a_caches_utterances_one_by_one(tmp_
 
 def test_batches_are_made_from_the_lengths_of_a_cache(tmp_path: Path) -> None:
     dataset = cached(tmp_path / "cache", pairs(LENGTHS), "fbank")
-    factory = SequenceIterFactory(dataset, {"type": "sorted", "batch_size": 3, "sort_in_batch": "ascending"})
+    factory = SequenceIterFactory(
+        dataset, {"type": "sorted", "batch_size": 3, "sort_in_batch": "ascending"}
+    )
     assert sorted(chain.from_iterable(taken(factory, 1))) == list(range(12))
-    lengths = [length for _, batch in factory.build_iter(1) for length in batch["fbank_lengths"].tolist()]
+    lengths = [
+        length for _, batch in factory.build_iter(1) for length in batch["fbank_lengths"].tolist()
+    ]
     assert lengths == sorted(LENGTHS.values())
 
 
 def test_batches_are_made_from_shape_files(tmp_path: Path) -> None:
     file = tmp_path / "feats_shape"
     file.write_text("a 3,80\nb 1,80\nc 2,80\n")
-    factory = SequenceIterFactory({}, {"type": "sorted", "batch_size": 1, "shape_files": [str(file)]})
+    factory = SequenceIterFactory(
+        {}, {"type": "sorted", "batch_size": 1, "shape_files": [str(file)]}
+    )
     assert taken(factory, 1) == [["b"], ["c"], ["a"]]
 
 

@@ -41,11 +41,16 @@ def encoded(feature: FeatureSpec, array: Floats) -> EncodedArray:
     if rows.size == 0:
         return EncodedArray(len(rows), ())
     size = LilcomBackend().blocks(feature).rows or len(rows)
-    return EncodedArray(len(rows), tuple(feature.codec.encode(rows[i : i + size]) for i in range(0, len(rows), size)))
+    return EncodedArray(
+        len(rows),
+        tuple(feature.codec.encode(rows[i : i + size]) for i in range(0, len(rows), size)),
+    )
 
 
 @contextmanager
-def write(feature: FeatureSpec, values: Sequence[Floats]) -> Iterator[tuple[Path, list[tuple[Extent, ...]]]]:
+def write(
+    feature: FeatureSpec, values: Sequence[Floats]
+) -> Iterator[tuple[Path, list[tuple[Extent, ...]]]]:
     with tempfile.TemporaryDirectory() as name:
         writer = LilcomBackend().open_writer(Path(name), [feature])
         places = [
@@ -151,9 +156,15 @@ def test_an_existing_archive_is_not_touched(tmp_path: Path) -> None:
 @example(np.full((700, 80), 3.3, np.float32), -5)
 @example(np.zeros((3, 4), np.float32), 20)
 @example(np.full((5, 5), 1e-45, np.float32), -20)
-@example(np.array([[573, 309, 0, 110, 0], [0, 0, 0, 0, 0], [184, 0, 0, 0, 0]], np.float32) + np.float32(1.2e-7), 1)
+@example(
+    np.array([[573, 309, 0, 110, 0], [0, 0, 0, 0, 0], [184, 0, 0, 0, 0]], np.float32)
+    + np.float32(1.2e-7),
+    1,
+)
 @example(np.array([[2.0**k * sign for k in range(-30, 10)] for sign in (1, -1)], np.float32), -8)
-def test_no_number_moves_by_more_than_half_a_tick_and_rounding(block: Floats, tick_power: int) -> None:
+def test_no_number_moves_by_more_than_half_a_tick_and_rounding(
+    block: Floats, tick_power: int
+) -> None:
     codec = LilcomCodec(tick_power)
     before = block.copy()
     block.flags.writeable = False
@@ -170,7 +181,9 @@ def test_no_number_moves_by_more_than_half_a_tick_and_rounding(block: Floats, ti
 @example(np.array([np.inf], np.float32), 0)
 @example(fbank(300, scale=1e5), -5)
 @example(fbank(300, scale=1e7), -5)
-def test_what_lilcom_cannot_hold_is_refused_and_never_garbled(block: Floats, tick_power: int) -> None:
+def test_what_lilcom_cannot_hold_is_refused_and_never_garbled(
+    block: Floats, tick_power: int
+) -> None:
     codec = LilcomCodec(tick_power)
     try:
         data = codec.encode(block)
@@ -182,7 +195,9 @@ def test_what_lilcom_cannot_hold_is_refused_and_never_garbled(block: Floats, tic
 
 def test_a_refusal_says_which_numbers_and_what_to_do() -> None:
     block = fbank(50, scale=1e9)
-    with pytest.raises(FeatureError, match=r"shape \(50, 80\) with numbers from -.* try a larger tick_power, or") as e:
+    with pytest.raises(
+        FeatureError, match=r"shape \(50, 80\) with numbers from -.* try a larger tick_power, or"
+    ) as e:
         CODEC.encode(block)
     assert "half a tick of 2 ** -5" in str(e.value)
     larger = LilcomCodec(10)
@@ -193,12 +208,15 @@ def test_a_refusal_says_which_numbers_and_what_to_do() -> None:
 def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
     block = fbank(50)
     block[3, 4] = value
-    with pytest.raises(FeatureError, match=r"cannot hold a block of shape \(50, 80\) .*: not all are finite"):
+    with pytest.raises(
+        FeatureError, match=r"cannot hold a block of shape \(50, 80\) .*: not all are finite"
+    ):
         CODEC.encode(block)
 
 
 def test_a_block_that_lilcom_itself_would_decode_wrongly_is_refused() -> None:
-    # four axes, the last of length 1: the decoder adds in another order than the encoder, and drifts away from it
+    # four axes, the last of length 1: the decoder adds in another order than the encoder, and
+    # drifts away from it
     values = np.random.default_rng(0).standard_normal((100, 8, 8, 1)).cumsum(0).cumsum(1).cumsum(2)
     block = (values / np.abs(values).max()).astype(np.float32) * 8
     garbled = lilcom.decompress(lilcom.compress(block.copy(), tick_power=-5))
@@ -209,7 +227,9 @@ def test_a_block_that_lilcom_itself_would_decode_wrongly_is_refused() -> None:
 
 @pytest.mark.parametrize("tick_power", [-21, 21, 1.0, "-5", True])
 def test_a_tick_power_that_lilcom_has_not_is_refused_at_once(tick_power: Any) -> None:
-    with pytest.raises(ConfigError, match=f"tick_power must be an integer from -20 to 20, not {tick_power!r}"):
+    with pytest.raises(
+        ConfigError, match=f"tick_power must be an integer from -20 to 20, not {tick_power!r}"
+    ):
         LilcomCodec(tick_power)
 
 
@@ -219,9 +239,13 @@ def test_a_corrupt_block_is_named_as_such() -> None:
         decoded(CODEC, data[: len(data) // 2], (80,))
 
 
-def test_a_missing_lilcom_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_lilcom_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "lilcom", None)
-    named = pytest.raises(MissingDependencyError, match=r"needs 'lilcom'.*pip install 'featcache\[lilcom\]'")
+    named = pytest.raises(
+        MissingDependencyError, match=r"needs 'lilcom'.*pip install 'featcache\[lilcom\]'"
+    )
     with named:
         LilcomBackend().open_writer(tmp_path, [FBANK])
     with pytest.raises(MissingDependencyError):

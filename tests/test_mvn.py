@@ -13,7 +13,11 @@ from featcache.errors import FeatureError
 from featcache.mvn import GlobalMVN
 from featcache.stats import FeatureStats
 
-FRAMES = np.random.default_rng(0).normal([-5, 0, 3, 40], [3, 1, 0.5, 7], size=(400, 4)).astype(np.float32)
+FRAMES = (
+    np.random.default_rng(0)
+    .normal([-5, 0, 3, 40], [3, 1, 0.5, 7], size=(400, 4))
+    .astype(np.float32)
+)
 STATS = FeatureStats.of(FRAMES)
 
 
@@ -23,7 +27,9 @@ class OneFeature:
 
 
 def test_normalised_features_have_mean_0_and_variance_1() -> None:
-    normalised = FeatureStats.of(GlobalMVN.from_cache(OneFeature(), "fbank")(torch.from_numpy(FRAMES)).numpy())
+    normalised = FeatureStats.of(
+        GlobalMVN.from_cache(OneFeature(), "fbank")(torch.from_numpy(FRAMES)).numpy()
+    )
     np.testing.assert_allclose(normalised.mean, 0, atol=1e-5)
     np.testing.assert_allclose(normalised.var, 1, atol=1e-5)
 
@@ -60,7 +66,9 @@ def test_forward_is_what_numpy_says_and_inverse_brings_it_back(
         torch.tensor([1.0, 0.6, 0.0], dtype=torch.bfloat16),
     ],
 )
-def test_what_lies_behind_an_utterances_length_comes_out_as_zeros(lengths: torch.Tensor | list[float]) -> None:
+def test_what_lies_behind_an_utterances_length_comes_out_as_zeros(
+    lengths: torch.Tensor | list[float],
+) -> None:
     mvn = GlobalMVN.from_stats(STATS)
     x = torch.from_numpy(FRAMES[:15]).reshape(3, 5, 4)
     valid = (torch.arange(5) < torch.tensor([[5], [3], [0]])).unsqueeze(2)
@@ -81,7 +89,8 @@ def test_relative_lengths_find_the_frame_they_were_made_from() -> None:
     mvn = GlobalMVN(1.0, 1.0)
     y = mvn(torch.zeros(frames, frames), lengths / frames)
     assert torch.equal((y != 0).sum(dim=1), lengths)
-    half = torch.tensor([0.5], dtype=torch.bfloat16)  # half of 1506 is 753, which bfloat16 rounds to 752
+    # half of 1506 is 753, which bfloat16 rounds to 752
+    half = torch.tensor([0.5], dtype=torch.bfloat16)
     assert (mvn(torch.zeros(1, 1506), half) != 0).sum() == 753
 
 
@@ -165,7 +174,9 @@ def test_no_standard_deviation_is_below_the_floor() -> None:
     assert GlobalMVN.from_stats(stats, variance_floor=0.25).std.tolist() == [0.5, 2]
     with pytest.raises(FeatureError, match="not positive"):
         GlobalMVN.from_stats(stats, variance_floor=0)
-    assert GlobalMVN.from_stats(stats, norm_vars=False, variance_floor=0)(torch.ones(2)).tolist() == [1, 1]
+    assert GlobalMVN.from_stats(stats, norm_vars=False, variance_floor=0)(
+        torch.ones(2)
+    ).tolist() == [1, 1]
 
 
 def test_a_compiled_model_contains_it_whole() -> None:
@@ -190,4 +201,6 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_it_shows_what_it_does() -> None:
-    assert repr(GlobalMVN.from_stats(STATS)) == "GlobalMVN(dims=(4,), norm_means=True, norm_vars=True)"
+    assert (
+        repr(GlobalMVN.from_stats(STATS)) == "GlobalMVN(dims=(4,), norm_means=True, norm_vars=True)"
+    )

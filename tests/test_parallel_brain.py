@@ -64,13 +64,16 @@ def test_workers_compute_what_the_brain_itself_would(storage: FeatureStorage) ->
 def test_what_fails_is_set_aside_samplers_are_heeded_and_debugging_ends_early(
     storage: FeatureStorage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("distributed"), "propagate", True)  # as SpeechBrain's recipes set it
+    # as SpeechBrain's recipes set it
+    monkeypatch.setattr(logging.getLogger("distributed"), "propagate", True)
     caplog.set_level(logging.INFO)
     brain = noting_brain(storage, debug=True, debug_batches=2)
     brain.bad = frozenset(["spk/utt-2"])
     kwargs = {"batch_sampler": [[4, 5], [2, 3], [6]], "num_workers": 2}
     config = ParallelConfig("local", 1)
-    cache = brain.cache_features(make_dataset(), loader_kwargs=kwargs, parallel=config, on_error="skip", retries=1)
+    cache = brain.cache_features(
+        make_dataset(), loader_kwargs=kwargs, parallel=config, on_error="skip", retries=1
+    )
     assert noted(storage)[:2] == ["TRAIN spk/utt-4", "TRAIN spk/utt-5"]
     assert noted(storage).count("TRAIN spk/utt-2") == 3  # with another, alone, and again
     assert sorted(cache) == [f"spk/utt-{number}" for number in (3, 4, 5)]
@@ -83,14 +86,21 @@ def test_what_fails_is_set_aside_samplers_are_heeded_and_debugging_ends_early(
 
 def test_what_workers_cannot_be_given_is_refused(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    with pytest.raises(ConfigError, match="map-style dataset, to give each worker utterances of it, not 'DataLoader'"):
+    with pytest.raises(
+        ConfigError,
+        match="map-style dataset, to give each worker utterances of it, not 'DataLoader'",
+    ):
         brain.cache_features(DataLoader(make_dataset(), collate_fn=list), parallel=LOCAL)
     with pytest.raises(ConfigError, match="the ids of 'list' are not known before it is loaded"):
         brain.cache_features([1, 2, 3], parallel=LOCAL)
     with pytest.raises(ConfigError, match="asks for utterance 'spk/utt-0' 2 times; once is enough"):
-        brain.cache_features(make_dataset(), loader_kwargs={"batch_sampler": [[0], [1, 0]]}, parallel=LOCAL)
+        brain.cache_features(
+            make_dataset(), loader_kwargs={"batch_sampler": [[0], [1, 0]]}, parallel=LOCAL
+        )
     brain.hparams.lock = threading.Lock()
-    with pytest.raises(ConfigError, match=r"cannot be sent brain\.hparams\.lock \(lock\): cannot pickle"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be sent brain\.hparams\.lock \(lock\): cannot pickle"
+    ):
         brain.cache_features(make_dataset(), parallel=LOCAL)
 
 
@@ -109,7 +119,9 @@ class Extractor(FeatureCacheMixin, torch.nn.Module):
 
     def compute_features(self, batch: Any, stage: Any) -> Any:
         frames = batch.sig.data.unfold(1, HOP, HOP) * self.scale
-        return unpad(batch.id, batch.frames, ssl=frames[..., :4], units=torch.zeros(frames.shape[:2]).long())
+        return unpad(
+            batch.id, batch.frames, ssl=frames[..., :4], units=torch.zeros(frames.shape[:2]).long()
+        )
 
 
 def test_any_object_with_modules_and_a_device_will_do() -> None:

@@ -43,7 +43,9 @@ def test_an_attempt_is_taken_back_when_its_worker_is_through_with_its_batch(tmp_
     assert take_back(tmp_path, 7) == 5
 
 
-def test_nothing_is_claimed_of_a_run_that_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_claimed_of_a_run_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(FileNotFoundError):
         Claim(tmp_path / "gone", 7)
     run, acquire = tmp_path / "run", FileLock.acquire
@@ -56,10 +58,16 @@ def test_nothing_is_claimed_of_a_run_that_is_over(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(FileLock, "acquire", too_late)
     with pytest.raises(FileNotFoundError):
         Claim(run, 7)
-    assert not any(name.is_symlink() for name in Path("/proc/self/fd").iterdir() if str(run) in os.path.realpath(name))
+    assert not any(
+        name.is_symlink()
+        for name in Path("/proc/self/fd").iterdir()
+        if str(run) in os.path.realpath(name)
+    )
 
 
-def test_one_that_was_taken_back_while_it_was_begun_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_was_taken_back_while_it_was_begun_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     acquire = FileLock.acquire
 
     def too_late(lock: FileLock, timeout: float) -> object:

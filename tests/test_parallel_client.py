@@ -47,7 +47,11 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 
 def listening(process: psutil.Process) -> list[str]:
-    return [socket.laddr.ip for socket in process.net_connections("inet") if socket.status == psutil.CONN_LISTEN]
+    return [
+        socket.laddr.ip
+        for socket in process.net_connections("inet")
+        if socket.status == psutil.CONN_LISTEN
+    ]
 
 
 def where(seconds: float) -> tuple[int, int, int]:
@@ -61,7 +65,9 @@ def test_every_worker_is_a_process_with_one_thread_and_its_share_of_cores(client
     places = set(mapped(client, where, [0.05] * 20))
     assert len({pid for pid, _, _ in places} - {os.getpid()}) == 2
     assert len(places) == 2
-    assert {torch_threads for _, _, torch_threads in places} == {max(1, len(os.sched_getaffinity(0)) // 2)}
+    assert {torch_threads for _, _, torch_threads in places} == {
+        max(1, len(os.sched_getaffinity(0)) // 2)
+    }
 
 
 def test_everything_listens_on_loopback_only(client: Client) -> None:
@@ -72,7 +78,9 @@ def test_everything_listens_on_loopback_only(client: Client) -> None:
     assert client.dashboard_link.startswith("http://127.0.0.1:")
 
 
-def test_the_environment_is_built_once_in_each_process_in_the_thread_of_its_tasks(client: Client) -> None:
+def test_the_environment_is_built_once_in_each_process_in_the_thread_of_its_tasks(
+    client: Client,
+) -> None:
     def look(_: int) -> tuple[int, int, object, object]:
         time.sleep(0.05)
         return os.getpid(), threading.get_ident(), worker_env()["builder"], worker_env()["thread"]
@@ -105,7 +113,9 @@ def test_an_argument_that_the_environment_has_too_is_refused(client: Client) -> 
         return x * factor
 
     for args, kwargs in (((3,), {}), ((), {"factor": 3})):
-        with pytest.raises(ConfigError, match="argument 'factor' of 'scaled' is given, and is in the worker's env"):
+        with pytest.raises(
+            ConfigError, match="argument 'factor' of 'scaled' is given, and is in the worker's env"
+        ):
             client.submit(with_worker_env(scaled), *args, **kwargs).result()
 
 
@@ -132,7 +142,9 @@ def test_the_link_of_the_dashboard_is_printed_and_the_settings_go_with_the_block
         assert f"dashboard of 1 local worker: {client.dashboard_link}\n" in capsys.readouterr().err
         assert dask.config.get("distributed.scheduler.allowed-failures") == 0
         assert client.submit(worker_env).result() == {}
-        (pid,) = {process.pid for process in workers_of(os.getpid())} & {client.submit(os.getpid).result()}
+        (pid,) = {process.pid for process in workers_of(os.getpid())} & {
+            client.submit(os.getpid).result()
+        }
     assert not psutil.pid_exists(pid)
     assert dask.config.get("distributed.scheduler.allowed-failures") == before
     assert "OMP_NUM_THREADS" not in os.environ
@@ -168,10 +180,16 @@ def gives_a_list() -> dict[str, object]:
     [
         (fails, LookupError, "no model 'hubert.pt'"),
         (dies, ComputeError, r"a worker died while setup_fn 'dies' ran in it \(out of memory\?\)"),
-        (gives_a_list, ConfigError, r"setup_fn 'gives_a_list' returns \['model'\], not a dict by name"),
+        (
+            gives_a_list,
+            ConfigError,
+            r"setup_fn 'gives_a_list' returns \['model'\], not a dict by name",
+        ),
     ],
 )
-def test_errors_of_the_environment_are_raised_at_once(setup_fn: SetupFn, error: type[Exception], message: str) -> None:
+def test_errors_of_the_environment_are_raised_at_once(
+    setup_fn: SetupFn, error: type[Exception], message: str
+) -> None:
     before = workers_of(os.getpid())
     with pytest.raises(error, match=message) as raised, get_client(TWO, setup_fn):
         pytest.fail("the block was entered")
@@ -183,11 +201,16 @@ def test_errors_of_the_environment_are_raised_at_once(setup_fn: SetupFn, error: 
 
 def test_a_setup_that_cannot_be_pickled_is_refused_before_anything_starts() -> None:
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="cannot be sent to workers: cannot pi"), get_client(TWO, lambda: {"": lock}):
+    with (
+        pytest.raises(ConfigError, match="cannot be sent to workers: cannot pi"),
+        get_client(TWO, lambda: {"": lock}),
+    ):
         pytest.fail("the block was entered")
 
 
-def test_the_environment_of_a_worker_that_joins_late_raises_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_environment_of_a_worker_that_joins_late_raises_where_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
     def only_the_first() -> dict[str, object]:
         (tmp_path / "taken").touch(exist_ok=False)
         return {}
@@ -214,7 +237,8 @@ def test_a_worker_that_is_told_twice_builds_its_environment_once(tmp_path: Path)
         return {"count": (tmp_path / "builds").read_text()}
 
     with get_client() as client:
-        for plugin in [WorkerEnv(counted)] * 2:  # so it goes if it joins while the plugin is being registered
+        # so it goes if it joins while the plugin is being registered
+        for plugin in [WorkerEnv(counted)] * 2:
             client.register_plugin(plugin, name="env")
         assert client.submit(worker_env).result() == {"count": "built\n"}
 
@@ -222,11 +246,19 @@ def test_a_worker_that_is_told_twice_builds_its_environment_once(tmp_path: Path)
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"options": {"coers": 1}}, "env 'local': workers cannot be started with options .*argument 'coers'"),
-        ({"env": "ssh", "n_workers": 2, "options": {"hosts": ["a", "b"]}}, "then one for each of 2 workers"),
+        (
+            {"options": {"coers": 1}},
+            "env 'local': workers cannot be started with options .*argument 'coers'",
+        ),
+        (
+            {"env": "ssh", "n_workers": 2, "options": {"hosts": ["a", "b"]}},
+            "then one for each of 2 workers",
+        ),
     ],
 )
-def test_options_that_the_cluster_does_not_take_are_named(config: dict[str, object], message: str) -> None:
+def test_options_that_the_cluster_does_not_take_are_named(
+    config: dict[str, object], message: str
+) -> None:
     before = workers_of(os.getpid())
     with pytest.raises(ConfigError, match=message), get_client(config):
         pytest.fail("the block was entered")
@@ -242,11 +274,16 @@ def test_options_that_the_cluster_does_not_take_are_named(config: dict[str, obje
         ("pbs", r"env 'pbs' needs 'dask_jobqueue'.*; try: pip install 'featcache\[dask\]'"),
     ],
 )
-def test_what_is_missing_is_named_with_what_to_install(env: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named_with_what_to_install(
+    env: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("dask_cuda", "dask_kubernetes", "asyncssh", "dask_jobqueue"):
         monkeypatch.setitem(sys.modules, module, None)
     options = {"hosts": ["scheduler", "worker"]} if env == "ssh" else {}
-    with pytest.raises(MissingDependencyError, match=message), get_client({"env": env, "options": options}):
+    with (
+        pytest.raises(MissingDependencyError, match=message),
+        get_client({"env": env, "options": options}),
+    ):
         pytest.fail("the block was entered")
 
 
@@ -266,7 +303,9 @@ DRIVER = """
 def test_workers_end_with_a_driver_that_is_killed(how: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as driver:
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as driver:
         assert driver.stdout is not None
         workers = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
         assert len(workers) == 2
@@ -279,10 +318,15 @@ def test_workers_end_with_a_driver_that_is_killed(how: signal.Signals, tmp_path:
 
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
-    script.write_text("from featcache.cluster.client import get_client\nwith get_client():\n    pass\n")
+    script.write_text(
+        "from featcache.cluster.client import get_client\nwith get_client():\n    pass\n"
+    )
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
-    assert "needs `if __name__ == '__main__':` around what starts workers" in ended.stderr.splitlines()[-1]
+    assert (
+        "needs `if __name__ == '__main__':` around what starts workers"
+        in ended.stderr.splitlines()[-1]
+    )
 
 
 def test_an_interrupt_while_workers_start_leaves_none_behind(tmp_path: Path) -> None:

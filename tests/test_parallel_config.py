@@ -49,7 +49,9 @@ def load_with_omegaconf(text: str) -> Mapping[str, object]:
     return loaded
 
 
-@pytest.mark.parametrize("load", [yaml.safe_load, load_with_ruamel, load_with_hyperpyyaml, load_with_omegaconf])
+@pytest.mark.parametrize(
+    "load", [yaml.safe_load, load_with_ruamel, load_with_hyperpyyaml, load_with_omegaconf]
+)
 def test_espnets_block_means_the_same_whoever_reads_it(load: object) -> None:
     assert callable(load)
     config = ParallelConfig.of(load(BLOCK))
@@ -66,7 +68,12 @@ def test_espnets_block_means_the_same_whoever_reads_it(load: object) -> None:
 
 
 def test_nothing_declared_is_one_local_worker() -> None:
-    assert ParallelConfig.of(None) == ParallelConfig.of({}) == ParallelConfig() == ParallelConfig("local", 1, {})
+    assert (
+        ParallelConfig.of(None)
+        == ParallelConfig.of({})
+        == ParallelConfig()
+        == ParallelConfig("local", 1, {})
+    )
 
 
 def test_any_mapping_will_do_and_one_of_ours_stays_itself() -> None:
@@ -104,7 +111,9 @@ def test_every_env_can_be_declared(env: str) -> None:
         ({1: 3}, "no setting 1; known"),
     ],
 )
-def test_unknown_names_are_refused_with_the_nearest(config: Mapping[str, object], message: str) -> None:
+def test_unknown_names_are_refused_with_the_nearest(
+    config: Mapping[str, object], message: str
+) -> None:
     with pytest.raises(UnknownNameError, match=message):
         ParallelConfig.of(config)
 
@@ -160,7 +169,9 @@ def test_a_list_is_no_configuration() -> None:
         ("lsf", "'1:30'", "1:30"),
     ],
 )
-def test_time_limits_mean_the_same_as_text_and_as_yamls_number(env: str, written: str, meant: str) -> None:
+def test_time_limits_mean_the_same_as_text_and_as_yamls_number(
+    env: str, written: str, meant: str
+) -> None:
     options = yaml.safe_load(f"walltime: {written}")
     assert ParallelConfig(env, 1, options).options == {"walltime": meant}
 
@@ -175,7 +186,10 @@ def test_a_number_of_seconds_becomes_hours_minutes_and_seconds(seconds: int) -> 
 
 
 def test_declaring_loads_neither_dask_nor_torch() -> None:
-    code = "import sys, featcache.cluster.config; print({'dask', 'distributed', 'torch', 'numpy'} & set(sys.modules))"
+    code = (
+        "import sys, featcache.cluster.config; "
+        "print({'dask', 'distributed', 'torch', 'numpy'} & set(sys.modules))"
+    )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
 
@@ -191,13 +205,21 @@ def start_workers_here() -> str:
 
 def test_workers_that_cannot_be_started_say_why() -> None:
     with (
-        pytest.raises(ConfigError, match=r"env 'local': no cluster with options {'processes': False}: .*unpack"),
+        pytest.raises(
+            ConfigError,
+            match=r"env 'local': no cluster with options {'processes': False}: .*unpack",
+        ),
         get_client({"env": "local", "options": {"processes": False}}),
     ):
         pytest.fail("the block was entered")
     with get_client() as client:
-        assert "this is a worker itself, which may not start processes" in client.submit(start_workers_here).result()
+        assert (
+            "this is a worker itself, which may not start processes"
+            in client.submit(start_workers_here).result()
+        )
     script = "import featcache\nif __name__ == '__main__':\n    with featcache.get_client(): pass\n"
-    ran = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60, check=False
+    )
     assert "workers import the script, which is no file: save" in ran.stderr
     assert "<stdin>" in ran.stderr

@@ -15,7 +15,9 @@ from featcache.extraction.workers.plan import Task
 
 
 def answer_and_die(task: Task, folder: Path) -> int:
-    """Kill the worker of every other task once, right after the answer, which may not have been fetched then."""
+    """Kill the worker of every other task once, right after the answer, which may not have been
+    fetched then.
+    """
     note = folder / f"{task.start} was killed"
     if task.start % 2 == 0 and not note.exists():
         note.touch()
@@ -23,10 +25,14 @@ def answer_and_die(task: Task, folder: Path) -> int:
     return task.start
 
 
-def test_answers_and_tasks_that_are_lost_with_the_only_worker_come_in_the_end(tmp_path: Path) -> None:
+def test_answers_and_tasks_that_are_lost_with_the_only_worker_come_in_the_end(
+    tmp_path: Path,
+) -> None:
     done = []
     with get_client({"env": "local", "n_workers": 1}) as client, run_env(client, dict) as env:
-        dispatch = Dispatch[Task](Staff(client, env, stay=False), tmp_path, answer_and_die, tmp_path)
+        dispatch = Dispatch[Task](
+            Staff(client, env, stay=False), tmp_path, answer_and_die, tmp_path
+        )
         for number in range(4):
             dispatch.add(Task("plan", number, number + 1))
         for task, outcome in dispatch.outcomes():

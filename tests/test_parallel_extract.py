@@ -44,12 +44,15 @@ def failures(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("workers", [None, 3])
-def test_the_cache_is_the_same_on_any_number_of_workers(tmp_path: Path, workers: int | None) -> None:
+def test_the_cache_is_the_same_on_any_number_of_workers(
+    tmp_path: Path, workers: int | None
+) -> None:
     parallel = workers and {"env": "local", "n_workers": workers}
     cache = extract(Provider(tmp_path), parallel=parallel, batch_size=3)
     assert_holds(cache, range(40))
     assert len(calls(tmp_path)) == 40
-    assert extract(Provider(tmp_path), parallel={"env": "local", "n_workers": 99}).complete  # without any worker
+    # without any worker
+    assert extract(Provider(tmp_path), parallel={"env": "local", "n_workers": 99}).complete
     assert len(calls(tmp_path)) == 40
 
 
@@ -66,7 +69,9 @@ def test_several_caches_are_computed_by_the_workers_of_one_client(tmp_path: Path
 
 def environments(dask_worker: Any) -> tuple[str, ...]:
     assert len(_BUILT[dask_worker]) == 1
-    return tuple(name for name, plugin in dask_worker.plugins.items() if isinstance(plugin, WorkerEnv))
+    return tuple(
+        name for name, plugin in dask_worker.plugins.items() if isinstance(plugin, WorkerEnv)
+    )
 
 
 def test_the_longest_are_computed_first(tmp_path: Path) -> None:
@@ -138,7 +143,9 @@ def test_what_fails_is_tried_again_then_set_aside(tmp_path: Path, parallel: obje
 
 @pytest.mark.parametrize("parallel", [None, LOCAL])
 def test_a_failure_ends_the_run_which_keeps_what_it_has(tmp_path: Path, parallel: object) -> None:
-    with pytest.raises(ComputeError, match="'spk2/utt-5' failed with ComputingError: cannot compute 5") as caught:
+    with pytest.raises(
+        ComputeError, match="'spk2/utt-5' failed with ComputingError: cannot compute 5"
+    ) as caught:
         extract(Provider(tmp_path, fails=[5]), parallel=parallel, batch_size=4, retries=1)
     cache = featcache.open(tmp_path / "cache")
     assert not cache.complete
@@ -153,7 +160,11 @@ def test_arrays_that_cannot_be_stored_end_the_run(tmp_path: Path) -> None:
     class Wrong(Provider):
         def build_env_local(self) -> dict[str, object]:
             compute: Any = lambda items: [{"id": f"spk0/utt-{items[0]}", "fbank": np.zeros((1, 2))}]  # noqa: E731
-            return {"dataset": [0, 3], "ids": ["spk0/utt-0", "spk0/utt-3"], "compute_features": compute}
+            return {
+                "dataset": [0, 3],
+                "ids": ["spk0/utt-0", "spk0/utt-3"],
+                "compute_features": compute,
+            }
 
     with pytest.raises(FeatureError, match="'units'"):
         extract(Wrong(tmp_path), **SERIAL)
@@ -189,22 +200,40 @@ class Env(Provider):
         self.env = env
 
     def build_env_local(self) -> Any:
-        return {key: value for key, value in {**super().build_env_local(), **self.env}.items() if value != "left out"}
+        return {
+            key: value
+            for key, value in {**super().build_env_local(), **self.env}.items()
+            if value != "left out"
+        }
 
 
 @pytest.mark.parametrize(
     ("env", "message"),
     [
         ({"dataset": "left out"}, "the environment needs 'dataset'; it has 'compute_features'"),
-        ({"compute_features": "left out"}, "the environment needs 'compute_features'; it has 'dataset'"),
+        (
+            {"compute_features": "left out"},
+            "the environment needs 'compute_features'; it has 'dataset'",
+        ),
         ({"compute_features": 3}, "'compute_features' is a function of a batch, not 3"),
-        ({"dataset": iter([1])}, "'dataset' needs a length and items by number, not 'list_iterator'"),
-        ({"dataset": [1, 2]}, "ids of 'list' are not known.*put 'ids' into the environment: 2 strings"),
+        (
+            {"dataset": iter([1])},
+            "'dataset' needs a length and items by number, not 'list_iterator'",
+        ),
+        (
+            {"dataset": [1, 2]},
+            "ids of 'list' are not known.*put 'ids' into the environment: 2 strings",
+        ),
         ({"ids": ["a"]}, "the ids of 'Numbers'"),
-        ({"lengths": [1, 2]}, r"lengths are 40 numbers, one for each utterance, not an array of \(2,\)"),
+        (
+            {"lengths": [1, 2]},
+            r"lengths are 40 numbers, one for each utterance, not an array of \(2,\)",
+        ),
     ],
 )
-def test_an_environment_that_cannot_work_is_refused(tmp_path: Path, env: dict[str, Any], message: str) -> None:
+def test_an_environment_that_cannot_work_is_refused(
+    tmp_path: Path, env: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         extract(Env(tmp_path, **env))
     assert calls(tmp_path) == []
@@ -214,7 +243,10 @@ def test_ids_lengths_and_collate_fn_may_be_given(tmp_path: Path) -> None:
     def compute(batch: torch.Tensor) -> Any:
         assert isinstance(batch, torch.Tensor)
         numbers.extend(batch.tolist())
-        return [{"id": f"u{n}", "fbank": np.zeros((n, 4)), "units": np.zeros(n, np.int16)} for n in batch.tolist()]
+        return [
+            {"id": f"u{n}", "fbank": np.zeros((n, 4)), "units": np.zeros(n, np.int16)}
+            for n in batch.tolist()
+        ]
 
     numbers: list[int] = []
     env: dict[str, Any] = {"dataset": [1, 2, 3], "ids": ["u1", "u2", "u3"], "lengths": [5, 7, 6]}
@@ -233,14 +265,19 @@ def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
         def build_worker_setup_fn(self) -> Callable[[], Any]:
             return partial(dict, lock=threading.Lock())
 
-    with pytest.raises(ConfigError, match=r"cannot be sent build_worker_setup_fn.*: cannot pickle '_thread.lock'"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be sent build_worker_setup_fn.*: cannot pickle '_thread.lock'"
+    ):
         extract(Holding(tmp_path))
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"on_error": "ignore"}, "'raise' or 'skip', not 'ignore'"),
-        ({"publish_every_s": "5"}, "publish_every_s is a number of seconds, above 0, or None, not '5'"),
+        (
+            {"publish_every_s": "5"},
+            "publish_every_s is a number of seconds, above 0, or None, not '5'",
+        ),
         ({"batch_size": 0}, "batch_size is a whole number from 1 on, not 0"),
         ({"retries": -1}, "retries is a whole number from 0 on, not -1"),
         ({"parallel": {"env": "local", "workers": 2}}, "no setting 'workers'"),
@@ -248,10 +285,13 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     for settings, message in refused:
         with pytest.raises(ConfigError, match=message) as caught:
             extract(Provider(tmp_path), **settings)
-        assert not hasattr(caught.value, "__notes__")  # of how to go on: the same call would end in the same way
+        # of how to go on: the same call would end in the same way
+        assert not hasattr(caught.value, "__notes__")
 
 
-def test_ids_and_lengths_that_are_none_are_refused_before_anything_is_computed(tmp_path: Path) -> None:
+def test_ids_and_lengths_that_are_none_are_refused_before_anything_is_computed(
+    tmp_path: Path,
+) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"ids": [1.5, 2]}, r"strings or whole numbers, not 1\.5; give str\(id\)"),
         ({"ids": ["a", "b\0"]}, r"utterance id 'b\\x00' is not usable"),
@@ -283,7 +323,11 @@ def test_other_weights_or_code_make_a_cache_stale(tmp_path: Path) -> None:
         return compute(model, [*items])
 
     model = torch.nn.Linear(2, 4)
-    env: dict[str, Any] = {"dataset": [0, 1], "ids": ["0", "1"], "compute_features": partial(compute, model)}
+    env: dict[str, Any] = {
+        "dataset": [0, 1],
+        "ids": ["0", "1"],
+        "compute_features": partial(compute, model),
+    }
     made = extract(Env(tmp_path, **env), **SERIAL).fingerprint
     assert made["model"] == "numbers"
     assert "weights" in made["modules"]["0"]

@@ -1,4 +1,6 @@
-"""Workers, drivers and utterances that die: what is committed stays, what is not is computed, the cache is the same."""
+"""Workers, drivers and utterances that die: what is committed stays, what is not is computed, the
+cache is the same.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,20 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from parallel_helpers import LOCAL, Provider, extract
 if __name__ == "__main__":
-    extract(Provider(Path(sys.argv[2]), 200, 0.05), parallel={**LOCAL, "n_workers": int(sys.argv[3])})
+    parallel = {**LOCAL, "n_workers": int(sys.argv[3])}
+    extract(Provider(Path(sys.argv[2]), 200, 0.05), parallel=parallel)
 """
 
 
 def start_driver(folder: Path, workers: int) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, "-c", DRIVER, str(Path(__file__).parent), str(folder), str(workers)]
+    arguments = [
+        sys.executable,
+        "-c",
+        DRIVER,
+        str(Path(__file__).parent),
+        str(folder),
+        str(workers),
+    ]
     return subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
 
 
@@ -45,8 +55,12 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_a_killed_workers_task_is_done_by_another_and_what_it_committed_stays(tmp_path: Path) -> None:
-    cache = extract(Provider(tmp_path, 200, 0.02, kills_once=[30, 170]), batch_size=2, publish_every_s=0.5)
+def test_a_killed_workers_task_is_done_by_another_and_what_it_committed_stays(
+    tmp_path: Path,
+) -> None:
+    cache = extract(
+        Provider(tmp_path, 200, 0.02, kills_once=[30, 170]), batch_size=2, publish_every_s=0.5
+    )
     assert_holds(cache, range(200))
     assert cache.generation > 3  # it was published in between
     tried = Counter(calls(tmp_path))
@@ -63,12 +77,16 @@ def test_an_utterance_that_kills_its_worker_is_set_aside(tmp_path: Path) -> None
     assert Counter(calls(tmp_path))[IDS[21]] == 3  # with another, alone, and again
     (line,) = map(json.loads, (cache.path / "work-failures.jsonl").read_text().splitlines())
     assert line["id"] == IDS[21]
-    assert "the worker that computed 'spk0/utt-21' died 2 times: out of memory, or a crash" in line["error"]
+    assert (
+        "the worker that computed 'spk0/utt-21' died 2 times: out of memory, or a crash"
+        in line["error"]
+    )
 
 
 def test_an_utterance_that_kills_its_worker_ends_the_run_otherwise(tmp_path: Path) -> None:
     with pytest.raises(ComputeError, match="'spk0/utt-21' died once"):
-        extract(Provider(tmp_path, kills=[21]), retries=0, batch_size=4)  # and none of the others is blamed
+        # and none of the others is blamed
+        extract(Provider(tmp_path, kills=[21]), retries=0, batch_size=4)
     assert 0 < len(featcache.open(tmp_path / "cache")) < 40
     assert_holds(extract(Provider(tmp_path), parallel=None), range(40))
 
@@ -94,7 +112,8 @@ class Broken(Provider):
 
 
 @pytest.mark.parametrize(
-    ("deed", "message"), [("fails", "no such model"), ("is another", "dataset of this process has other ids than")]
+    ("deed", "message"),
+    [("fails", "no such model"), ("is another", "dataset of this process has other ids than")],
 )
 def test_an_environment_that_cannot_be_built_or_is_another_ends_the_run(
     tmp_path: Path, deed: str, message: str
@@ -111,7 +130,9 @@ def test_workers_that_die_before_they_compute_anything_end_the_run(
         extract(Broken(tmp_path, "dies"), parallel={"env": "local", "n_workers": 1})
 
 
-def test_a_killed_drivers_run_goes_on_with_other_workers_and_a_second_driver_is_refused(tmp_path: Path) -> None:
+def test_a_killed_drivers_run_goes_on_with_other_workers_and_a_second_driver_is_refused(
+    tmp_path: Path,
+) -> None:
     driver = start_driver(tmp_path, 2)
     wait_for(lambda: len(calls(tmp_path)) > 20)
     with pytest.raises(CacheLockedError, match=f"being written by process {driver.pid} on "):

@@ -23,7 +23,10 @@ class Noting(Recipe):
     """Notes on which devices each batch is computed."""
 
     def compute_features(self, batch: Any, stage: Any) -> Any:
-        devices = {str(place) for place in (self.device, self.modules.encoder[0].weight.device, batch.sig.data.device)}
+        devices = {
+            str(place)
+            for place in (self.device, self.modules.encoder[0].weight.device, batch.sig.data.device)
+        }
         with Path(self.hparams.note).open("a") as file:
             file.write(f"{' '.join(devices)} {torch.is_autocast_enabled('cuda')}\n")
         return super().compute_features(batch, stage)
@@ -35,7 +38,10 @@ class Noting(Recipe):
 def test_the_modules_of_a_brain_and_its_batches_are_on_the_gpu_of_the_worker(
     storage: FeatureStorage, device: str, precision: str
 ) -> None:
-    brain, dataset = make_brain(storage, Noting, device=device, eval_precision=precision), make_dataset()
+    brain, dataset = (
+        make_brain(storage, Noting, device=device, eval_precision=precision),
+        make_dataset(),
+    )
     brain.hparams.note = str(storage.root / "note")
     storage.root.mkdir()
     cache = brain.cache_features(dataset, parallel=ONE)
@@ -61,7 +67,9 @@ class OnGpu(collect_stats_helpers.Provider):
 
 @needs_gpu
 @pytest.mark.parametrize("parallel", [None, ONE])
-def test_statistics_are_collected_by_a_model_on_a_gpu(tmp_path: Path, parallel: dict[str, object] | None) -> None:
+def test_statistics_are_collected_by_a_model_on_a_gpu(
+    tmp_path: Path, parallel: dict[str, object] | None
+) -> None:
     provider = OnGpu(tmp_path / "run")
     collect_stats_helpers.collect(provider, parallel=parallel, write_collected_feats=True)
     collect_stats_helpers.assert_collected(tmp_path / "run" / "stats" / "train", range(30))

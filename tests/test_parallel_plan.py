@@ -1,4 +1,6 @@
-"""Plans of extractions: every utterance in one task, tasks of about the same length, the longest first."""
+"""Plans of extractions: every utterance in one task, tasks of about the same length, the longest
+first.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_every_utterance_is_in_one_task_and_no_task_is_too_long(
     batches = batches_of(missing, lengths, batch_size)
     ranges = cut(batches, lengths, tasks)
     assert sorted(batches.items.tolist()) == missing.tolist()
-    assert [number for start, stop in ranges for number in range(start, stop)] == list(range(len(batches)))
+    assert [number for start, stop in ranges for number in range(start, stop)] == list(
+        range(len(batches))
+    )
     assert len(ranges) <= tasks
     assert all(0 < len(batch) <= batch_size for batch in batches)
     share = weights[missing].sum() / tasks
@@ -71,7 +75,9 @@ def test_nothing_missing_is_no_task() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=4).filter(len), max_size=10), st.data())
-def test_batches_less_some_utterances_keep_their_order(lists: list[list[int]], data: st.DataObject) -> None:
+def test_batches_less_some_utterances_keep_their_order(
+    lists: list[list[int]], data: st.DataObject
+) -> None:
     batches = Batches.of(lists)
     size = len(batches.items)
     wanted = np.array(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)), bool)
@@ -97,7 +103,9 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
     hashes = hashes_of([id_of(number) for number in range(40)])
     make_cache(tmp_path, range(10))
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
-        sealed, dead, alive = (part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT) for _ in range(3))
+        sealed, dead, alive = (
+            part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT) for _ in range(3)
+        )
         write(sealed, range(10, 20))
         sealed.close()
         write(dead, range(20, 25))
@@ -107,17 +115,25 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
             part.release()  # its lock is free now, as after its process's end
         write(alive, range(30, 35))
         alive.commit()
-        assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [*range(25, 30), *range(35, 40)]
+        assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [
+            *range(25, 30),
+            *range(35, 40),
+        ]
         with pytest.raises(CacheLockedError, match=r"is still being written by process \d+ on "):
             writer.recover()
         alive.close()
         writer.recover()
-        assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [*range(25, 30), *range(35, 40)]
+        assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [
+            *range(25, 30),
+            *range(35, 40),
+        ]
     with CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=True) as writer:
         assert missing_from(tmp_path, hashes).all()
 
 
-def test_a_part_that_is_sealed_while_it_is_looked_at_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_is_sealed_while_it_is_looked_at_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with CacheWriter(tmp_path, two_features(), FINGERPRINT):
         part = part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT)
         write(part, range(3))
@@ -144,7 +160,9 @@ def test_lengths_are_one_number_for_each_utterance(lengths: object) -> None:
         check_lengths(lengths, 2)
 
 
-def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_back(tmp_path: Path) -> None:
+def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_back(
+    tmp_path: Path,
+) -> None:
     env: dict[str, Any] = Provider(tmp_path, 5, fails=[3]).build_env_local()
     path, directory = tmp_path / "cache", tmp_path / "cache" / "extraction-0"
     with CacheWriter(path, FEATURES):
@@ -152,7 +170,9 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
         save_batches(directory, PLAN, batches_of(np.arange(5), None, 1))
         declared = {feature.name: feature for feature in FEATURES}
         ids = digest_of(Numbers(5).ids)
-        job = Job(path, declared, {}, directory, ids, skip_failures=False, retries=0, seal_every_s=None)
+        job = Job(
+            path, declared, {}, directory, ids, skip_failures=False, retries=0, seal_every_s=None
+        )
         work = Work(job, lambda: env)
         with pytest.raises(ComputeError, match="cannot compute 3"):
             work.run(Task(PLAN, 0, 5), lambda progress: None)

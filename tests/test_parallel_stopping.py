@@ -1,4 +1,6 @@
-"""How runs on workers end that do not come to their end: with the first error, all that was committed, and at once."""
+"""How runs on workers end that do not come to their end: with the first error, all that was
+committed, and at once.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,16 @@ def test_a_worker_that_hangs_does_not_keep_the_error_of_another(
 ) -> None:
     monkeypatch.setattr(workers, "STOPPING_S", 1.0)
     monkeypatch.setattr(dispatch, "SILENCE_S", 0.0)
-    with pytest.raises(ComputeError, match="of 'spk2/utt-5' failed with ComputingError: cannot") as caught:
+    with pytest.raises(
+        ComputeError, match="of 'spk2/utt-5' failed with ComputingError: cannot"
+    ) as caught:
         extract(Provider(tmp_path, hangs=[39], fails=[5]), retries=0)
     assert "stopping: up to 1 s for 2 workers to end their batch" in caplog.text
     assert "given up after 1 s, what it committed is kept: worker tcp://127.0.0.1:" in caplog.text
     assert "nothing has come from workers for 0 s; tasks are at tcp://127.0.0.1:" in caplog.text
     notes = "\n".join(caught.value.__notes__)
-    assert 'raise ComputingError(f"cannot compute {number}")' in notes  # where it happened in the worker
+    # where it happened in the worker
+    assert 'raise ComputingError(f"cannot compute {number}")' in notes
     kept = len(set(committed(tmp_path / "cache")))
     assert f"{kept} of 40 utterances are in cache" in notes
     assert kept > 20
@@ -73,7 +78,9 @@ def test_ctrl_c_ends_workers_that_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parallel", [None, {"env": "local", "n_workers": 1}])
-def test_after_a_full_disk_the_same_process_goes_on(small_disk: Path, parallel: dict[str, object] | None) -> None:
+def test_after_a_full_disk_the_same_process_goes_on(
+    small_disk: Path, parallel: dict[str, object] | None
+) -> None:
     provider = Provider(small_disk, 40)
     filling = small_disk / "filling"
     filling.write_bytes(bytes((4 << 20) - (160 << 10)))
@@ -92,7 +99,10 @@ def test_no_more_workers_are_started_than_there_is_work_for(
 
 
 def test_a_cache_that_lost_a_part_meanwhile_is_not_taken_for_complete(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"parallel": None, "fingerprint": {"source": None, "constants": None}}
+    settings: dict[str, Any] = {
+        "parallel": None,
+        "fingerprint": {"source": None, "constants": None},
+    }
     extract(Provider(tmp_path, 10), **settings)
     provider = Provider(tmp_path, 20)
     (part,) = (tmp_path / "cache" / "parts").iterdir()
@@ -107,12 +117,16 @@ def test_a_cache_that_lost_a_part_meanwhile_is_not_taken_for_complete(tmp_path: 
 
     env = {**provider.build_env_local(), "compute_features": Removing()}
     provider.build_env_local = lambda: env  # type: ignore[method-assign]
-    with pytest.raises(IncompleteError, match=r"10 utterances of .* are neither stored nor reported"):
+    with pytest.raises(
+        IncompleteError, match=r"10 utterances of .* are neither stored nor reported"
+    ):
         extract(provider, **settings)
     assert_holds(extract(Provider(tmp_path, 20), **settings), range(20))
 
 
-def test_runs_at_the_same_time_share_the_workers_of_a_client_and_leave_no_tasks(tmp_path: Path) -> None:
+def test_runs_at_the_same_time_share_the_workers_of_a_client_and_leave_no_tasks(
+    tmp_path: Path,
+) -> None:
     def run(name: str) -> None:
         assert_holds(extract(Provider(tmp_path / name, 30, 0.02), parallel=client), range(30))
 
@@ -137,9 +151,13 @@ def test_a_frozen_worker_keeps_nobody_from_working_nor_the_next_run_from_startin
 
 
 @pytest.mark.parametrize("raised", ["GeneratorExit", "CancelledError"])
-def test_whatever_is_raised_in_a_worker_ends_the_run_with_its_name(tmp_path: Path, raised: str) -> None:
+def test_whatever_is_raised_in_a_worker_ends_the_run_with_its_name(
+    tmp_path: Path, raised: str
+) -> None:
     with pytest.raises(ComputeError, match=f"^{raised}: in utterance 7"):
-        extract(Provider(tmp_path, 10, 0, **{raised: [7]}), parallel={"env": "local", "n_workers": 1})
+        extract(
+            Provider(tmp_path, 10, 0, **{raised: [7]}), parallel={"env": "local", "n_workers": 1}
+        )
 
 
 def tasks_of(dask_scheduler: Any) -> int:

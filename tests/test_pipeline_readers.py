@@ -17,7 +17,13 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 from speechbrain.dataio.sampler import DynamicBatchSampler
 
 import featcache
-from featcache.errors import ConfigError, KeyNotFoundError, NotACacheError, StaleCacheError, UnknownNameError
+from featcache.errors import (
+    ConfigError,
+    KeyNotFoundError,
+    NotACacheError,
+    StaleCacheError,
+    UnknownNameError,
+)
 
 FRAMES = {f"utt-{number:02d}": 3 + number * 7 % 11 for number in range(24)}
 
@@ -112,7 +118,9 @@ def test_lengths_make_the_batches_of_a_dynamic_batch_sampler(
     assert all(batch.fbank.data.shape[0] * batch.fbank.data.shape[1] <= 40 for batch in loader)
 
 
-def test_copies_of_a_reader_open_the_cache_for_themselves(storage: featcache.FeatureStorage) -> None:
+def test_copies_of_a_reader_open_the_cache_for_themselves(
+    storage: featcache.FeatureStorage,
+) -> None:
     reader = storage.reader("train", "units")
     assert reader._cache is None  # costs nothing before the first call
     expected = reader("utt-05")
@@ -130,7 +138,9 @@ def read_in_child(reader: featcache.FeatureReader, id: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_an_opened_reader_works_in_other_processes(storage: featcache.FeatureStorage, method: str) -> None:
+def test_an_opened_reader_works_in_other_processes(
+    storage: featcache.FeatureStorage, method: str
+) -> None:
     reader = storage.reader("train", "fbank")
     reader("utt-00")
     with multiprocessing.get_context(method).Pool(2) as pool:
@@ -146,7 +156,9 @@ def test_a_window_of_frames_is_read_as_a_tensor(storage: featcache.FeatureStorag
 
 def test_bfloat16_is_a_bfloat16_tensor_of_the_same_values(tmp_path: Path) -> None:
     value = torch.randn(9, 4).to(torch.bfloat16)
-    with featcache.CacheWriter(tmp_path, [featcache.FeatureStorageConfig("ssl", dtype="bfloat16")]) as writer:
+    with featcache.CacheWriter(
+        tmp_path, [featcache.FeatureStorageConfig("ssl", dtype="bfloat16")]
+    ) as writer:
         writer.write("utt", {"ssl": value})
     read = featcache.open(tmp_path).reader("ssl")("utt")
     assert read.dtype == torch.bfloat16
@@ -175,7 +187,9 @@ def test_attach_names_what_is_wrong_before_any_worker_starts(
     other = featcache.FeatureStorage(
         storage.root, [featcache.FeatureStorageConfig("fbank", dtype="float16", backend="hdf5")]
     )
-    with pytest.raises(StaleCacheError, match=r'features.fbank.dtype: was "float32", now "float16"'):
+    with pytest.raises(
+        StaleCacheError, match=r'features.fbank.dtype: was "float32", now "float16"'
+    ):
         other.attach(dataset, "train")
 
 

@@ -14,12 +14,25 @@ import pytest
 import featcache
 import featcache.errors
 
-HEAVY = {"torch", "dask", "h5py", "zarr", "numcodecs", "lilcom", "webdataset", "lhotse", "speechbrain", "numpy"}
+HEAVY = {
+    "torch",
+    "dask",
+    "h5py",
+    "zarr",
+    "numcodecs",
+    "lilcom",
+    "webdataset",
+    "lhotse",
+    "speechbrain",
+    "numpy",
+}
 
 
 def loaded_after(code: str) -> set[str]:
     script = f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
     return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
 
 
@@ -28,7 +41,10 @@ def test_importing_featcache_brings_in_neither_torch_nor_dask_nor_a_format() -> 
 
 
 def test_declaring_features_of_all_formats_brings_in_neither_torch_nor_a_format() -> None:
-    declare = "for name in featcache.backend_names(): featcache.FeatureStorageConfig('fbank', backend=name)"
+    declare = (
+        "for name in featcache.backend_names(): "
+        "featcache.FeatureStorageConfig('fbank', backend=name)"
+    )
     assert loaded_after(f"import featcache\n{declare}") & HEAVY <= {"numpy"}
 
 

@@ -31,7 +31,9 @@ def written(folder: Path) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Unpack three recordings for testing, two for validation and six for training, of each digit by one speaker."""
+    """Unpack three recordings for testing, two for validation and six for training, of each digit
+    by one speaker.
+    """
     folder = tmp_path_factory.mktemp("few")
     with zipfile.ZipFile(RECIPE / "corpus.zip") as corpus:
         for digit in range(10):
@@ -52,24 +54,44 @@ def train() -> ModuleType:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Keep torch to one thread, as the recipe does: beside a busy program two take a hundred times as long."""
+    """Keep torch to one thread, as the recipe does: beside a busy program two take a hundred times
+    as long.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-def test_it_trains_from_the_cache_and_a_second_run_computes_nothing(few: Path, tmp_path: Path) -> None:
-    options = ("--data_folder", str(few), "--output_folder", str(tmp_path), "--number_of_epochs", "1")
+def test_it_trains_from_the_cache_and_a_second_run_computes_nothing(
+    few: Path, tmp_path: Path
+) -> None:
+    options = (
+        "--data_folder",
+        str(few),
+        "--output_folder",
+        str(tmp_path),
+        "--number_of_epochs",
+        "1",
+    )
     first = run(*options)
     accuracy = first.stdout.splitlines()[-1]
     assert re.fullmatch(r"test accuracy: [01]\.\d{3}", accuracy)
     assert re.search(r"^epoch 1: .* [\d.]+ s waited for data$", first.stdout, re.MULTILINE)
-    compared = r"^seconds per epoch: [\d.]+ waiting for the cache, [\d.]+ computing features on the fly \([\d.]+%\)$"
+    compared = (
+        r"^seconds per epoch: [\d.]+ waiting for the cache, "
+        r"[\d.]+ computing features on the fly \([\d.]+%\)$"
+    )
     assert re.search(compared, first.stdout, re.MULTILINE)
     assert "caching train" in first.stderr
-    storage = {split: featcache.open(tmp_path / "features" / split) for split in ("train", "valid", "test")}
-    assert {split: len(cache) for split, cache in storage.items()} == {"train": 60, "valid": 20, "test": 30}
+    storage = {
+        split: featcache.open(tmp_path / "features" / split) for split in ("train", "valid", "test")
+    }
+    assert {split: len(cache) for split, cache in storage.items()} == {
+        "train": 60,
+        "valid": 20,
+        "test": 30,
+    }
     assert storage["test"]["7_dora_2"].keys() == {"fbank", "units"}
 
     before = written(tmp_path / "features")
@@ -80,34 +102,50 @@ def test_it_trains_from_the_cache_and_a_second_run_computes_nothing(few: Path, t
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_features_do_not_depend_on_what_else_is_in_a_batch(train: ModuleType, few: Path, tmp_path: Path) -> None:
+def test_features_do_not_depend_on_what_else_is_in_a_batch(
+    train: ModuleType, few: Path, tmp_path: Path
+) -> None:
     from speechbrain.dataio.dataloader import make_dataloader
     from speechbrain.lobes.features import Fbank
 
     def compute(batch_size: int) -> dict[str, dict[str, Any]]:
         batches = make_dataloader(dataset, batch_size=batch_size)
-        return {features["id"]: features for batch in batches for features in brain.compute_features(batch, None)}
+        return {
+            features["id"]: features
+            for batch in batches
+            for features in brain.compute_features(batch, None)
+        }
 
     train.prepare(str(few), tmp_path, 8000)
     dataset = train.open_dataset(tmp_path / "train.json")
     fbank = Fbank(sample_rate=8000, f_max=4000, n_fft=512, n_mels=80)
     train.fit_units(tmp_path / "centroids.npy", dataset, fbank, 16, seed=1)
-    brain = train.DigitsBrain({"fbank": fbank, "units": train.Units(np.load(tmp_path / "centroids.npy"))})
+    brain = train.DigitsBrain(
+        {"fbank": fbank, "units": train.Units(np.load(tmp_path / "centroids.npy"))}
+    )
     alone, together = compute(1), compute(17)
     for id, utterance in alone.items():
-        assert len(utterance["fbank"]) == len(utterance["units"]) == dataset.data[id]["num_samples"] // 80 + 1
+        assert (
+            len(utterance["fbank"])
+            == len(utterance["units"])
+            == dataset.data[id]["num_samples"] // 80 + 1
+        )
         assert torch.equal(utterance["fbank"], together[id]["fbank"])
         assert torch.equal(utterance["units"], together[id]["units"])
 
 
 def test_a_recording_of_another_rate_is_refused_by_name(train: ModuleType, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "3_dora_0.wav", np.zeros(1600), 16000)
-    with pytest.raises(SystemExit, match=r"3_dora_0\.wav' has 16000 samples a second; the recipe needs 8000"):
+    with pytest.raises(
+        SystemExit, match=r"3_dora_0\.wav' has 16000 samples a second; the recipe needs 8000"
+    ):
         train.prepare(str(tmp_path), tmp_path, 8000)
 
 
 def test_a_folder_without_recordings_is_refused(train: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"no recordings \{digit\}_\{speaker\}_\{index\}\.wav for the train set in"):
+    with pytest.raises(
+        SystemExit, match=r"no recordings \{digit\}_\{speaker\}_\{index\}\.wav for the train set in"
+    ):
         train.prepare(str(tmp_path), tmp_path, 8000)
 
 

@@ -9,12 +9,16 @@ from featcache.samplers import build_batch_sampler
 
 @pytest.mark.parametrize("padding", [True, False])
 def test_a_batch_of_exactly_the_bins_is_not_closed_yet(padding: bool) -> None:
-    batches = build_batch_sampler("length", batch_bins=20, lengths=[10, 10, 10, 10], padding=padding)
+    batches = build_batch_sampler(
+        "length", batch_bins=20, lengths=[10, 10, 10, 10], padding=padding
+    )
     assert batches.sizes.tolist() == [3, 1]
 
 
 def test_the_only_batch_is_not_dropped() -> None:
-    assert list(build_batch_sampler("length", batch_bins=99, lengths=[2, 1], drop_last=True)) == [[0, 1]]
+    assert list(build_batch_sampler("length", batch_bins=99, lengths=[2, 1], drop_last=True)) == [
+        [0, 1]
+    ]
 
 
 def test_numbered_categories_come_in_the_order_of_their_first_rows() -> None:

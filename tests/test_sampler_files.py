@@ -24,7 +24,9 @@ def written(folder: Path, text: str | bytes, name: str = "shape") -> str:
 
 
 @given(
-    shapes=st.dictionaries(KEYS, st.lists(st.integers(0, 10**12), min_size=1, max_size=4), min_size=1, max_size=20),
+    shapes=st.dictionaries(
+        KEYS, st.lists(st.integers(0, 10**12), min_size=1, max_size=4), min_size=1, max_size=20
+    ),
     alike=st.booleans(),
 )
 def test_any_keys_and_shapes_are_read_back(
@@ -37,7 +39,9 @@ def test_any_keys_and_shapes_are_read_back(
     assert list(keys) == list(shapes)
     assert read.lengths.tolist() == [shape[0] for shape in shapes.values()]
     dims = np.resize(read.dims, (len(shapes), read.dims.shape[1])).tolist()
-    assert [[dim for dim in row if dim >= 0] for row in dims] == [shape[1:] for shape in shapes.values()]
+    assert [[dim for dim in row if dim >= 0] for row in dims] == [
+        shape[1:] for shape in shapes.values()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,8 @@ def test_white_space_is_what_python_takes_for_it(tmp_path: Path, text: str) -> N
         ("a 5\nb\n", r"shape', line 2: '' after 'b'"),
         (
             "a 5\nb x\n",
-            r"shape', line 2: 'x' after 'b'; lengths and shapes are integers from 0 on, as in 575 or 575,80",
+            r"shape', line 2: 'x' after 'b'; lengths and shapes are integers from 0 on, as in 575 "
+            r"or 575,80",
         ),
         ("a 5.0\n", r"shape', line 1: '5.0' after 'a'"),
         ("a 5\nb -6\n", r"shape', line 2: '-6' after 'b'"),
@@ -80,7 +85,9 @@ def test_white_space_is_what_python_takes_for_it(tmp_path: Path, text: str) -> N
         ("a 5\nb\x00 6\n", r"shape', line 2: control character '\\x00'"),
     ],
 )
-def test_a_bad_shape_file_is_refused_with_its_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_a_bad_shape_file_is_refused_with_its_line(
+    tmp_path: Path, text: str | bytes, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         read_shapes(written(tmp_path, text))
 
@@ -97,12 +104,20 @@ def test_utterances_of_categories_may_stand_apart_by_several_spaces(tmp_path: Pa
 
 
 def test_a_category_without_utterances_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"shape', line 2: 'c1' has no utterances; remove the line"):
+    with pytest.raises(
+        ConfigError, match=r"shape', line 2: 'c1' has no utterances; remove the line"
+    ):
         read_members(written(tmp_path, "c0 u1\nc1 \n"))
 
 
-@given(mine=st.lists(KEYS, unique=True, max_size=20), theirs=st.lists(KEYS, max_size=20), data=st.data())
-def test_keys_are_matched_as_strings_are(mine: list[str], theirs: list[str], data: st.DataObject) -> None:
+@given(
+    mine=st.lists(KEYS, unique=True, max_size=20),
+    theirs=st.lists(KEYS, max_size=20),
+    data=st.data(),
+)
+def test_keys_are_matched_as_strings_are(
+    mine: list[str], theirs: list[str], data: st.DataObject
+) -> None:
     theirs += data.draw(st.lists(st.sampled_from(mine), max_size=20)) if mine else []
     rows = Keys.of(mine).match(Keys.of(theirs))
     assert rows.tolist() == [mine.index(key) if key in mine else -1 for key in theirs]
@@ -116,6 +131,12 @@ def test_the_first_duplicate_is_found(keys: list[str]) -> None:
 
 def test_keys_are_a_sequence_of_strings() -> None:
     keys = Keys.of(["ä", "bcd", "e" * 40])
-    assert (keys[0], keys[-1], keys[1:], "bcd" in keys, len(keys)) == ("ä", "e" * 40, ["bcd", "e" * 40], True, 3)
+    assert (keys[0], keys[-1], keys[1:], "bcd" in keys, len(keys)) == (
+        "ä",
+        "e" * 40,
+        ["bcd", "e" * 40],
+        True,
+        3,
+    )
     with pytest.raises(IndexError):
         keys[3]

@@ -17,7 +17,9 @@ from featcache.samplers.shuffled import ShuffledBatchSampler
 
 Make = Callable[..., EpochSampler]
 LENGTHS = np.random.default_rng(0).integers(1, 60, 90)
-BATCHES = [list(range(start, start + size)) for start, size in zip(range(0, 90, 5), [5] * 18, strict=True)]
+BATCHES = [
+    list(range(start, start + size)) for start, size in zip(range(0, 90, 5), [5] * 18, strict=True)
+]
 
 
 def shuffled(**options: Any) -> ShuffledBatchSampler:
@@ -28,8 +30,12 @@ def bucket(**options: Any) -> BucketBatchSampler:
     return BucketBatchSampler(LENGTHS, max_frames=300, **options)
 
 
-def run(make: Make, world_size: int, steps: int, state: State | None, **options: Any) -> tuple[list[int], State]:
-    """Train on all ranks for some steps of epoch 3; return the utterances they saw, and the state, the same on all."""
+def run(
+    make: Make, world_size: int, steps: int, state: State | None, **options: Any
+) -> tuple[list[int], State]:
+    """Train on all ranks for some steps of epoch 3; return the utterances they saw, and the state,
+    the same on all.
+    """
     seen: list[list[int]] = []
     states: list[State] = []
     for rank in range(world_size):
@@ -45,7 +51,10 @@ def run(make: Make, world_size: int, steps: int, state: State | None, **options:
 
 
 @pytest.mark.parametrize("make", [shuffled, bucket])
-@given(legs=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), max_size=6), last=st.integers(1, 5))
+@given(
+    legs=st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4)), max_size=6),
+    last=st.integers(1, 5),
+)
 def test_an_epoch_resumed_by_any_numbers_of_ranks_has_every_utterance_once(
     make: Make, legs: list[tuple[int, int]], last: int
 ) -> None:
@@ -107,8 +116,12 @@ def test_the_state_counts_what_was_taken_or_what_it_is_told() -> None:
     assert sampler.state_dict(steps=7)["position"] == 90
 
 
-@pytest.mark.parametrize(("steps", "message"), [(10, "more than the 9 "), (-1, "least 0"), (1.0, ""), ("1", "")])
-def test_a_state_after_steps_that_the_epoch_does_not_have_is_refused(steps: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    ("steps", "message"), [(10, "more than the 9 "), (-1, "least 0"), (1.0, ""), ("1", "")]
+)
+def test_a_state_after_steps_that_the_epoch_does_not_have_is_refused(
+    steps: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"steps.*{message}"):
         shuffled(rank=0, world_size=2).state_dict(steps)
 
@@ -206,12 +219,24 @@ def changed(**entries: object) -> State:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (BucketBatchSampler(LENGTHS[1:], max_frames=300, seed=1).state_dict(), r"saved with data='\w+' \(here '\w+'\)"),
-        (BucketBatchSampler(LENGTHS, max_frames=301, seed=1).state_dict(), r"saved with max_frames=301 \(here 300\)"),
+        (
+            BucketBatchSampler(LENGTHS[1:], max_frames=300, seed=1).state_dict(),
+            r"saved with data='\w+' \(here '\w+'\)",
+        ),
+        (
+            BucketBatchSampler(LENGTHS, max_frames=301, seed=1).state_dict(),
+            r"saved with max_frames=301 \(here 300\)",
+        ),
         (bucket(batch_size=3, seed=1).state_dict(), r"saved with batch_size=3 \(here None\)"),
         (bucket(seed=1, shuffle=False).state_dict(), r"saved with shuffle=False \(here True\)"),
-        (bucket(seed=2).state_dict(), r"saved with seed=2 \(here 1\); go on with the same data and settings"),
-        (shuffled(seed=1).state_dict(), "of a ShuffledBatchSampler, and this is a BucketBatchSampler"),
+        (
+            bucket(seed=2).state_dict(),
+            r"saved with seed=2 \(here 1\); go on with the same data and settings",
+        ),
+        (
+            shuffled(seed=1).state_dict(),
+            "of a ShuffledBatchSampler, and this is a BucketBatchSampler",
+        ),
         ({}, r"keys \[.*'position'.*\], not \[\]"),
         (None, "the dict that state_dict"),
         ([1, 2], "the dict that state_dict"),
@@ -256,7 +281,9 @@ def test_too_few_utterances_left_for_the_ranks_are_refused_before_any_is_given()
     state = shuffled().state_dict(steps=17)
     sampler = shuffled(rank=0, world_size=6)
     sampler.load_state_dict(state)
-    with pytest.raises(ConfigError, match="1 batches of 5 utterances cannot be shared by 6 ranks; use fewer ranks"):
+    with pytest.raises(
+        ConfigError, match="1 batches of 5 utterances cannot be shared by 6 ranks; use fewer ranks"
+    ):
         next(iter(sampler))
     sampler = shuffled(rank=0, world_size=6, drop_last=True)
     sampler.load_state_dict(state)

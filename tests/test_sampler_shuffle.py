@@ -12,7 +12,9 @@ SIZES = st.one_of(st.integers(0, 40), st.integers(500, 530), st.integers(1000, 5
 
 
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(SIZES, max_size=4))
-def test_lists_are_shuffled_as_python_shuffles_them_one_after_the_other(seed: int, sizes: list[int]) -> None:
+def test_lists_are_shuffled_as_python_shuffles_them_one_after_the_other(
+    seed: int, sizes: list[int]
+) -> None:
     theirs, ours = random.Random(seed), Shuffles(seed)
     for size in sizes:
         shuffled = list(range(size))
@@ -29,7 +31,9 @@ def test_a_long_list_is_shuffled_as_python_shuffles_it(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 1000), size=st.integers(1, 300), data=st.data())
-def test_the_end_of_a_list_is_known_without_the_rest(seed: int, size: int, data: st.DataObject) -> None:
+def test_the_end_of_a_list_is_known_without_the_rest(
+    seed: int, size: int, data: st.DataObject
+) -> None:
     partners = Shuffles(seed).partners(size)
     begin = data.draw(st.integers(0, size - 1))
     whole = places(partners, np.arange(size))

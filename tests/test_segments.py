@@ -28,7 +28,8 @@ def in_child(task: Callable[[Any, Any], None]) -> tuple[Any, Any]:
     queue, done = context.Queue(), context.Event()
 
     def alone() -> None:
-        torch.set_num_threads(1)  # as in a DataLoader's worker: the threads of this process do not survive a fork
+        # as in a DataLoader's worker: the threads of this process do not survive a fork
+        torch.set_num_threads(1)
         task(queue, done)
 
     context.Process(target=alone, daemon=True).start()
@@ -53,7 +54,9 @@ def test_memory_is_free_once_nothing_here_refers_to_it() -> None:
 def test_what_is_computed_from_it_is_an_ordinary_tensor() -> None:
     for shape in ((2, 3), (200, 300)):
         tensor = Segments()(shape, torch.float32)
-        assert {type(found) for found in (tensor[0], tensor + 1, tensor.long(), tensor.clone())} == {torch.Tensor}
+        assert {
+            type(found) for found in (tensor[0], tensor + 1, tensor.long(), tensor.clone())
+        } == {torch.Tensor}
 
 
 def test_memory_that_nobody_holds_is_bounded() -> None:
@@ -131,7 +134,10 @@ def test_batches_outlive_their_workers_and_leave_no_descriptor(tmp_path: Path) -
     batches = [list(range(first, first + 4)) for first in range(0, 40, 4)]
     before = len(list(Path("/proc/self/fd").iterdir()))
     loader = DataLoader(
-        FeatureDataset(tmp_path), batch_sampler=batches, num_workers=2, collate_fn=FeatureDataset.collate
+        FeatureDataset(tmp_path),
+        batch_sampler=batches,
+        num_workers=2,
+        collate_fn=FeatureDataset.collate,
     )
     kept = list(loader)
     for batch, rows in zip(kept, batches, strict=True):

@@ -39,7 +39,9 @@ def assert_holds(found: Utterances, ids: list[str]) -> None:
 
 
 def cut_set(folder: Path) -> Any:
-    cuts = lhotse.CutSet.from_cuts(lhotse.Recording.from_file(path).to_cut() for path in recordings(folder))
+    cuts = lhotse.CutSet.from_cuts(
+        lhotse.Recording.from_file(path).to_cut() for path in recordings(folder)
+    )
     cuts.to_file(folder / "cuts.jsonl.gz")
     return cuts
 
@@ -53,7 +55,9 @@ def test_a_cut_set_read_at_once_or_as_it_is_iterated(tmp_path: Path) -> None:
 def test_cuts_whose_ids_change_with_each_reading_are_refused(tmp_path: Path) -> None:
     cut_set(tmp_path)
     lazy = lhotse.CutSet.from_jsonl_lazy(tmp_path / "cuts.jsonl.gz")
-    with pytest.raises(ConfigError, match=r"has another id when it is read again.*preserve_id=True"):
+    with pytest.raises(
+        ConfigError, match=r"has another id when it is read again.*preserve_id=True"
+    ):
         utterances(lazy.map(beginning))
     assert utterances(lazy.map(named_beginning)).ids == ["utt-4", "utt-1", "utt-3"]
 
@@ -79,7 +83,10 @@ def test_a_huggingface_data_set_by_its_ids_or_row_numbers(tmp_path: Path, files:
     made = huggingface(NUMBERS, tmp_path if files else None, name=["a", "b", "c"])
     assert_holds(utterances(made), ["0", "1", "2"])
     assert_holds(utterances(made, id="name"), ["a", "b", "c"])
-    assert_holds(utterances(made.rename_columns({"name": "id", "audio": "wave"}), audio="wave"), ["a", "b", "c"])
+    assert_holds(
+        utterances(made.rename_columns({"name": "id", "audio": "wave"}), audio="wave"),
+        ["a", "b", "c"],
+    )
     shuffled = huggingface([3, 4, 1], tmp_path if files else None).select([1, 2, 0])
     assert_holds(utterances(shuffled), ["0", "1", "2"])
 
@@ -91,7 +98,10 @@ def test_lists_with_paths_bytes_or_samples(tmp_path: Path) -> None:
         list(map(str, paths)),
         [{"path": path, "bytes": None} for path in paths],
         [{"bytes": encoded(samples_of(number))} for number in NUMBERS],
-        [{"array": samples_of(number).astype(float), "sampling_rate": RATE_HZ} for number in NUMBERS],
+        [
+            {"array": samples_of(number).astype(float), "sampling_rate": RATE_HZ}
+            for number in NUMBERS
+        ],
     ):
         items = [{"id": id, "audio": value} for id, value in zip("abc", audio, strict=True)]
         assert_holds(utterances(items), ["a", "b", "c"])
@@ -99,11 +109,15 @@ def test_lists_with_paths_bytes_or_samples(tmp_path: Path) -> None:
 
 def test_samples_of_16_bits_are_those_of_a_file() -> None:
     audio = {"array": (samples_of(1) * 32768).astype(np.int16), "sampling_rate": RATE_HZ}
-    np.testing.assert_array_equal(utterances([{"id": "a", "audio": audio}])[0]["samples"], samples_of(1), strict=True)
+    np.testing.assert_array_equal(
+        utterances([{"id": "a", "audio": audio}])[0]["samples"], samples_of(1), strict=True
+    )
 
 
 def test_channels_are_averaged(tmp_path: Path) -> None:
-    soundfile.write(tmp_path / "stereo.wav", np.stack([samples_of(1), 0 * samples_of(1)], axis=1), RATE_HZ)
+    soundfile.write(
+        tmp_path / "stereo.wav", np.stack([samples_of(1), 0 * samples_of(1)], axis=1), RATE_HZ
+    )
     path = tmp_path / "stereo.wav"
     cut = lhotse.Recording.from_file(path).to_cut()
     for source in ([{"id": "a", "audio": path}], lhotse.CutSet.from_cuts([cut])):
@@ -181,7 +195,10 @@ class Energies(featcache.EnvironmentProvider):
 
 def energies(batch: list[Any]) -> list[dict[str, object]]:
     seen.extend(item["id"] for item in batch)
-    return [{"id": item["id"], "energy": np.square(item["samples"]).sum(keepdims=True)} for item in batch]
+    return [
+        {"id": item["id"], "energy": np.square(item["samples"]).sum(keepdims=True)}
+        for item in batch
+    ]
 
 
 seen: list[str] = []
@@ -189,6 +206,8 @@ seen: list[str] = []
 
 def test_extract_takes_them_the_longest_first(tmp_path: Path) -> None:
     declared = [featcache.FeatureStorageConfig("energy", time_axis=None)]
-    cache = featcache.extract(Energies(cut_set(tmp_path)), tmp_path / "cache", declared, progressbar=False)
+    cache = featcache.extract(
+        Energies(cut_set(tmp_path)), tmp_path / "cache", declared, progressbar=False
+    )
     assert seen == ["utt-4", "utt-3", "utt-1"]
     assert cache.read("utt-3", "energy") == np.square(samples_of(3)).sum()

@@ -25,13 +25,17 @@ def merged(parts: list[FeatureStats]) -> FeatureStats:
     return functools.reduce(FeatureStats.merge, parts)
 
 
-def assert_equal_to_two_passes(stats: FeatureStats, frames: NDArray[np.generic], rtol: float) -> None:
+def assert_equal_to_two_passes(
+    stats: FeatureStats, frames: NDArray[np.generic], rtol: float
+) -> None:
     values = frames.astype(np.float64)
     mean = values.mean(axis=0)
     m2 = ((values - mean) ** 2).sum(axis=0)
     assert stats.count == len(frames)
     # a mean near zero cancels: it is as exact as the frames are large
-    np.testing.assert_allclose(stats.mean, mean, rtol=rtol, atol=rtol * np.abs(values).max(initial=0))
+    np.testing.assert_allclose(
+        stats.mean, mean, rtol=rtol, atol=rtol * np.abs(values).max(initial=0)
+    )
     np.testing.assert_allclose(stats.m2, m2, rtol=rtol, atol=rtol * np.finfo(np.float64).tiny)
 
 
@@ -72,12 +76,16 @@ def test_data_far_from_zero_keeps_its_variance(lengths: list[int], seed: int) ->
 
 def test_single_frames_add_up() -> None:
     frames = np.random.default_rng(0).normal(-4, 2, size=(500, 8)).astype(np.float32)
-    assert_equal_to_two_passes(merged([FeatureStats.of(frame[None]) for frame in frames]), frames, rtol=1e-12)
+    assert_equal_to_two_passes(
+        merged([FeatureStats.of(frame[None]) for frame in frames]), frames, rtol=1e-12
+    )
 
 
 def test_merging_is_associative_and_commutative() -> None:
     random = np.random.default_rng(1)
-    a, b, c = (FeatureStats.of(random.normal(mean, 1 + mean, (10 * mean + 1, 3))) for mean in (1, 4, 9))
+    a, b, c = (
+        FeatureStats.of(random.normal(mean, 1 + mean, (10 * mean + 1, 3))) for mean in (1, 4, 9)
+    )
     for one, other in [(a.merge(b), b.merge(a)), (a.merge(b).merge(c), a.merge(b.merge(c)))]:
         assert one.count == other.count
         np.testing.assert_allclose(one.mean, other.mean, rtol=1e-14)

@@ -1,4 +1,6 @@
-"""Variances of a billion frames: right to 1e-9, where sums in float32 as ESPnet's give a negative one."""
+"""Variances of a billion frames: right to 1e-9, where sums in float32 as ESPnet's give a negative
+one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from numpy.typing import NDArray
 
 from featcache import FeatureStats
 
-FRAMES, UTTERANCES, ROUNDS = 800, 1250, 1000  # of an utterance, all different, that come again: 10^9 frames
+# of an utterance, all different, that come again: 10^9 frames
+FRAMES, UTTERANCES, ROUNDS = 800, 1250, 1000
 COUNT = FRAMES * UTTERANCES * ROUNDS
 Float32 = NDArray[np.float32]
 
@@ -45,16 +48,22 @@ def merged_in_order(several: list[FeatureStats]) -> FeatureStats:
     return merged
 
 
-def test_the_variance_of_a_billion_frames_is_right(parts: list[FeatureStats], variance: NDArray[np.longdouble]) -> None:
+def test_the_variance_of_a_billion_frames_is_right(
+    parts: list[FeatureStats], variance: NDArray[np.longdouble]
+) -> None:
     stats = merged_in_order(parts)
     assert stats.count == COUNT == 10**9
     np.testing.assert_allclose(stats.var, variance.astype(np.float64), rtol=1e-9)
 
 
 @pytest.mark.parametrize("workers", [2, 7])
-def test_it_is_the_same_however_many_workers_have_shared_the_frames(parts: list[FeatureStats], workers: int) -> None:
+def test_it_is_the_same_however_many_workers_have_shared_the_frames(
+    parts: list[FeatureStats], workers: int
+) -> None:
     one = merged_in_order(parts)
-    several = merged_in_order([merged_in_order(parts[worker::workers]) for worker in range(workers)])
+    several = merged_in_order(
+        [merged_in_order(parts[worker::workers]) for worker in range(workers)]
+    )
     assert several.count == one.count
     np.testing.assert_allclose(several.mean, one.mean, rtol=1e-12)
     np.testing.assert_allclose(several.var, one.var, rtol=1e-12)
@@ -73,10 +82,13 @@ def test_what_espnet_computes_from_the_file_is_right_too(
 
 
 def test_sums_in_float32_give_a_negative_variance() -> None:
-    # each utterance adds its sums to those of all before: `sum += seq.sum(0); sq += (seq ** 2).sum(0)`
+    # each utterance adds its sums to those of all before: `sum += seq.sum(0); sq += (seq **
+    # 2).sum(0)`
     sums = np.array([frames.sum(0) for frames in utterances()], np.float32)
     squares = np.array([(frames**2).sum(0) for frames in utterances()], np.float32)
-    total, total_square = (np.cumsum(np.tile(part, (ROUNDS, 1)), axis=0)[-1] for part in (sums, squares))
+    total, total_square = (
+        np.cumsum(np.tile(part, (ROUNDS, 1)), axis=0)[-1] for part in (sums, squares)
+    )
     assert total.dtype == total_square.dtype == np.float32
     mean = total / COUNT
     var = total_square / COUNT - mean**2

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features, write
+from store_helpers import (
+    FINGERPRINT,
+    arrays_of,
+    check_cache,
+    id_of,
+    make_cache,
+    two_features,
+    write,
+)
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
@@ -88,13 +96,17 @@ def test_the_queue_is_bounded_and_write_waits_for_room(
     check_cache(tmp_path, range(1, 5))
 
 
-def test_an_utterance_larger_than_the_queue_passes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_utterance_larger_than_the_queue_passes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(part_writer, "QUEUE_BYTES", 1)
     make_cache(tmp_path, range(9))
     check_cache(tmp_path, range(9))
 
 
-def test_an_error_wakes_a_writer_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate) -> None:
+def test_an_error_wakes_a_writer_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
     monkeypatch.setattr(part_writer, "QUEUE_BYTES", utterance_bytes(range(1, 3)))
     gate.error = OSError(errno.ENOSPC, "No space left on device")
     raised: list[BaseException] = []
@@ -116,7 +128,9 @@ def test_an_error_wakes_a_writer_that_waits(tmp_path: Path, monkeypatch: pytest.
         writer.close()
 
 
-def test_an_error_of_the_thread_is_raised_by_the_next_write_and_by_close(tmp_path: Path, gate: Gate) -> None:
+def test_an_error_of_the_thread_is_raised_by_the_next_write_and_by_close(
+    tmp_path: Path, gate: Gate
+) -> None:
     writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
     gate.opened.set()
     write(writer, range(3))
@@ -139,7 +153,9 @@ def wait_for_end(background: Background) -> None:
     assert background.error is not None
 
 
-def test_an_error_in_the_block_is_not_hidden_by_one_of_the_thread(tmp_path: Path, gate: Gate) -> None:
+def test_an_error_in_the_block_is_not_hidden_by_one_of_the_thread(
+    tmp_path: Path, gate: Gate
+) -> None:
     gate.error = OSError(errno.ENOSPC, "No space left on device")
     with (  # noqa: PT012
         pytest.raises(ZeroDivisionError) as error,
@@ -149,16 +165,23 @@ def test_an_error_in_the_block_is_not_hidden_by_one_of_the_thread(tmp_path: Path
         gate.opened.set()
         wait_for_end(writer._parts._background)
         raise ZeroDivisionError
-    assert any("then closing the cache failed" in note and "is full" in note for note in error.value.__notes__)
+    assert any(
+        "then closing the cache failed" in note and "is full" in note
+        for note in error.value.__notes__
+    )
 
 
-def test_what_is_written_is_committed_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_committed_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(part_writer, "COMMIT_INTERVAL_S", 0.05)
     writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
     write(writer, range(3))
     (part,) = (tmp_path / "parts").iterdir()
     deadline = time.monotonic() + 10
-    while (journal := read_journal(tmp_path, f"parts/{part.name}")) is None or len(journal.utterances) < 3:
+    while (journal := read_journal(tmp_path, f"parts/{part.name}")) is None or len(
+        journal.utterances
+    ) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     writer.abort()
@@ -221,7 +244,9 @@ def test_a_closed_writer_lets_go_of_its_files_at_once(tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_too_little_space_is_said_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_said_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(free_space, "LOOK_INTERVAL_S", 0)
     free = type("Usage", (), {"free": 1_100_000})
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
@@ -230,7 +255,9 @@ def test_too_little_space_is_said_before_it_is_used(tmp_path: Path, monkeypatch:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
         message = r"1,100,000 bytes are free .* 160,000 .*; 3 utterances .* committed"
         with pytest.raises(StorageFullError, match=message):
-            writer.write("long", {"fbank": np.zeros((10_000, 4), np.float32), "units": np.zeros(0, np.int16)})
+            writer.write(
+                "long", {"fbank": np.zeros((10_000, 4), np.float32), "units": np.zeros(0, np.int16)}
+            )
         write(writer, [3])
     monkeypatch.undo()
     check_cache(tmp_path, range(4))
@@ -242,7 +269,9 @@ def test_a_disk_too_small_for_what_is_expected_is_a_warning_once(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1_200_000}))
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         writer.expect_more(100_000)
-        with pytest.warns(UserWarning, match=r"will need about [0-9,]+ more bytes, only 1,200,000 are free") as warned:
+        with pytest.warns(
+            UserWarning, match=r"will need about [0-9,]+ more bytes, only 1,200,000 are free"
+        ) as warned:
             write(writer, range(110))
         assert len(warned) == 1
     monkeypatch.undo()

@@ -1,4 +1,6 @@
-"""What is stored is what was given, rounded to the declared float at most; anything else is an error."""
+"""What is stored is what was given, rounded to the declared float at most; anything else is an
+error.
+"""
 
 from __future__ import annotations
 
@@ -63,15 +65,25 @@ def expected(value: Any, source: str, target: str) -> Any:
     if target == "bfloat16":  # as torch does: rounded to float32 first
         exact = rounded(exact, *FLOATS["float32"])
     result = None if exact is None else rounded(exact, *FLOATS[target])
-    return None if result is None else math.copysign(float(result), value) if source in FLOATS else float(result)
+    return (
+        None
+        if result is None
+        else math.copysign(float(result), value)
+        if source in FLOATS
+        else float(result)
+    )
 
 
 @cache
 def declared(target: str, time_axis: int | None, nonfinite: str) -> FeatureStorageConfig:
-    return FeatureStorageConfig("fbank", dtype=target, stats=False, time_axis=time_axis, nonfinite=nonfinite)
+    return FeatureStorageConfig(
+        "fbank", dtype=target, stats=False, time_axis=time_axis, nonfinite=nonfinite
+    )
 
 
-def store(array: Any, target: str, time_axis: int | None = 0, nonfinite: str = "keep") -> NDArray[Any]:
+def store(
+    array: Any, target: str, time_axis: int | None = 0, nonfinite: str = "keep"
+) -> NDArray[Any]:
     return from_storage(to_storage("utt-1", array, declared(target, time_axis, nonfinite)), target)
 
 
@@ -80,12 +92,24 @@ def edges(source: str) -> list[Any]:
     if source == "bool":
         return [False, True]
     if source in FLOATS:
-        near = [0.0, 65504.0, 65519.0, 65519.999, 65520.0, 3.3895314e38, 3.3961775e38, 3.4028235e38, 3.4028236e38]
+        near = [
+            0.0,
+            65504.0,
+            65519.0,
+            65519.999,
+            65520.0,
+            3.3895314e38,
+            3.3961775e38,
+            3.4028235e38,
+            3.4028236e38,
+        ]
         near += [1.5, 1e-8, 2.9e-8, 6e-8, 7e-46, 1e-45, 1e-39, 1e-320, math.inf, math.nan]
         with np.errstate(over="ignore"):
             return list(np.array([*near, *(-edge for edge in near)]).astype(source))
     limits = np.iinfo(source)
-    steps = {sign * (2**power) + step for power in range(65) for step in (-1, 0, 1) for sign in (-1, 1)}
+    steps = {
+        sign * (2**power) + step for power in range(65) for step in (-1, 0, 1) for sign in (-1, 1)
+    }
     return sorted(step for step in steps if limits.min <= step <= limits.max)
 
 
@@ -127,18 +151,25 @@ def check(value: Any, source: str, target: str, order: Literal["<", ">"]) -> Non
 @pytest.mark.parametrize("source", ["float16", "float32", "float64"])
 def test_floats_are_never_stored_as_integers_whole_or_not(source: str, target: str) -> None:
     for array in (np.ones((2, 3), source), np.ones((0, 3), source)):
-        with pytest.raises(FeatureError, match=rf"{source} does not fit {target}; round and convert it"):
+        with pytest.raises(
+            FeatureError, match=rf"{source} does not fit {target}; round and convert it"
+        ):
             store(array, target)
 
 
 @pytest.mark.parametrize("target", ["float16", "float32", "float64", "bfloat16"])
 def test_bfloat16_tensors_keep_their_values(target: str) -> None:
     every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
-    fitting = every[every.isfinite() & ((every.float().abs() <= 65504) if target == "float16" else torch.tensor(True))]
+    fitting = every[
+        every.isfinite()
+        & ((every.float().abs() <= 65504) if target == "float16" else torch.tensor(True))
+    ]
     found = store(fitting, target)
     through_float = fitting.to(getattr(torch, target)).float()
     np.testing.assert_array_equal(found.astype(np.float32), through_float.numpy())
-    with pytest.raises(FeatureError, match=r"'utt-1', feature 'fbank': nan at \(1,\) is not finite"):
+    with pytest.raises(
+        FeatureError, match=r"'utt-1', feature 'fbank': nan at \(1,\) is not finite"
+    ):
         store(torch.tensor([1.0, math.nan], dtype=torch.bfloat16), target, nonfinite="error")
 
 
@@ -148,13 +179,20 @@ def test_bfloat16_rounds_as_torch_does() -> None:
     integers = random.integers(-(2**63), 2**63, 20_000) >> np.arange(20_000) % 64
     for array in (values, values.astype(np.float32), np.arange(20_000) / np.float16(3), integers):
         np.testing.assert_array_equal(
-            store(array, "bfloat16"), torch.from_numpy(array).to(torch.bfloat16).float().numpy(), strict=True
+            store(array, "bfloat16"),
+            torch.from_numpy(array).to(torch.bfloat16).float().numpy(),
+            strict=True,
         )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensors_of_every_dtype_and_layout_are_stored_as_they_are(dtype: str) -> None:
-    base = torch.arange(24).reshape(4, 6).remainder(2 if dtype == "bool" else 128).to(getattr(torch, dtype))
+    base = (
+        torch.arange(24)
+        .reshape(4, 6)
+        .remainder(2 if dtype == "bool" else 128)
+        .to(getattr(torch, dtype))
+    )
     for tensor in (
         base,
         base.T,
@@ -178,7 +216,9 @@ def test_lazy_conjugates_and_negatives_are_resolved() -> None:
     assert store(half, "bfloat16").tolist() == [0, -1, -2]
 
 
-@pytest.mark.parametrize("array", [np.float32(3), np.array(3, ">f4"), torch.tensor(3.0), torch.tensor(3).bfloat16()])
+@pytest.mark.parametrize(
+    "array", [np.float32(3), np.array(3, ">f4"), torch.tensor(3.0), torch.tensor(3).bfloat16()]
+)
 def test_numbers_are_stored_where_there_is_no_time_axis(array: Any) -> None:
     found = store(array, "float32", time_axis=None)
     assert (found.shape, found.tolist()) == ((1,), [3])
@@ -223,20 +263,29 @@ def test_arrays_of_every_layout_are_stored_in_c_order(array: NDArray[Any]) -> No
     ],
 )
 def test_what_is_no_plain_array_of_numbers_is_refused(value: Any, what: str) -> None:
-    with pytest.raises(FeatureError, match=rf"utterance 'utt-1', feature 'fbank': .*{re.escape(what)}"):
+    with pytest.raises(
+        FeatureError, match=rf"utterance 'utt-1', feature 'fbank': .*{re.escape(what)}"
+    ):
         store(value, "float32")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("target", FLOATS)
-def test_nan_and_infinity_are_refused_with_their_place_or_kept(tmp_path: Path, target: str, value: float) -> None:
+def test_nan_and_infinity_are_refused_with_their_place_or_kept(
+    tmp_path: Path, target: str, value: float
+) -> None:
     array = np.zeros((3, 2), np.float32)
     array[2, 1] = value
     with CacheWriter(tmp_path, [FeatureStorageConfig("fbank", dtype=target)]) as writer:
-        with pytest.raises(FeatureError, match=rf"'utt-1', feature 'fbank': {value} at \(2, 1\) is not finite; .*keep"):
+        with pytest.raises(
+            FeatureError,
+            match=rf"'utt-1', feature 'fbank': {value} at \(2, 1\) is not finite; .*keep",
+        ):
             writer.write("utt-1", {"fbank": array})
         writer.write("utt-1", {"fbank": np.zeros((3, 2))})
-    with CacheWriter(tmp_path / "kept", [FeatureStorageConfig("fbank", dtype=target, nonfinite="keep")]) as writer:
+    with CacheWriter(
+        tmp_path / "kept", [FeatureStorageConfig("fbank", dtype=target, nonfinite="keep")]
+    ) as writer:
         writer.write("utt-1", {"fbank": array})
     np.testing.assert_array_equal(featcache.open(tmp_path / "kept").read("utt-1", "fbank"), array)
 

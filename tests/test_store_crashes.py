@@ -1,4 +1,6 @@
-"""A crash at any step, killed or by a power cut, costs at most what was not committed, and needs no repair."""
+"""A crash at any step, killed or by a power cut, costs at most what was not committed, and needs no
+repair.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from random import Random
 import numpy as np
 import pytest
 from store_disk import Crash, Disk
-from store_helpers import FINGERPRINT, Arrays, arrays_of, assert_holds, id_of, make_cache, two_features
+from store_helpers import (
+    FINGERPRINT,
+    Arrays,
+    arrays_of,
+    assert_holds,
+    id_of,
+    make_cache,
+    two_features,
+)
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
@@ -37,7 +47,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Promise:
-    """What must be true after a crash: these are committed, and one of these contents is visible."""
+    """The state allowed after a crash: these are committed, one of these contents is visible."""
 
     committed: frozenset[int]
     visible: tuple[Content | None, ...]
@@ -62,7 +72,9 @@ class Story:
     def open(self) -> CacheWriter:
         if self.disk.promise.visible == (None,):
             self.visible(None, Content(frozenset()))
-        self.writer = CacheWriter(self.path, self.features, self.fingerprint, overwrite=self.overwrite)
+        self.writer = CacheWriter(
+            self.path, self.features, self.fingerprint, overwrite=self.overwrite
+        )
         self.visible(self.disk.promise.visible[-1])
         return self.writer
 
@@ -90,7 +102,9 @@ class Story:
         self.disk.promise = replace(self.disk.promise, visible=contents)
 
     def committed(self, numbers: Iterable[int]) -> None:
-        self.disk.promise = replace(self.disk.promise, committed=self.disk.promise.committed | frozenset(numbers))
+        self.disk.promise = replace(
+            self.disk.promise, committed=self.disk.promise.committed | frozenset(numbers)
+        )
 
 
 def check(story: Story, crash: Crash, root: Path) -> None:
@@ -122,23 +136,37 @@ def check(story: Story, crash: Crash, root: Path) -> None:
 
 
 def assert_tidy(path: Path, generation: int) -> None:
-    """Nothing is left over: only sealed parts, and the columns of this generation and the one before."""
+    """Nothing is left over: only sealed parts, and the columns of this generation and the one
+    before.
+    """
     manifest = read_manifest(path)
     assert manifest.generation == generation
     kept = {index_file(name) for name in (manifest.name, manifest.previous) if name}
-    assert {entry.name for entry in path.iterdir()} - kept <= {"featcache.json", "writer.lock", "parts", "manifests"}
-    assert {entry.stem for entry in (path / "manifests").iterdir()} == {manifest.name, manifest.previous} - {None}
+    assert {entry.name for entry in path.iterdir()} - kept <= {
+        "featcache.json",
+        "writer.lock",
+        "parts",
+        "manifests",
+    }
+    assert {entry.stem for entry in (path / "manifests").iterdir()} == {
+        manifest.name,
+        manifest.previous,
+    } - {None}
     for part in (path / "parts").iterdir():
         names = {entry.name for entry in part.iterdir()}
         assert names >= {"part.json", "index.columns"}
         containers = names - {"index.columns", "writer.json", "writer.lock"}
         # a power cut may bring back the name that part.json had before it was renamed
-        assert all(name.startswith(("part.json", "fbank", "units", "shard-")) for name in containers)
+        assert all(
+            name.startswith(("part.json", "fbank", "units", "shard-")) for name in containers
+        )
 
 
 def _same(cache: featcache.Cache, expected: dict[str, Arrays]) -> bool:
     return list(cache) == sorted(expected, key=str.encode) and all(
-        np.array_equal(cache[id][name], array) for id, arrays in expected.items() for name, array in arrays.items()
+        np.array_equal(cache[id][name], array)
+        for id, arrays in expected.items()
+        for name, array in arrays.items()
     )
 
 
@@ -160,7 +188,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "disk" / "exp" / "train"
 
 
-@pytest.mark.parametrize(("one", "other"), [("memmap", "memmap"), ("hdf5", "webdataset"), ("webdataset", "zarr")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("memmap", "memmap"), ("hdf5", "webdataset"), ("webdataset", "zarr")]
+)
 def test_while_a_cache_is_made(tmp_path: Path, root: Path, one: str, other: str) -> None:
     story = Story(tmp_path, None, features=two_features(one, other))
     with story.disk.watching():
@@ -205,7 +235,8 @@ def killed_writer(root: Path, overwrite: bool) -> None:
 def test_while_the_part_of_a_killed_writer_is_recovered(tmp_path: Path, root: Path) -> None:
     killed_writer(root, overwrite=False)
     story = Story(tmp_path, Content(frozenset()))
-    story.visible(Content(frozenset()), Content(frozenset(range(2, 6))))  # what is recovered is published at once
+    # what is recovered is published at once
+    story.visible(Content(frozenset()), Content(frozenset(range(2, 6))))
     story.committed(range(2, 6))
     with story.disk.watching():
         story.open()

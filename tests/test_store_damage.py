@@ -29,7 +29,9 @@ EVERY_LAYOUT = {
 
 
 @pytest.fixture(scope="module", params=EVERY_LAYOUT)
-def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def original(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     """A cache of two parts; tests put back what they change."""
     path = tmp_path_factory.mktemp("damage") / "train"
     make_cache(path, range(12), EVERY_LAYOUT[request.param])
@@ -48,7 +50,9 @@ def containers(path: Path) -> list[tuple[Path, list[tuple[int, int]]]]:
     index = featcache.open(path)._index
     places: dict[str, list[tuple[int, int]]] = {name: [] for name in index.containers.paths}
     for columns in index.features.values():
-        for container, offset, nbytes in zip(columns.container, columns.offset, columns.nbytes, strict=True):
+        for container, offset, nbytes in zip(
+            columns.container, columns.offset, columns.nbytes, strict=True
+        ):
             places[index.containers.path(int(container))].append((int(offset), int(nbytes)))
     return [(path / name, place) for name, place in places.items() if place]
 
@@ -82,7 +86,10 @@ def test_every_bit_of_every_file_counts(original: Path, data: st.DataObject) -> 
     file = data.draw(st.sampled_from(files(original)))
     content = file.read_bytes()
     bit = data.draw(st.integers(0, len(content) * 8 - 1))
-    with Changed(file, flipped(content, bit)), pytest.raises(CorruptCacheError, match=r"damaged|checksum"):
+    with (
+        Changed(file, flipped(content, bit)),
+        pytest.raises(CorruptCacheError, match=r"damaged|checksum"),
+    ):
         featcache.open(original, verify="arrays")
 
 
@@ -94,9 +101,13 @@ def test_every_stored_bit_counts(original: Path, data: st.DataObject) -> None:
     bit = offset * 8 + data.draw(st.integers(0, nbytes * 8 - 1))
     with Changed(file, flipped(file.read_bytes(), bit)):
         featcache.open(original, verify="columns")
-        with pytest.raises(CorruptCacheError, match=r"utterances that are not .* 1, 'spk./utt-\d+'"):
+        with pytest.raises(
+            CorruptCacheError, match=r"utterances that are not .* 1, 'spk./utt-\d+'"
+        ):
             featcache.open(original, verify="arrays")
-        with pytest.raises(CorruptCacheError, match=r"(utterance 'spk./utt-\d+'.*|container .*) is damaged"):
+        with pytest.raises(
+            CorruptCacheError, match=r"(utterance 'spk./utt-\d+'.*|container .*) is damaged"
+        ):
             read_everything(original, check_reads=True)
 
 
@@ -115,7 +126,9 @@ def test_all_damage_is_told_at_once(original: Path) -> None:
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_a_file_that_was_cut_is_an_error_not_the_end_of_the_process(original: Path, data: st.DataObject) -> None:
+def test_a_file_that_was_cut_is_an_error_not_the_end_of_the_process(
+    original: Path, data: st.DataObject
+) -> None:
     file = data.draw(st.sampled_from(files(original)))
     content = file.read_bytes()
     length = data.draw(st.integers(0, len(content) - 1))
@@ -124,11 +137,16 @@ def test_a_file_that_was_cut_is_an_error_not_the_end_of_the_process(original: Pa
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_a_container_of_another_length_or_none_is_never_mapped(original: Path, mapped: bool) -> None:
+def test_a_container_of_another_length_or_none_is_never_mapped(
+    original: Path, mapped: bool
+) -> None:
     for file, _ in containers(original):
         content = file.read_bytes()
         for changed, message in (
-            (content[:-1], rf"has {len(content) - 1} bytes, not the {len(content)} that were written"),
+            (
+                content[:-1],
+                rf"has {len(content) - 1} bytes, not the {len(content)} that were written",
+            ),
             (content + b"x", "bytes, not the"),
             (b"", "has 0 bytes, not the"),
             (None, r"is not there; was the cache overwritten or moved"),
@@ -147,10 +165,14 @@ def test_a_missing_file_is_named(original: Path) -> None:
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_a_damaged_index_is_harmless_also_without_verification(original: Path, data: st.DataObject) -> None:
+def test_a_damaged_index_is_harmless_also_without_verification(
+    original: Path, data: st.DataObject
+) -> None:
     index = original / read_manifest(original).index
     with ColumnFile(original, index.name) as file:
-        name = data.draw(st.sampled_from(sorted(name for name, column in file._columns.items() if column[1])))
+        name = data.draw(
+            st.sampled_from(sorted(name for name, column in file._columns.items() if column[1]))
+        )
         kind, length, offset, _ = file._columns[name]
     content = index.read_bytes()
     place = offset + np.dtype(kind).itemsize * data.draw(st.integers(0, length - 1))
@@ -167,13 +189,19 @@ def test_a_damaged_index_is_harmless_also_without_verification(original: Path, d
 def test_columns_that_do_not_fit_each_other_are_damage(tmp_path: Path) -> None:
     make_cache(tmp_path, range(6))
     with ColumnFile(tmp_path, read_manifest(tmp_path).index) as file:
-        columns = {name: file.column(name, np.dtype(kind).type) for name, (kind, *_) in file._columns.items()}
+        columns = {
+            name: file.column(name, np.dtype(kind).type)
+            for name, (kind, *_) in file._columns.items()
+        }
     for name, column in columns.items():
         if not name.startswith("failed") and len(column):
             (tmp_path / "short").unlink(missing_ok=True)
             save_columns(tmp_path / "short", (columns | {name: column[:-1]}).items())
             message = r"fit each other|lengths"
-            with ColumnFile(tmp_path, "short") as file, pytest.raises(CorruptCacheError, match=message):
+            with (
+                ColumnFile(tmp_path, "short") as file,
+                pytest.raises(CorruptCacheError, match=message),
+            ):
                 read_index(file, ["fbank", "units"])
 
 
@@ -182,7 +210,9 @@ def test_an_array_that_was_damaged_before_recovery_is_named_and_set_aside(
 ) -> None:
     writer = CacheWriter(tmp_path / "live", two_features(), FINGERPRINT)
     for number in range(1, 4):
-        writer.write(str(number), {"fbank": np.ones((number, 4), np.float32), "units": np.ones(1, np.int16)})
+        writer.write(
+            str(number), {"fbank": np.ones((number, 4), np.float32), "units": np.ones(1, np.int16)}
+        )
     writer.commit()
     shutil.copytree(tmp_path / "live", tmp_path / "killed")
     writer.abort()
@@ -210,7 +240,9 @@ def test_an_array_that_was_damaged_before_recovery_is_named_and_set_aside(
 def killed_after_four_commits(tmp_path: Path) -> Path:
     writer = CacheWriter(tmp_path / "live", two_features(), FINGERPRINT)
     for number in range(4):
-        writer.write(str(number), {"fbank": np.ones((2, 4), np.float32), "units": np.ones(1, np.int16)})
+        writer.write(
+            str(number), {"fbank": np.ones((2, 4), np.float32), "units": np.ones(1, np.int16)}
+        )
         writer.commit()
     shutil.copytree(tmp_path / "live", tmp_path / "killed")
     writer.abort()
@@ -225,7 +257,9 @@ def test_of_a_damaged_journal_every_line_that_checks_is_salvaged(
     (journal,) = killed.glob("parts/*/journal.jsonl")
     lines = journal.read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + 2 * 4
-    journal.write_bytes(b"".join(lines[:line]) + flipped(lines[line], 333) + b"".join(lines[line + 1 :]))
+    journal.write_bytes(
+        b"".join(lines[:line]) + flipped(lines[line], 333) + b"".join(lines[line + 1 :])
+    )
     # that of an utterance; commits and the header stand elsewhere, too
     lost = {(line - 1) // 2} if line % 2 else set()
     with CacheWriter(killed, two_features(), FINGERPRINT) as writer:
@@ -269,10 +303,14 @@ def test_a_torn_end_is_not_damage(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert not caplog.text
 
 
-def test_a_journal_of_which_nothing_can_be_read_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_journal_of_which_nothing_can_be_read_is_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     killed = killed_after_four_commits(tmp_path)
     (journal,) = killed.glob("parts/*/journal.jsonl")
-    journal.write_bytes(b"".join(flipped(line, 99) for line in journal.read_bytes().splitlines(keepends=True)))
+    journal.write_bytes(
+        b"".join(flipped(line, 99) for line in journal.read_bytes().splitlines(keepends=True))
+    )
     make_cache(killed, [1])
     check_cache(killed, [1])
     assert "its journal cannot be read" in caplog.text

@@ -21,7 +21,9 @@ from featcache.store.reading import containers
 from featcache.store.reading.containers import Containers
 
 
-def test_files_are_let_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_let_go_when_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shards = [FeatureStorageConfig("fbank", backend="webdataset", options={"shard_bytes": 1})]
     with CacheWriter(tmp_path, shards) as writer:
         for number in range(1, 30):
@@ -49,7 +51,9 @@ def test_a_cache_makes_do_with_one_file_when_others_have_opened_too_many(
     assert cache.read(id_of(3), "units").tolist() == arrays_of(3)["units"].tolist()
     assert len(cache._containers._open) == 1
     monkeypatch.setattr(cache._containers, "_open", {99: None})
-    monkeypatch.setattr(os, "open", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no")))
+    monkeypatch.setattr(
+        os, "open", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no"))
+    )
     with pytest.raises(CacheError, match=r"cannot be read.*no"):
         cache.read(id_of(3), "fbank")
 
@@ -80,7 +84,9 @@ def test_what_is_not_there_is_quickly_answered_with_a_default(tmp_path: Path) ->
     assert cache.get(id_of(3))["fbank"].tolist() == arrays_of(3)["fbank"].tolist()
 
 
-def test_a_container_that_shrinks_while_it_is_read_is_an_error_without_mapping(tmp_path: Path) -> None:
+def test_a_container_that_shrinks_while_it_is_read_is_an_error_without_mapping(
+    tmp_path: Path,
+) -> None:
     make_cache(tmp_path, range(9))
     cache = featcache.open(tmp_path, mapped=False)
     cache.read(id_of(4), "fbank")
@@ -94,7 +100,9 @@ def test_an_index_that_is_gone_is_named(tmp_path: Path) -> None:
     make_cache(tmp_path, range(3))
     index = featcache.open(tmp_path)._manifest.index
     (tmp_path / index).unlink()
-    with pytest.raises(CacheError, match=rf"lacks '.*{index}'.*put it back, or remove featcache.json"):
+    with pytest.raises(
+        CacheError, match=rf"lacks '.*{index}'.*put it back, or remove featcache.json"
+    ):
         featcache.open(tmp_path)
 
 
@@ -117,8 +125,11 @@ def test_what_is_not_in_memory_is_read_ahead(on_disk: Path) -> None:
         pytest.skip("this file system keeps its files in memory, or cannot tell")
     containers.prefetch(places)
 
-    def is_there(attempt: int) -> bool:  # backwards: asking for a byte makes the system read those behind it
+    # backwards: asking for a byte makes the system read those behind it
+    def is_there(attempt: int) -> bool:
         time.sleep(0.05)
-        return all(containers._file(0).has(offset + 890_000 - 16_384 * attempt) for _, offset, _ in places)
+        return all(
+            containers._file(0).has(offset + 890_000 - 16_384 * attempt) for _, offset, _ in places
+        )
 
     assert any(map(is_there, range(50)))

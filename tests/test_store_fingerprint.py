@@ -1,4 +1,6 @@
-"""A cache made from something else is never served or continued silently; the error says in what it differs."""
+"""A cache made from something else is never served or continued silently; the error says in what it
+differs.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features, write
+from store_helpers import (
+    FINGERPRINT,
+    arrays_of,
+    check_cache,
+    id_of,
+    make_cache,
+    two_features,
+    write,
+)
 
 import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
@@ -25,7 +35,9 @@ JSON = st.recursive(
     | st.integers(-3, 3)
     | st.sampled_from([0.0, -0.0, 1.0, 1.5, 1e300])
     | st.sampled_from(["", "a", "(absent)", "null", "é"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 OBJECTS = st.dictionaries(st.sampled_from(["a", "b", "model", "é"]), JSON, max_size=4)
@@ -33,7 +45,9 @@ OBJECTS = st.dictionaries(st.sampled_from(["a", "b", "model", "é"]), JSON, max_
 
 @given(OBJECTS, OBJECTS)
 @settings(max_examples=500)
-def test_two_fingerprints_differ_if_and_only_if_their_digests_do(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_two_fingerprints_differ_if_and_only_if_their_digests_do(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     assert (differences(one, other) == []) == (fingerprint_digest(one) == fingerprint_digest(other))
     assert differences(one, canonical(one)) == []
     assert differences(one, dict(reversed(one.items()))) == []
@@ -43,7 +57,11 @@ def test_two_fingerprints_differ_if_and_only_if_their_digests_do(one: dict[str, 
     ("old", "new", "line"),
     [
         ({"layer": 9}, {"layer": 12}, "layer: was 9, now 12"),
-        ({"model": {"name": "a", "sha": 1}}, {"model": {"name": "a", "sha": 2}}, "model.sha: was 1, now 2"),
+        (
+            {"model": {"name": "a", "sha": 1}},
+            {"model": {"name": "a", "sha": 2}},
+            "model.sha: was 1, now 2",
+        ),
         ({}, {"layer": None}, "layer: was (absent), now null"),
         ({"layer": 9}, {}, "layer: was 9, now (absent)"),
         ({"layer": "(absent)"}, {}, 'layer: was "(absent)", now (absent)'),
@@ -86,14 +104,21 @@ def test_a_changed_declaration_is_told(tmp_path: Path, change: dict[str, Any], l
 
 def test_an_added_or_removed_feature_is_told(tmp_path: Path) -> None:
     make_cache(tmp_path, range(3))
-    with pytest.raises(StaleCacheError, match=r'features.units: was {.*"name": "units".*}, now \(absent\)'):
+    with pytest.raises(
+        StaleCacheError, match=r'features.units: was {.*"name": "units".*}, now \(absent\)'
+    ):
         CacheWriter(tmp_path, two_features()[:1], FINGERPRINT)
 
 
 def test_an_option_at_its_default_is_no_difference(tmp_path: Path) -> None:
-    features = [FeatureStorageConfig("fbank", backend="webdataset"), FeatureStorageConfig("units", dtype="int16")]
+    features = [
+        FeatureStorageConfig("fbank", backend="webdataset"),
+        FeatureStorageConfig("units", dtype="int16"),
+    ]
     make_cache(tmp_path / "train", range(3), features)
-    spelt_out = FeatureStorageConfig("fbank", backend="webdataset", codec="raw", options={"shard_bytes": 1 << 30})
+    spelt_out = FeatureStorageConfig(
+        "fbank", backend="webdataset", codec="raw", options={"shard_bytes": 1 << 30}
+    )
     FeatureStorage(tmp_path, [spelt_out, features[1]]).cache("train")
     make_cache(tmp_path / "train", range(3, 5), [spelt_out, features[1]])
     check_cache(tmp_path / "train", range(5))
@@ -111,7 +136,9 @@ def test_what_a_killed_writer_left_is_stale_too(tmp_path: Path) -> None:
     check_cache(tmp_path, range(5))
 
 
-def test_what_a_killed_writer_left_can_be_overwritten_with_another_fingerprint(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_can_be_overwritten_with_another_fingerprint(
+    tmp_path: Path,
+) -> None:
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         write(writer, range(3))
         writer._parts.seal()
@@ -135,7 +162,10 @@ def test_the_parts_of_a_cache_without_manifest_are_not_removed_for_another(
     shutil.copytree(tmp_path / "live", tmp_path / "killed")
     writer.abort()
     (tmp_path / "killed" / "featcache.json").unlink()
-    with pytest.raises(StaleCacheError, match=r"lost its featcache.json, .* declare it as it was, or remove '.*parts'"):
+    with pytest.raises(
+        StaleCacheError,
+        match=r"lost its featcache.json, .* declare it as it was, or remove '.*parts'",
+    ):
         CacheWriter(tmp_path / "killed", two_features(), {"model": "other"}, overwrite=overwrite)
     make_cache(tmp_path / "killed", range(3, 5))
     check_cache(tmp_path / "killed", range(5))
@@ -148,7 +178,9 @@ def test_a_cache_without_utterances_takes_another_fingerprint(tmp_path: Path) ->
     assert featcache.open(tmp_path).fingerprint["model"] == "other"
 
 
-@pytest.mark.parametrize("value", [np.float32(1), float("nan"), {1, 2}, object(), b"x", "\ud800", {("a",): 1}])
+@pytest.mark.parametrize(
+    "value", [np.float32(1), float("nan"), {1, 2}, object(), b"x", "\ud800", {("a",): 1}]
+)
 def test_a_fingerprint_that_is_no_json_is_refused(tmp_path: Path, value: object) -> None:
     with pytest.raises(ConfigError, match="fingerprint must be made of JSON values"):
         CacheWriter(tmp_path / "cache", two_features(), {"model": value})

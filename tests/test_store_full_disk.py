@@ -1,4 +1,6 @@
-"""A full disk, and a disk that fails: what was committed stays, nothing leaks, and the next run goes on."""
+"""A full disk, and a disk that fails: what was committed stays, nothing leaks, and the next run
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from store_helpers import FINGERPRINT, check_cache, free_space, id_of, make_cache, two_features, write
+from store_helpers import (
+    FINGERPRINT,
+    check_cache,
+    free_space,
+    id_of,
+    make_cache,
+    two_features,
+    write,
+)
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
@@ -50,7 +60,9 @@ def test_what_is_committed_survives_a_full_disk(
         monkeypatch.setattr(shutil, "disk_usage", lambda path: HUGE)
     features = [FeatureStorageConfig("fbank", backend=backend)]
     path = small_disk / "cache"
-    with pytest.raises(StorageFullError, match=r"utterances of this run are committed and kept: free some space"):
+    with pytest.raises(
+        StorageFullError, match=r"utterances of this run are committed and kept: free some space"
+    ):
         fill(path, features, commit_every=1)
     gc.collect()
     free_space(small_disk)
@@ -110,8 +122,11 @@ class Fault:
 
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("name", ["fsync", "replace", "mkdir"])
-def test_any_call_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, lasting: bool) -> None:
-    # a format that fails to start leaves its first files to be closed with a warning, which would hold on to the rest
+def test_any_call_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, lasting: bool
+) -> None:
+    # a format that fails to start leaves its first files to be closed with a warning, which would
+    # hold on to the rest
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     number, failed = 0, True
     while failed:

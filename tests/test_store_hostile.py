@@ -1,4 +1,6 @@
-"""A cache made to do harm is refused: it is not led out of its directory, runs nothing, and takes no memory."""
+"""A cache made to do harm is refused: it is not led out of its directory, runs nothing, and takes
+no memory.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +97,12 @@ def test_a_hostile_manifest_is_refused(tmp_path: Path, number: int) -> None:
         read_everything(tmp_path / "train")
 
 
-@pytest.mark.parametrize("body", [b"[" * 100_000 + b"]" * 100_000, b"{", b"NaN]", b'{"a":}', b"\xff", b'"\\ud800"'])
-def test_a_body_that_is_no_json_is_damage_though_its_checksum_fits(tmp_path: Path, body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000 + b"]" * 100_000, b"{", b"NaN]", b'{"a":}', b"\xff", b'"\\ud800"']
+)
+def test_a_body_that_is_no_json_is_damage_though_its_checksum_fits(
+    tmp_path: Path, body: bytes
+) -> None:
     (tmp_path / "featcache.json").write_bytes(b'["' + digest(body).encode() + b'",' + body + b"]")
     with pytest.raises(FeatcacheError):
         featcache.open(tmp_path)
@@ -106,7 +112,12 @@ def test_a_hostile_seal_is_refused(tmp_path: Path) -> None:
     make_cache(tmp_path, range(6))
     (seal,) = tmp_path.glob("parts/*/part.json")
     before = seal.read_bytes()
-    for key, value in (("columns", ["../../../x", 1]), ("rows", -1), ("block_rows", {"/": 1}), ("header", {})):
+    for key, value in (
+        ("columns", ["../../../x", 1]),
+        ("rows", -1),
+        ("block_rows", {"/": 1}),
+        ("header", {}),
+    ):
         content = unpack_json(before, "seal")
         assert isinstance(content, dict)
         seal.write_bytes(pack_json(content | {key: value}))
@@ -144,7 +155,11 @@ def test_hostile_containers_are_refused(tmp_path: Path, number: int) -> None:
 
 def test_nothing_is_read_through_a_link_or_waited_for(tmp_path: Path) -> None:
     make_cache(tmp_path / "train", range(6))
-    files = [file for file in (tmp_path / "train").rglob("*") if file.is_file() and not file.name.startswith("writer")]
+    files = [
+        file
+        for file in (tmp_path / "train").rglob("*")
+        if file.is_file() and not file.name.startswith("writer")
+    ]
     for file in files:
         aside = tmp_path / "aside"
         file.rename(aside)
@@ -174,5 +189,9 @@ def test_a_writer_leaves_what_a_link_leads_to_alone(tmp_path: Path) -> None:
     (tmp_path / "train" / "writer.json").symlink_to(elsewhere / "writer.json")
     make_cache(tmp_path / "train", range(6, 9))
     make_cache(tmp_path / "train", range(3), overwrite=True)
-    assert sorted(file.name for file in elsewhere.iterdir()) == ["journal.jsonl", "part.json", "writer.json"]
+    assert sorted(file.name for file in elsewhere.iterdir()) == [
+        "journal.jsonl",
+        "part.json",
+        "writer.json",
+    ]
     assert {file.read_text() for file in elsewhere.iterdir()} == {"mine"}

@@ -1,4 +1,6 @@
-"""What a writer is given and a reader asked: bad input is an error that says what and where, and costs nothing."""
+"""What a writer is given and a reader asked: bad input is an error that says what and where, and
+costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,33 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features, write
+from store_helpers import (
+    FINGERPRINT,
+    arrays_of,
+    check_cache,
+    id_of,
+    make_cache,
+    two_features,
+    write,
+)
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import ConfigError, DuplicateIdError, FeatureError, KeyNotFoundError, WindowError
+from featcache.errors import (
+    ConfigError,
+    DuplicateIdError,
+    FeatureError,
+    KeyNotFoundError,
+    WindowError,
+)
 
 FRAMES = np.zeros((3, 4), np.float32)
 
 
 def expect_refused(tmp_path: Path, id: Any, arrays: Any, message: str) -> None:
-    """Expect a `FeatureError` with `message`, and that the writer goes on as if nothing had been given."""
+    """Expect a `FeatureError` with `message`, and that the writer goes on as if nothing had been
+    given.
+    """
     with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
         with pytest.raises(FeatureError, match=message):
             writer.write(id, arrays)
@@ -34,7 +52,23 @@ def test_an_id_that_is_no_text_is_refused(tmp_path: Path, id: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "id", ["a", "a/b", "a/b/", "..", "../../x", "a.b.c", " ", "\n", "😀", "é", "e\u0301", "ABC", "%2F", "x" * 1000]
+    "id",
+    [
+        "a",
+        "a/b",
+        "a/b/",
+        "..",
+        "../../x",
+        "a.b.c",
+        " ",
+        "\n",
+        "😀",
+        "é",
+        "e\u0301",
+        "ABC",
+        "%2F",
+        "x" * 1000,
+    ],
 )
 def test_any_other_id_is_kept_as_it_is(tmp_path: Path, id: str) -> None:
     with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
@@ -46,13 +80,20 @@ def test_any_other_id_is_kept_as_it_is(tmp_path: Path, id: str) -> None:
 
 
 def test_a_misspelt_feature_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
-    expect_refused(tmp_path, "utt-1", {"fbnak": FRAMES}, r"utterance 'utt-1': feature 'fbnak'.*did you mean 'fbank'\?")
+    expect_refused(
+        tmp_path,
+        "utt-1",
+        {"fbnak": FRAMES},
+        r"utterance 'utt-1': feature 'fbnak'.*did you mean 'fbank'\?",
+    )
 
 
 def test_a_missing_feature_is_named(tmp_path: Path) -> None:
     with (
         CacheWriter(tmp_path / "cache", two_features()) as writer,
-        pytest.raises(FeatureError, match=r"utterance 'utt-1': feature 'units' is missing; given: fbank"),
+        pytest.raises(
+            FeatureError, match=r"utterance 'utt-1': feature 'units' is missing; given: fbank"
+        ),
     ):
         writer.write("utt-1", {"fbank": FRAMES})
 
@@ -79,8 +120,15 @@ def test_a_fifth_axis_is_refused(tmp_path: Path) -> None:
 def test_another_feature_dimension_than_before_is_refused_and_named(tmp_path: Path) -> None:
     with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
         writer.write("utt-1", {"fbank": FRAMES})
-        for wrong in (np.zeros((3, 5), np.float32), np.zeros(4, np.float32), np.zeros((3, 4, 1), np.float32)):
-            with pytest.raises(FeatureError, match=r"utterance 'utt-2', feature 'fbank': .*those before have \(4,\)"):
+        for wrong in (
+            np.zeros((3, 5), np.float32),
+            np.zeros(4, np.float32),
+            np.zeros((3, 4, 1), np.float32),
+        ):
+            with pytest.raises(
+                FeatureError,
+                match=r"utterance 'utt-2', feature 'fbank': .*those before have \(4,\)",
+            ):
                 writer.write("utt-2", {"fbank": wrong})
         writer.write("utt-2", {"fbank": FRAMES})
     assert list(featcache.open(tmp_path)) == ["utt-1", "utt-2"]
@@ -90,12 +138,16 @@ def test_the_feature_dimension_of_an_earlier_run_binds_the_next(tmp_path: Path) 
     make_cache(tmp_path, [1])
     with (
         CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer,
-        pytest.raises(FeatureError, match=r"'fbank': frames have shape \(5,\), those before have \(4,\)"),
+        pytest.raises(
+            FeatureError, match=r"'fbank': frames have shape \(5,\), those before have \(4,\)"
+        ),
     ):
         writer.write("utt-2", {"fbank": np.zeros((3, 5)), "units": np.zeros(1, np.int16)})
 
 
-def test_a_refused_first_utterance_binds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_first_utterance_binds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
         with monkeypatch.context() as patch:
             patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
@@ -108,10 +160,14 @@ def test_a_refused_first_utterance_binds_nothing(tmp_path: Path, monkeypatch: py
 def test_an_id_given_twice_is_refused_with_both_places(tmp_path: Path) -> None:
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         write(writer, range(5))
-        with pytest.raises(DuplicateIdError, match=rf"{id_of(3)!r} was given twice: as number 3 and as number 5"):
+        with pytest.raises(
+            DuplicateIdError, match=rf"{id_of(3)!r} was given twice: as number 3 and as number 5"
+        ):
             write(writer, [3])
         writer.publish()
-        with pytest.raises(DuplicateIdError, match=rf"{id_of(3)!r} was given as number 5 .* stored in .* already"):
+        with pytest.raises(
+            DuplicateIdError, match=rf"{id_of(3)!r} was given as number 5 .* stored in .* already"
+        ):
             write(writer, [3])
     check_cache(tmp_path, range(5))
 
@@ -121,7 +177,9 @@ def test_an_id_of_an_earlier_run_is_refused_with_what_to_do(tmp_path: Path) -> N
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         assert id_of(2) in writer
         assert id_of(3) not in writer
-        with pytest.raises(DuplicateIdError, match=rf"{id_of(2)!r}.*number 0 .*{re.escape(str(tmp_path))}.*skip it"):
+        with pytest.raises(
+            DuplicateIdError, match=rf"{id_of(2)!r}.*number 0 .*{re.escape(str(tmp_path))}.*skip it"
+        ):
             write(writer, [2])
         write(writer, [3])
     check_cache(tmp_path, range(4))
@@ -137,7 +195,10 @@ def test_an_unknown_id_is_answered_with_the_nearest(tmp_path: Path) -> None:
         lambda: cache.reader("fbank")("spk1/utt-88"),
         lambda: cache.reader("fbank").lengths_for(["spk1/utt-88"]),
     ):
-        with pytest.raises(KeyNotFoundError, match=rf"no utterance 'spk1/utt-88' in .*; nearest ids: .*{id_of(8)!r}"):
+        with pytest.raises(
+            KeyNotFoundError,
+            match=rf"no utterance 'spk1/utt-88' in .*; nearest ids: .*{id_of(8)!r}",
+        ):
             call()
     assert "spk1/utt-88" not in cache
 
@@ -157,8 +218,13 @@ def test_an_id_that_is_no_text_is_no_id_of_a_cache(tmp_path: Path) -> None:
     for id in (7, None, b"a", ("a",)):
         wrong = cast(str, id)
         assert wrong not in cache
-        for call in (lambda: cache.read(wrong, "fbank"), lambda: cache.read_batch([wrong], "fbank")):  # noqa: B023
-            with pytest.raises(KeyNotFoundError, match=rf"utterance ids are strings, not {re.escape(repr(id))}"):
+        for call in (
+            lambda: cache.read(wrong, "fbank"),  # noqa: B023
+            lambda: cache.read_batch([wrong], "fbank"),  # noqa: B023
+        ):
+            with pytest.raises(
+                KeyNotFoundError, match=rf"utterance ids are strings, not {re.escape(repr(id))}"
+            ):
                 call()
     with pytest.raises(KeyNotFoundError, match="no utterance"):
         cache.read("\ud800", "fbank")
@@ -175,23 +241,31 @@ def test_an_unknown_feature_is_answered_with_the_nearest(tmp_path: Path) -> None
         lambda: cache.read_batch([], "fbnak"),
         lambda: featcache.FeatureReader(tmp_path, "fbnak")(id_of(1)),
     ):
-        with pytest.raises(KeyNotFoundError, match=r"no feature 'fbnak' in cache .*did you mean 'fbank'\?"):
+        with pytest.raises(
+            KeyNotFoundError, match=r"no feature 'fbnak' in cache .*did you mean 'fbank'\?"
+        ):
             call()
 
 
 def test_statistics_that_were_not_collected_are_an_error_with_what_to_do(tmp_path: Path) -> None:
     cache = featcache.open(make_cache(tmp_path, range(3)))
-    with pytest.raises(KeyNotFoundError, match=r"no statistics of feature 'units'; declare it with stats: true"):
+    with pytest.raises(
+        KeyNotFoundError, match=r"no statistics of feature 'units'; declare it with stats: true"
+    ):
         cache.stats("units")
 
 
-@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11), (11, None), (None, -1), (0, 2**70)])
+@pytest.mark.parametrize(
+    ("start", "stop"), [(-1, 2), (3, 2), (0, 11), (11, None), (None, -1), (0, 2**70)]
+)
 @pytest.mark.parametrize("mapped", [True, False])
 def test_a_window_outside_of_the_utterance_is_refused(
     tmp_path: Path, start: int | None, stop: int | None, mapped: bool
 ) -> None:
     cache = featcache.open(make_cache(tmp_path, [2]), mapped=mapped)
-    with pytest.raises(WindowError, match=rf"utterance {id_of(2)!r}, feature 'fbank': frames .* not within 0 to 10"):
+    with pytest.raises(
+        WindowError, match=rf"utterance {id_of(2)!r}, feature 'fbank': frames .* not within 0 to 10"
+    ):
         cache.read(id_of(2), "fbank", start, stop)
 
 
@@ -200,7 +274,9 @@ def test_every_window_of_an_utterance_is_its_slice(tmp_path: Path) -> None:
     whole = arrays_of(2)["fbank"]
     for start in (None, *range(11)):
         for stop in (None, *range(start or 0, 11)):
-            np.testing.assert_array_equal(cache.read(id_of(2), "fbank", start, stop), whole[start:stop], strict=True)
+            np.testing.assert_array_equal(
+                cache.read(id_of(2), "fbank", start, stop), whole[start:stop], strict=True
+            )
 
 
 def test_a_window_of_a_feature_without_frames_is_refused(tmp_path: Path) -> None:
@@ -222,7 +298,9 @@ def test_a_closed_writer_refuses_to_go_on(tmp_path: Path) -> None:
     writer.close()
     expectations = (lambda: writer.expect(["a"]), lambda: writer.expect_more(3))
     for call in (lambda: write(writer, [4]), writer.commit, writer.publish, *expectations):
-        with pytest.raises(ConfigError, match=rf"the writer of '{re.escape(str(tmp_path))}' is closed"):
+        with pytest.raises(
+            ConfigError, match=rf"the writer of '{re.escape(str(tmp_path))}' is closed"
+        ):
             call()
     writer.close()
     writer.close(complete=False)
@@ -253,7 +331,10 @@ def test_a_new_cache_of_an_aborted_writer_is_empty_and_incomplete(tmp_path: Path
 
 
 def test_an_error_in_the_block_keeps_what_was_written_as_incomplete(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(ZeroDivisionError),
+        CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer,
+    ):
         write(writer, range(6))
         raise ZeroDivisionError
     check_cache(tmp_path, range(6), complete=False)

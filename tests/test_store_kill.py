@@ -1,4 +1,4 @@
-"""Real processes, killed at random moments: what was committed is neither lost nor computed again."""
+"""Real processes, killed at random: what was committed is neither lost nor computed again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-from store_helpers import FINGERPRINT, arrays_of, assert_holds, id_of, make_cache, oracle, two_features
+from store_helpers import (
+    FINGERPRINT,
+    arrays_of,
+    assert_holds,
+    id_of,
+    make_cache,
+    oracle,
+    two_features,
+)
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
@@ -20,7 +28,10 @@ NUMBERS = range(60)
 FEATURES = {
     "memmap": two_features(),
     "hdf5": two_features("hdf5", "hdf5"),
-    "mixed": [FeatureStorageConfig("fbank", backend="hdf5", codec="gzip"), *two_features("memmap", "webdataset")[1:]],
+    "mixed": [
+        FeatureStorageConfig("fbank", backend="hdf5", codec="gzip"),
+        *two_features("memmap", "webdataset")[1:],
+    ],
 }
 
 
@@ -43,7 +54,9 @@ def work(path: Path, features: list[FeatureStorageConfig], log: Path, overwrite:
                     writer.publish()
 
 
-def killed(path: Path, features: list[FeatureStorageConfig], log: Path, overwrite: bool, delay_s: float) -> bool:
+def killed(
+    path: Path, features: list[FeatureStorageConfig], log: Path, overwrite: bool, delay_s: float
+) -> bool:
     """Do the work in a process that is killed after a while; returns whether it was."""
     child = os.fork()
     if child == 0:
@@ -89,7 +102,9 @@ def test_a_killed_writer_goes_on_where_it_was(tmp_path: Path, layout: str, overw
 
 
 def assert_whole(path: Path, whole: Path, log: Path) -> None:
-    """Compare with a cache that was written without interruption, and see that nothing was done twice."""
+    """Compare with a cache that was written without interruption, and see that nothing was done
+    twice.
+    """
     cache = featcache.open(path, verify="arrays")
     assert cache.complete
     assert_holds(cache, oracle(NUMBERS))
@@ -101,4 +116,6 @@ def assert_whole(path: Path, whole: Path, log: Path) -> None:
     for line in history:
         if line.startswith("committed"):
             number = line.split()[1]
-            assert f"computed {number}" not in history[history.index(line) :], f"{number} was committed"
+            assert f"computed {number}" not in history[history.index(line) :], (
+                f"{number} was committed"
+            )

@@ -1,4 +1,4 @@
-"""One writer a cache; others are told who it is, and a writer that was killed is in nobody's way."""
+"""One writer a cache; others are told who it is, and a killed one is in nobody's way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from store_helpers import FINGERPRINT, two_features, write
 writer = CacheWriter(sys.argv[2], two_features(), FINGERPRINT)
 write(writer, range(5))
 writer.commit()
-if "fork" in sys.argv and os.fork() == 0:  # as the workers of a DataLoader do, which may outlive a killed parent
+# as the workers of a DataLoader do, which may outlive a killed parent
+if "fork" in sys.argv and os.fork() == 0:
     print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)
@@ -52,7 +53,8 @@ def held(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int
 
 def test_a_second_writer_is_told_who_holds_the_cache(tmp_path: Path) -> None:
     with held(tmp_path) as (process, _):
-        message = rf"{str(tmp_path)!r} is being written by process {process.pid} on {socket.gethostname()} since "
+        host = socket.gethostname()
+        message = rf"{str(tmp_path)!r} is being written by process {process.pid} on {host} since "
         for overwrite in (False, True):
             with pytest.raises(CacheLockedError, match=message):
                 CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=overwrite)
@@ -61,7 +63,9 @@ def test_a_second_writer_is_told_who_holds_the_cache(tmp_path: Path) -> None:
 
 def test_a_second_writer_in_the_same_process_is_told_too(tmp_path: Path) -> None:
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
-        with pytest.raises(CacheLockedError, match=rf"is being written by process {os.getpid()} on"):
+        with pytest.raises(
+            CacheLockedError, match=rf"is being written by process {os.getpid()} on"
+        ):
             CacheWriter(tmp_path, two_features(), FINGERPRINT)
         write(writer, range(3))
     make_cache(tmp_path, range(3, 5))
@@ -103,7 +107,9 @@ def test_a_forked_child_that_ends_does_not_release_the_lock(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_of_many_writers_that_start_at_once_one_wins_and_the_others_are_told(tmp_path: Path) -> None:
+def test_of_many_writers_that_start_at_once_one_wins_and_the_others_are_told(
+    tmp_path: Path,
+) -> None:
     for attempt in range(5):
         path, start = tmp_path / str(attempt) / "train", time.monotonic() + 0.05
         children = []
@@ -155,13 +161,16 @@ def test_an_error_while_opening_releases_the_lock(tmp_path: Path) -> None:
     check_cache(tmp_path, range(5))
 
 
-def test_a_lock_whose_holder_cannot_be_noted_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_whose_holder_cannot_be_noted_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(path: Path, text: str) -> int:
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", fail)
-        with pytest.raises(OSError, match="no space left") as error:  # keeps the lock itself from being collected
+        # keeps the lock itself from being collected
+        with pytest.raises(OSError, match="no space left") as error:
             WriterLock(tmp_path)
     assert not is_locked(tmp_path)
     assert error.value is not None

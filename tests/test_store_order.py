@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 
 from featcache.store.format.id_order import order_of, take
 
-IDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
+IDS = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20
+)
 ALIKE = st.text(st.sampled_from("ab\u00e9\U0001f600"), min_size=1, max_size=30)
 
 
 @given(st.lists(IDS | ALIKE, max_size=40))
-def test_rows_are_in_the_order_of_the_utf8_bytes_and_equal_ones_in_that_of_their_rows(ids: list[str]) -> None:
+def test_rows_are_in_the_order_of_the_utf8_bytes_and_equal_ones_in_that_of_their_rows(
+    ids: list[str],
+) -> None:
     keys = [id.encode() for id in ids]
     data, ends = np.frombuffer(b"".join(keys) + bytes(8), np.uint8), np.cumsum([0, *map(len, keys)])
     order = order_of(data, ends)

@@ -1,4 +1,6 @@
-"""Overwriting builds aside: the old cache stays good until the new one is, whatever comes in between."""
+"""Overwriting builds aside: the old cache stays good until the new one is, whatever comes in
+between.
+"""
 
 from __future__ import annotations
 
@@ -129,22 +131,36 @@ def test_an_overwrite_may_have_other_features_of_other_dimensions(tmp_path: Path
     assert featcache.open(tmp_path, verify="arrays").read("u", "fbank").shape == (3, 7)
 
 
-def test_a_reader_of_the_overwritten_generation_reads_what_it_has_open_or_says_what_to_do(tmp_path: Path) -> None:
+def test_a_reader_of_the_overwritten_generation_reads_what_it_has_open_or_says_what_to_do(
+    tmp_path: Path,
+) -> None:
     make_cache(tmp_path, range(1, 6))
-    warm, cold, streaming = featcache.open(tmp_path), featcache.open(tmp_path), featcache.open(tmp_path, mapped=False)
+    warm, cold, streaming = (
+        featcache.open(tmp_path),
+        featcache.open(tmp_path),
+        featcache.open(tmp_path, mapped=False),
+    )
     for cache in (warm, streaming):
         assert_holds(cache, oracle(range(1, 6)))
     make_cache(tmp_path, range(20, 25), fingerprint=OTHER, overwrite=True)
     for cache in (warm, streaming):
         for number in range(1, 6):
-            assert cache.read(id_of(number), "fbank").tolist() == arrays_of(number)["fbank"].tolist()
-    with pytest.raises(CorruptCacheError, match=r"is not there; was the cache overwritten.*open it again"):
+            assert (
+                cache.read(id_of(number), "fbank").tolist() == arrays_of(number)["fbank"].tolist()
+            )
+    with pytest.raises(
+        CorruptCacheError, match=r"is not there; was the cache overwritten.*open it again"
+    ):
         cold.read(id_of(1), "fbank")
     assert list(cold) == list(warm)
     make_cache(tmp_path, range(25, 27), fingerprint=OTHER)  # the columns of the first are gone now
     for cache in (warm, cold, streaming):
-        assert cache.stats("fbank").count == sum(len(arrays_of(number)["fbank"]) for number in range(1, 6))
-    assert warm.lengths("fbank").tolist() == [len(arrays_of(number)["fbank"]) for number in range(1, 6)]
+        assert cache.stats("fbank").count == sum(
+            len(arrays_of(number)["fbank"]) for number in range(1, 6)
+        )
+    assert warm.lengths("fbank").tolist() == [
+        len(arrays_of(number)["fbank"]) for number in range(1, 6)
+    ]
 
 
 def test_a_polling_reader_sees_whole_generations_only(tmp_path: Path) -> None:

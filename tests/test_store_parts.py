@@ -44,10 +44,15 @@ def part_names(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_processes_write_parts_at_once_while_one_holds_the_cache(tmp_path: Path, method: str) -> None:
+def test_processes_write_parts_at_once_while_one_holds_the_cache(
+    tmp_path: Path, method: str
+) -> None:
     context: Any = multiprocessing.get_context(method)
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
-        processes = [context.Process(target=write_part, args=(tmp_path, range(i, 40, 4))) for i in range(1, 4)]
+        processes = [
+            context.Process(target=write_part, args=(tmp_path, range(i, 40, 4)))
+            for i in range(1, 4)
+        ]
         for process in processes:
             process.start()
         write(writer, range(0, 40, 4))
@@ -64,7 +69,10 @@ def test_processes_write_parts_at_once_while_one_holds_the_cache(tmp_path: Path,
 def test_the_order_of_rows_does_not_depend_on_who_wrote_them(tmp_path: Path) -> None:
     make_cache(tmp_path / "alone", range(40))
     with CacheWriter(tmp_path / "shared", two_features(), FINGERPRINT) as writer:
-        threads = [threading.Thread(target=write_part, args=(tmp_path / "shared", range(i, 40, 3))) for i in range(3)]
+        threads = [
+            threading.Thread(target=write_part, args=(tmp_path / "shared", range(i, 40, 3)))
+            for i in range(3)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -120,7 +128,9 @@ def test_parts_of_other_dimensions_are_refused_with_both_named(tmp_path: Path) -
                 other.write("b", {"fbank": np.zeros((2, 4))})
 
 
-def test_a_part_rolls_over_by_rows_and_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_rolls_over_by_rows_and_by_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(part_writer, "PART_ROWS", 4)
     make_cache(tmp_path / "rows", range(10))
     check_cache(tmp_path / "rows", range(10))
@@ -138,7 +148,7 @@ import resource, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from featcache import CacheWriter
-from featcache.store import part_writer
+from featcache.store.writing import part_writer
 from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features
 path = Path(sys.argv[2])
 part_writer.PART_ROWS = 1
@@ -157,12 +167,16 @@ check_cache(path, range(105))
     subprocess.run(arguments, check=True, timeout=100)
 
 
-def test_a_part_that_is_sealed_during_recovery_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_is_sealed_during_recovery_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = CacheWriter(tmp_path, two_features(), FINGERPRINT)
     survivor = PartWriter(tmp_path, two_features(), FINGERPRINT)
     survivor.write(id_of(1), arrays_of(1))
     first.abort()
-    with pytest.raises(CacheLockedError, match=r"part .* is still being written by process .* end that first"):
+    with pytest.raises(
+        CacheLockedError, match=r"part .* is still being written by process .* end that first"
+    ):
         CacheWriter(tmp_path, two_features(), FINGERPRINT)
 
     locked = lock.WriterLock
@@ -193,7 +207,10 @@ def test_parts_without_anything_committed_are_removed(tmp_path: Path) -> None:
 def test_what_others_keep_among_the_parts_is_left_alone(tmp_path: Path, before: bool) -> None:
     if not before:
         make_cache(tmp_path, range(3))
-    mine = [tmp_path / "parts" / name for name in ("notes.txt", "arm/left.stl", "20261121T082532-0000000/x")]
+    mine = [
+        tmp_path / "parts" / name
+        for name in ("notes.txt", "arm/left.stl", "20261121T082532-0000000/x")
+    ]
     for file in mine:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine")

@@ -1,4 +1,6 @@
-"""A path that holds no cache, or one of a newer format, is never read as one and never written into."""
+"""A path that holds no cache, or one of a newer format, is never read as one and never written
+into.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from featcache.store.format.sealed_json import pack_json, unpack_json
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(NotACacheError, match=rf"'{re.escape(str(tmp_path))}/exp/train' does not exist"):
+    with pytest.raises(
+        NotACacheError, match=rf"'{re.escape(str(tmp_path))}/exp/train' does not exist"
+    ):
         featcache.open(tmp_path / "exp" / "train")
 
 
@@ -27,7 +31,9 @@ def test_a_file_is_no_cache(tmp_path: Path) -> None:
         featcache.open(file)
     with pytest.raises(NotACacheError, match=r"train' is a file; a cache is a directory"):
         CacheWriter(file, two_features())
-    with pytest.raises(NotACacheError, match=r"train/valid' cannot be made a directory: .*Not a directory"):
+    with pytest.raises(
+        NotACacheError, match=r"train/valid' cannot be made a directory: .*Not a directory"
+    ):
         CacheWriter(file / "valid", two_features())
     assert file.read_text() == "mine"
 
@@ -37,7 +43,10 @@ def test_a_directory_of_others_is_no_cache_and_stays_as_it_is(tmp_path: Path) ->
     with pytest.raises(NotACacheError, match=r"is not a cache: it holds no featcache.json"):
         featcache.open(tmp_path)
     for overwrite in (False, True):
-        with pytest.raises(NotACacheError, match=r"holds other files \('thesis.tex'\); give a new or empty directory"):
+        with pytest.raises(
+            NotACacheError,
+            match=r"holds other files \('thesis.tex'\); give a new or empty directory",
+        ):
             CacheWriter(tmp_path, two_features(), overwrite=overwrite)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -53,7 +62,9 @@ def test_a_link_to_nowhere_is_no_cache(tmp_path: Path) -> None:
         CacheWriter(tmp_path / "link", two_features())
 
 
-def test_a_cache_behind_a_link_and_a_relative_path_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_behind_a_link_and_a_relative_path_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_cache(tmp_path / "far" / "train", range(3))
     (tmp_path / "link").symlink_to(tmp_path / "far")
     monkeypatch.chdir(tmp_path)
@@ -83,9 +94,13 @@ def test_a_newer_format_version_is_refused_and_kept(tmp_path: Path) -> None:
     rewrite(tmp_path, version=2, something="new")
     before = (tmp_path / "featcache.json").read_bytes()
     for overwrite in (False, True):
-        with pytest.raises(FormatVersionError, match=r"has format version 2, newer than 1, .*upgrade featcache"):
+        with pytest.raises(
+            FormatVersionError, match=r"has format version 2, newer than 1, .*upgrade featcache"
+        ):
             CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=overwrite)
-    with pytest.raises(FormatVersionError, match=r"has format version 2, newer than 1, .*upgrade featcache"):
+    with pytest.raises(
+        FormatVersionError, match=r"has format version 2, newer than 1, .*upgrade featcache"
+    ):
         featcache.open(tmp_path)
     assert (tmp_path / "featcache.json").read_bytes() == before
 
@@ -105,7 +120,9 @@ def test_a_manifest_of_others_is_none(tmp_path: Path, content: object) -> None:
         featcache.open(tmp_path)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"null", json.dumps({"format": "featcache", "version": 1}).encode()])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"null", json.dumps({"format": "featcache", "version": 1}).encode()]
+)
 def test_a_manifest_without_its_checksum_is_damaged(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "featcache.json").write_bytes(data)
     with pytest.raises(CorruptCacheError, match="checksum does not match"):

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from store_helpers import arrays_of, assert_holds, check_cache, id_of, make_cache, oracle, two_features, write
+from store_helpers import (
+    arrays_of,
+    assert_holds,
+    check_cache,
+    id_of,
+    make_cache,
+    oracle,
+    two_features,
+    write,
+)
 
 import featcache
 from featcache import CacheWriter, FeatureReader, FeatureStorageConfig
@@ -31,7 +40,9 @@ def test_eight_threads_read_the_same(tmp_path: Path, mapped: bool) -> None:
         try:
             for number in np.random.default_rng(seed).integers(0, 40, 200).tolist():
                 for name, array in arrays_of(number).items():
-                    np.testing.assert_array_equal(cache.read(id_of(number), name), array, strict=True)
+                    np.testing.assert_array_equal(
+                        cache.read(id_of(number), name), array, strict=True
+                    )
         except BaseException as error:
             errors.append(error)
 
@@ -104,7 +115,10 @@ def test_a_cache_may_be_forked_while_other_threads_open_its_files(tmp_path: Path
         for _ in range(20):
             child = os.fork()
             if child == 0:
-                fine = all(len(cache.read(id_of(number), "fbank")) == number * 5 % 23 for number in range(40))
+                fine = all(
+                    len(cache.read(id_of(number), "fbank")) == number * 5 % 23
+                    for number in range(40)
+                )
                 os._exit(0 if fine else 1)
             assert os.waitpid(child, 0)[1] == 0
     finally:
@@ -179,7 +193,10 @@ def test_what_is_read_is_a_copy(tmp_path: Path, backend: str, mapped: bool) -> N
     make_cache(tmp_path, range(9), two_features(backend, backend))
     cache = featcache.open(tmp_path, mapped=mapped)
     for number in range(9):
-        for array in (*cache[id_of(number)].values(), cache.read_batch([id_of(number)], "fbank").data):
+        for array in (
+            *cache[id_of(number)].values(),
+            cache.read_batch([id_of(number)], "fbank").data,
+        ):
             array.fill(9)
     check_cache(tmp_path, range(9))
     assert_holds(cache, oracle(range(9)))
@@ -219,7 +236,10 @@ def test_a_batch_of_what_has_no_time_axis_is_stacked(tmp_path: Path) -> None:
     ]
     with CacheWriter(tmp_path, features) as writer:
         for number in range(4):
-            writer.write(str(number), {"xvector": np.full((2, 3), number, np.float32), "label": np.int16(number)})
+            writer.write(
+                str(number),
+                {"xvector": np.full((2, 3), number, np.float32), "label": np.int16(number)},
+            )
     cache = featcache.open(tmp_path, verify="arrays")
     data, lengths = cache.read_batch(["3", "1"], "xvector")
     assert (data.shape, str(data.dtype), data[:, 0, 0].tolist()) == ((2, 2, 3), "float32", [3, 1])
@@ -245,8 +265,14 @@ def test_a_cache_tells_what_it_is(tmp_path: Path) -> None:
         writer.publish()
         cache = featcache.open(tmp_path)
         assert repr(cache) == f"<Cache {str(tmp_path)!r}: 3 utterances of fbank, units, incomplete>"
-        assert (cache.features, cache.generation, cache.dtype("units")) == (("fbank", "units"), 2, "int16")
-        assert writer.bytes_written == sum(array.nbytes for n in range(3) for array in arrays_of(n).values())
+        assert (cache.features, cache.generation, cache.dtype("units")) == (
+            ("fbank", "units"),
+            2,
+            "int16",
+        )
+        assert writer.bytes_written == sum(
+            array.nbytes for n in range(3) for array in arrays_of(n).values()
+        )
     assert featcache.open(tmp_path).complete
 
 
@@ -258,4 +284,6 @@ def test_ids_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     assert_holds(cache, oracle(range(150)))
     assert all(f"{id_of(number)}x" not in cache for number in range(150))
     ids = [id_of(number) for number in range(149, -1, -1)]
-    assert cache.lengths("fbank", ids).tolist() == [len(arrays_of(number)["fbank"]) for number in range(149, -1, -1)]
+    assert cache.lengths("fbank", ids).tolist() == [
+        len(arrays_of(number)["fbank"]) for number in range(149, -1, -1)
+    ]

@@ -7,18 +7,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features, write
+from store_helpers import (
+    FINGERPRINT,
+    arrays_of,
+    check_cache,
+    id_of,
+    make_cache,
+    two_features,
+    write,
+)
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.registry import get_backend
 from featcache.store.format.journal import NAME
 
-CODED = [(backend, codec) for backend in featcache.backend_names() for codec in get_backend(backend).codecs]
+CODED = [
+    (backend, codec)
+    for backend in featcache.backend_names()
+    for codec in get_backend(backend).codecs
+]
 
 
 @pytest.mark.parametrize(("backend", "codec"), CODED)
-def test_recovered_arrays_are_those_of_a_writer_that_was_not_killed(tmp_path: Path, backend: str, codec: str) -> None:
+def test_recovered_arrays_are_those_of_a_writer_that_was_not_killed(
+    tmp_path: Path, backend: str, codec: str
+) -> None:
     features = [FeatureStorageConfig("fbank", backend=backend, codec=codec)]
     frames = {number: arrays_of(number, 30 * number + 1)["fbank"] for number in range(12)}
     writer = CacheWriter(tmp_path / "live", features)
@@ -38,12 +52,16 @@ def test_recovered_arrays_are_those_of_a_writer_that_was_not_killed(tmp_path: Pa
     recovered = featcache.open(tmp_path / "killed", verify="arrays")
     assert list(whole) == list(recovered)
     for id in whole:
-        np.testing.assert_array_equal(whole.read(id, "fbank"), recovered.read(id, "fbank"), strict=True)
+        np.testing.assert_array_equal(
+            whole.read(id, "fbank"), recovered.read(id, "fbank"), strict=True
+        )
     np.testing.assert_allclose(whole.stats("fbank").mean, recovered.stats("fbank").mean, rtol=1e-12)
     np.testing.assert_allclose(whole.stats("fbank").m2, recovered.stats("fbank").m2, rtol=1e-12)
 
 
-def test_statistics_count_what_is_committed_once_however_often_it_is_recovered(tmp_path: Path) -> None:
+def test_statistics_count_what_is_committed_once_however_often_it_is_recovered(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "0"
     for crash in range(1, 6):
         writer = CacheWriter(path, two_features(), FINGERPRINT)
@@ -58,7 +76,9 @@ def test_statistics_count_what_is_committed_once_however_often_it_is_recovered(t
     assert not list(path.glob(f"parts/*/{NAME}"))
 
 
-def test_an_error_during_recovery_leaves_all_to_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_during_recovery_leaves_all_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = CacheWriter(tmp_path / "live", two_features(), FINGERPRINT)
     write(writer, range(6))
     writer.commit()

@@ -1,4 +1,6 @@
-"""Any sequence of writing, committing, publishing, crashing, overwriting and reading agrees with a dict."""
+"""Any sequence of writing, committing, publishing, crashing, overwriting and reading agrees with a
+dict.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.safe: dict[str, Arrays] = {}  # committed in the build that is written
         self.risky: dict[str, Arrays] = {}  # written to it, may be lost
         self.of_part: dict[str, Arrays] = {}  # written by the part writer, which seals it
-        self.of_others: set[str] = set()  # sealed by part writers, which an open writer does not know of
+        # sealed by part writers, which an open writer does not know of
+        self.of_others: set[str] = set()
         self.seed = 0
 
     def teardown(self) -> None:
@@ -76,7 +79,9 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.writer is None)
     @rule()
     def open(self) -> None:
-        self.writer = CacheWriter(self.path, self.features, self.fingerprint(), overwrite=self.overwriting)
+        self.writer = CacheWriter(
+            self.path, self.features, self.fingerprint(), overwrite=self.overwriting
+        )
         for id in self.safe:
             assert id in self.writer
         self.risky, self.of_others = {}, set()
@@ -113,7 +118,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.writer is not None
         if id not in self.writer:
             with pytest.raises(FeatureError):
-                self.writer.write(id, {"fbank": np.full((2, 3), np.nan), "units": np.zeros(1, np.int16)})
+                self.writer.write(
+                    id, {"fbank": np.full((2, 3), np.nan), "units": np.zeros(1, np.int16)}
+                )
 
     @precondition(lambda self: self.writer is not None)
     @rule()
@@ -123,7 +130,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.safe |= self.risky
         self.risky = {}
 
-    @precondition(lambda self: self.writer is not None and self.part is None and part_writer.PART_ROWS > 2)
+    @precondition(
+        lambda self: self.writer is not None and self.part is None and part_writer.PART_ROWS > 2
+    )
     @rule()
     def open_part(self) -> None:  # of few rows, it would be sealed at times that are not known here
         self.part = PartWriter(self.path, self.features, self.fingerprint())
@@ -174,7 +183,9 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.writer is not None
         self.writer.abort()
         self.writer = None
-        with CacheWriter(self.path, self.features, self.fingerprint(), overwrite=self.overwriting) as writer:
+        with CacheWriter(
+            self.path, self.features, self.fingerprint(), overwrite=self.overwriting
+        ) as writer:
             self.safe = {id: arrays for id, arrays in self.safe.items() if id in writer}
             writer.abort()
         if not self.overwriting:
@@ -197,7 +208,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.part.abort()
             self.part = None
         self.writer.abort()
-        self.path, self.writer = copy, CacheWriter(copy, self.features, self.fingerprint(), overwrite=self.overwriting)
+        self.path, self.writer = (
+            copy,
+            CacheWriter(copy, self.features, self.fingerprint(), overwrite=self.overwriting),
+        )
         may_be_there = self.risky | self.of_part
         for id in self.safe:
             assert id in self.writer

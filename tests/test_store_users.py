@@ -1,4 +1,6 @@
-"""What users do that nobody thinks of: threads, generators, other directories, lost files, hundreds of features."""
+"""What users do that nobody thinks of: threads, generators, other directories, lost files, hundreds
+of features.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,11 @@ def test_a_cache_is_a_mapping(tmp_path: Path) -> None:
     make(tmp_path, range(3))
     cache = featcache.open(tmp_path)
     assert list(cache.keys()) == ["utt-0", "utt-1", "utt-2"]
-    assert {id: arrays["fbank"].sum() for id, arrays in cache.items()} == {"utt-0": 0, "utt-1": 6, "utt-2": 12}
+    assert {id: arrays["fbank"].sum() for id, arrays in cache.items()} == {
+        "utt-0": 0,
+        "utt-1": 6,
+        "utt-2": 12,
+    }
     assert cache.get("utt-3") is None
     assert cache == cache
     assert cache != featcache.open(tmp_path)
@@ -92,10 +98,14 @@ def test_a_lost_container_is_named_before_anything_is_published_over_it(tmp_path
     make(tmp_path, range(4))
     (container,) = tmp_path.glob("parts/*/fbank.npy")
     container.unlink()
-    with pytest.raises(CorruptCacheError, match=r"fbank.npy' is missing; put it back, or remove its part"):
+    with pytest.raises(
+        CorruptCacheError, match=r"fbank.npy' is missing; put it back, or remove its part"
+    ):
         featcache.open(tmp_path, verify="columns")
     generation = featcache.open(tmp_path).generation
-    with pytest.raises(CorruptCacheError, match=r"fbank.npy' is missing; put it back, or remove its part"):
+    with pytest.raises(
+        CorruptCacheError, match=r"fbank.npy' is missing; put it back, or remove its part"
+    ):
         make(tmp_path, range(6))
     assert featcache.open(tmp_path).generation == generation
 
@@ -110,7 +120,9 @@ def test_a_removed_part_is_computed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overwritten", [False, True])
-def test_a_cache_whose_manifest_was_lost_is_found_again_by_its_parts(tmp_path: Path, overwritten: bool) -> None:
+def test_a_cache_whose_manifest_was_lost_is_found_again_by_its_parts(
+    tmp_path: Path, overwritten: bool
+) -> None:
     make(tmp_path, range(4))
     if overwritten:
         with CacheWriter(tmp_path, FEATURES, overwrite=True) as writer:
@@ -118,7 +130,9 @@ def test_a_cache_whose_manifest_was_lost_is_found_again_by_its_parts(tmp_path: P
                 writer.write(f"utt-{number}", {"fbank": np.full((3, 2), number)})
     manifest = tmp_path / "featcache.json"
     manifest.write_bytes(manifest.read_bytes()[:-10])
-    with pytest.raises(CorruptCacheError, match="or remove it and write the cache again: what is sealed is kept"):
+    with pytest.raises(
+        CorruptCacheError, match="or remove it and write the cache again: what is sealed is kept"
+    ):
         make(tmp_path, range(4))
     manifest.unlink()
     with CacheWriter(tmp_path, FEATURES) as writer:
@@ -135,7 +149,9 @@ def test_hundreds_of_features_need_few_open_files(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))\n"
         "print(sum(array.sum() for array in featcache.open(sys.argv[1])['utt'].values()))"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True
+    )
     assert float(done.stdout) == 120 * 6
 
 
@@ -147,6 +163,8 @@ def test_a_fingerprint_that_is_no_dict_is_refused(tmp_path: Path) -> None:
 def test_a_second_writer_of_the_same_process_is_told_so(tmp_path: Path) -> None:
     with (
         CacheWriter(tmp_path, FEATURES),
-        pytest.raises(featcache.errors.CacheLockedError, match="which is this one: close the other writer"),
+        pytest.raises(
+            featcache.errors.CacheLockedError, match="which is this one: close the other writer"
+        ),
     ):
         CacheWriter(tmp_path, FEATURES)

@@ -35,8 +35,9 @@ class FlatContract(BackendContract):
         arrays = {}
         for id, (rows, blocks) in read_flat(directory / f"{feature.name}.flat").items():
             if feature.codec is not None:
+                dtype, dims = feature.storage_dtype, feature.dims
                 blocks = [
-                    feature.codec.decode(memoryview(block), feature.storage_dtype, feature.dims, 100).tobytes()
+                    feature.codec.decode(memoryview(block), dtype, dims, 100).tobytes()
                     for block in blocks
                 ]
             numbers = np.frombuffer(b"".join(blocks), feature.storage_dtype)
@@ -62,7 +63,11 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "Shifted": (
         "self._file.append(block), len(block)",
         "self._file.append(block) + 1, len(block)",
-        ("test_every_dtype_is_read_back_bit_for_bit", "test_extents_hold_the_written_bytes", NATIVELY),
+        (
+            "test_every_dtype_is_read_back_bit_for_bit",
+            "test_extents_hold_the_written_bytes",
+            NATIVELY,
+        ),
     ),
     "Unflushed": ("        self._file.flush()\n", "        pass\n", (FLUSHED,)),
     "Unclosed": ("        self._file.close()\n", "        self._file.abort()\n", (CLOSED,)),
@@ -98,7 +103,11 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "Colliding": ("self._table[id]", "self._table[id.casefold()]", (NATIVELY,)),
     "Stumbling": (APPENDED, f"assert len(id) < 1 << 16\n        {APPENDED}", (LONG_IDS,)),
     "Cutting": ("self._table[id]", "self._table[id[:10_000]]", (LONG_IDS,)),
-    "Paging": ("self._file.pages}", "self._file.pages + 1}", ("test_pages_are_those_of_the_files",)),
+    "Paging": (
+        "self._file.pages}",
+        "self._file.pages + 1}",
+        ("test_pages_are_those_of_the_files",),
+    ),
     "Overlapping": (
         "self._file.append(block), len(block)",
         "self._file.append(block) // 2, len(block)",
@@ -136,7 +145,8 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "Rounding": (
         "return zlib.compress(block.tobytes(), self.level)",
-        "return zlib.compress(np.where(block > 3, block, 0).astype(block.dtype).tobytes(), self.level)",
+        "return zlib.compress(np.where(block > 3, block, 0).astype(block.dtype).tobytes(), "
+        "self.level)",
         ("test_every_dtype_is_read_back_bit_for_bit",),
     ),
     "Moody": (
@@ -147,7 +157,10 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "Trusting": (
         BOUNDED,
         "            octets = stream.decompress(data)\n            if not stream.eof:\n",
-        ("test_a_block_holds_up_to_the_rows_that_it_may", "test_a_block_of_too_many_rows_takes_no_memory"),
+        (
+            "test_a_block_holds_up_to_the_rows_that_it_may",
+            "test_a_block_of_too_many_rows_takes_no_memory",
+        ),
     ),
     "Late": (
         BOUNDED,
@@ -162,7 +175,10 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "Untyped": (
         "except (zlib.error, ValueError)",
         "except ZeroDivisionError",
-        ("test_bytes_of_anything_else_are_refused", "test_a_damaged_block_is_refused_or_within_its_bounds"),
+        (
+            "test_bytes_of_anything_else_are_refused",
+            "test_a_damaged_block_is_refused_or_within_its_bounds",
+        ),
     ),
     "Sharing": (
         "    alignment: int = 1\n",
@@ -174,10 +190,22 @@ MISTAKES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 
 def run_contract(site: Path, test: str, *options: str) -> subprocess.CompletedProcess[str]:
     (site / "test_flat.py").write_text(test)
-    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=line", "-p", "no:cacheprovider", "test_flat.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rfE",
+        "--tb=line",
+        "-p",
+        "no:cacheprovider",
+        "test_flat.py",
+    ]
     path = os.pathsep.join([str(site), *filter(None, sys.path)])
     environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "500"}
-    return subprocess.run([*command, *options], cwd=site, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.run(
+        [*command, *options], cwd=site, env=environment, stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.fixture
@@ -191,7 +219,9 @@ def test_a_third_partys_backend_is_used_like_ours(site: Path) -> None:
     assert "flat" in featcache.backend_names()
     assert featcache.get_backend("flat").codecs == ("raw", "squeeze")
     fbank = FeatureStorageConfig("fbank", backend="flat", options={"alignment": 64})
-    tokens = FeatureStorageConfig("tokens", "int64", backend="flat", codec="squeeze", options={"level": 9})
+    tokens = FeatureStorageConfig(
+        "tokens", "int64", backend="flat", codec="squeeze", options={"level": 9}
+    )
     arrays: dict[str, Array] = {"fbank": np.ones((250, 3), np.float32), "tokens": np.arange(250)}
     with CacheWriter(site / "cache", [fbank, tokens]) as writer:
         writer.write("a/b", arrays)
@@ -202,7 +232,10 @@ def test_a_third_partys_backend_is_used_like_ours(site: Path) -> None:
 
 def test_declarations_with_a_third_partys_backend_are_checked_like_ours(site: Path) -> None:
     install_flat(site)
-    with pytest.raises(UnknownNameError, match=r"backend 'flat' has no option 'alignmnet'; did you mean 'alignment'\?"):
+    with pytest.raises(
+        UnknownNameError,
+        match=r"backend 'flat' has no option 'alignmnet'; did you mean 'alignment'\?",
+    ):
         FeatureStorageConfig("fbank", backend="flat", options={"alignmnet": 64})
     with pytest.raises(UnknownNameError, match="backend 'flat' has no codec 'lilcom'"):
         FeatureStorageConfig("fbank", backend="flat", codec="lilcom")
@@ -217,7 +250,9 @@ def test_three_lines_test_a_third_partys_backend(tmp_path: Path) -> None:
 
 def test_the_formats_own_library_can_be_asked(tmp_path: Path) -> None:
     install_flat(tmp_path)
-    ended = run_contract(tmp_path, f"{NATIVE}\nclass TestFlat(FlatContract):\n    backend = 'flat'", "-k", NATIVELY)
+    ended = run_contract(
+        tmp_path, f"{NATIVE}\nclass TestFlat(FlatContract):\n    backend = 'flat'", "-k", NATIVELY
+    )
     assert ended.returncode == 0, ended.stdout
     assert "2 passed" in ended.stdout
 
@@ -232,7 +267,9 @@ def test_the_contract_notices_mistakes(tmp_path: Path) -> None:
     wanted = {f"Test{name}::{test}" for name, (_, _, tests) in MISTAKES.items() for test in tests}
     selected = " or ".join(f"({test.replace('::', ' and ')})" for test in wanted)
     ended = run_contract(tmp_path, "\n".join(lines), "-k", selected)
-    failed = set(re.findall(r"^(?:FAILED|ERROR) test_flat\.py::(\w+::\w+)\[", ended.stdout, re.MULTILINE))
+    failed = set(
+        re.findall(r"^(?:FAILED|ERROR) test_flat\.py::(\w+::\w+)\[", ended.stdout, re.MULTILINE)
+    )
     assert failed == wanted, ended.stdout
 
 
@@ -246,9 +283,15 @@ def test_the_contract_notices_mistakes(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_entry_point_is_named(site: Path, target: str, reason: str) -> None:
-    broken = {"broken_format": SOURCE, "unimportable_format": "import libflat", "failing_format": "1 / 0"}
+    broken = {
+        "broken_format": SOURCE,
+        "unimportable_format": "import libflat",
+        "failing_format": "1 / 0",
+    }
     install(site, "acme", {BACKENDS: {"acme": target}}, **broken)
-    with pytest.raises(ConfigError, match=f"backend 'acme' is registered as '{target}', .* not load: .*{reason}"):
+    with pytest.raises(
+        ConfigError, match=f"backend 'acme' is registered as '{target}', .* not load: .*{reason}"
+    ):
         FeatureStorageConfig("fbank", backend="acme")
     assert FeatureStorageConfig("fbank", backend="memmap").codec == "raw"
 
@@ -264,18 +307,30 @@ DATACLASS = "import dataclasses\n@dataclasses.dataclass\nclass"
         ("empty", f"{DATACLASS} FlatBackend: codecs = (); open_writer = None", "no codecs"),
     ],
 )
-def test_an_entry_point_to_something_else_is_named(site: Path, module: str, source: str, reason: str) -> None:
-    install(site, "acme", {BACKENDS: {"acme": f"{module}_format:FlatBackend"}}, **{f"{module}_format": source})
+def test_an_entry_point_to_something_else_is_named(
+    site: Path, module: str, source: str, reason: str
+) -> None:
+    install(
+        site,
+        "acme",
+        {BACKENDS: {"acme": f"{module}_format:FlatBackend"}},
+        **{f"{module}_format": source},
+    )
     with pytest.raises(ConfigError, match=f"backend 'acme' .*{reason}"):
         FeatureStorageConfig("fbank", backend="acme")
 
 
 @pytest.mark.parametrize("group", [BACKENDS, CODECS])
-def test_a_name_that_two_packages_register_is_an_error_that_names_both(site: Path, group: str) -> None:
+def test_a_name_that_two_packages_register_is_an_error_that_names_both(
+    site: Path, group: str
+) -> None:
     for package in ("acme", "zenith"):
         install(site, package, {group: {"flat": f"{package}_format:Flat"}})
     assert "flat" in (featcache.backend_names() if group == BACKENDS else codec_names())
-    with pytest.raises(ConfigError, match=r"several packages register .* 'flat': acme_format:Flat, zenith_format:Flat"):
+    with pytest.raises(
+        ConfigError,
+        match=r"several packages register .* 'flat': acme_format:Flat, zenith_format:Flat",
+    ):
         featcache.get_backend("flat") if group == BACKENDS else get_codec("flat")
     assert FeatureStorageConfig("fbank", backend="memmap").codec == "raw"  # the others work
 

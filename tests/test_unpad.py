@@ -15,8 +15,14 @@ from featcache.errors import FeatureError
 from featcache.extraction.unpad import Lengths, unpad
 
 
-@given(lengths=st.lists(st.integers(0, 6), max_size=5), dims=st.sampled_from([(), (3,), (2, 3)]), tensors=st.booleans())
-def test_padding_what_was_cut_gives_the_batch_back(lengths: list[int], dims: tuple[int, ...], tensors: bool) -> None:
+@given(
+    lengths=st.lists(st.integers(0, 6), max_size=5),
+    dims=st.sampled_from([(), (3,), (2, 3)]),
+    tensors=st.booleans(),
+)
+def test_padding_what_was_cut_gives_the_batch_back(
+    lengths: list[int], dims: tuple[int, ...], tensors: bool
+) -> None:
     padded = np.zeros((len(lengths), 6, *dims), np.float32)
     for row, length in enumerate(lengths):
         padded[row, :length] = row + 1
@@ -31,7 +37,9 @@ def test_padding_what_was_cut_gives_the_batch_back(lengths: list[int], dims: tup
 
 def test_arrays_are_views_of_the_batch_and_detached_from_the_graph() -> None:
     padded = torch.zeros(2, 3, 4, requires_grad=True) + 1
-    first, second = (cast(torch.Tensor, utterance["ssl"]) for utterance in unpad(["a", "b"], [3, 1], ssl=padded))
+    first, second = (
+        cast(torch.Tensor, utterance["ssl"]) for utterance in unpad(["a", "b"], [3, 1], ssl=padded)
+    )
     assert first.data_ptr() == padded.data_ptr()
     assert second.shape == (1, 4)
     assert not first.requires_grad
@@ -66,7 +74,10 @@ def test_features_of_different_frame_rates_have_lengths_of_their_own() -> None:
         tokens=torch.zeros(2, 2, dtype=torch.int64),
         speaker=np.zeros((2, 16)),
     )
-    shapes = [{name: np.shape(cast(NDArray[np.generic], u[name])) for name in u if name != "id"} for u in cut]
+    shapes = [
+        {name: np.shape(cast(NDArray[np.generic], u[name])) for name in u if name != "id"}
+        for u in cut
+    ]
     assert shapes == [
         {"fbank": (8, 80), "tokens": (2,), "speaker": (16,)},
         {"fbank": (3, 80), "tokens": (1,), "speaker": (16,)},
@@ -91,10 +102,20 @@ def test_relative_lengths_are_refused_with_the_reason(lengths: Lengths) -> None:
         (["a", "b"], [5, 6], (2, 5), r"utterance 'b', feature 'x': length 6 is not within 0 to 5"),
         (["a", "b"], [-1, 6], (2, 5), r"utterance 'a', feature 'x': length -1 "),
         (["a", "b"], [5], (2, 5), r"'x': 1 lengths do not fit 2 ids"),
-        (["a", "b"], [5, 5], (3, 5), r"'x' of shape \(3, 5\) does not have a row for each of 2 ids"),
+        (
+            ["a", "b"],
+            [5, 5],
+            (3, 5),
+            r"'x' of shape \(3, 5\) does not have a row for each of 2 ids",
+        ),
         (["a"], [5], (), r"'x' of shape \(\)"),
         (["a", "b"], [5, 5], (2,), r"'x' of shape \(2,\) has no time axis"),
-        (["a", "b"], [[5], [5]], (2, 5), r"'x': lengths must be frames, integers, not \[\[5\], \[5\]\]"),
+        (
+            ["a", "b"],
+            [[5], [5]],
+            (2, 5),
+            r"'x': lengths must be frames, integers, not \[\[5\], \[5\]\]",
+        ),
         (["a", "b", "b"], [5, 5, 5], (3, 5), r"utterance 'b' is in the batch twice"),
         ("ab", [5, 5], (2, 5), r"not the one string 'ab'"),
         (["a"], {"x": [5], "fbnk": [5]}, (1, 5), r"'fbnk', which is not in the batch"),
@@ -109,7 +130,9 @@ def test_what_cannot_be_cut_is_refused(
 
 
 def test_a_list_is_not_a_padded_batch() -> None:
-    with pytest.raises(FeatureError, match="'x': a padded torch tensor or numpy array is needed, not list"):
+    with pytest.raises(
+        FeatureError, match="'x': a padded torch tensor or numpy array is needed, not list"
+    ):
         unpad(["a"], [1], x=cast(NDArray[np.float64], [[1]]))
 
 

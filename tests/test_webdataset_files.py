@@ -38,7 +38,9 @@ def make_array(feature: FeatureSpec, rows: int, seed: int = 0) -> Array:
     return np.asarray(random.integers(0, 2**15, size=shape)).astype(feature.storage_dtype)
 
 
-def make_sample(id: str, rows: int, features: Sequence[FeatureSpec] = FEATURES, seed: int = 0) -> Sample:
+def make_sample(
+    id: str, rows: int, features: Sequence[FeatureSpec] = FEATURES, seed: int = 0
+) -> Sample:
     return id, {feature.name: make_array(feature, rows, seed) for feature in features}
 
 
@@ -55,7 +57,9 @@ def write(
 ) -> list[dict[str, tuple[Extent, ...]]]:
     writer = (backend or WebDatasetBackend()).open_writer(directory, features)
     places = [
-        writer.append(id, {feature.name: encoded(feature, arrays[feature.name]) for feature in features})
+        writer.append(
+            id, {feature.name: encoded(feature, arrays[feature.name]) for feature in features}
+        )
         for id, arrays in samples
     ]
     writer.close()
@@ -63,11 +67,15 @@ def write(
 
 
 def read_extents(directory: Path, extents: Sequence[Extent]) -> bytes:
-    pieces = [np.fromfile(directory / e.container, "u1", e.nbytes, offset=e.offset) for e in extents]
+    pieces = [
+        np.fromfile(directory / e.container, "u1", e.nbytes, offset=e.offset) for e in extents
+    ]
     return b"".join(piece.tobytes() for piece in pieces)
 
 
-def assert_extents_hold(directory: Path, places: Sequence[Mapping[str, Sequence[Extent]]], samples: Any) -> None:
+def assert_extents_hold(
+    directory: Path, places: Sequence[Mapping[str, Sequence[Extent]]], samples: Any
+) -> None:
     for place, (_, arrays) in zip(places, samples, strict=True):
         for name, array in arrays.items():
             assert len(place[name]) == (array.nbytes > 0)
@@ -77,7 +85,8 @@ def assert_extents_hold(directory: Path, places: Sequence[Mapping[str, Sequence[
 def read_with_webdataset(directory: Path) -> list[dict[str, Any]]:
     shards = [str(path) for path in sorted(directory.glob("shard-*.tar"))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves closing its files to the collector
+        # webdataset leaves closing its files to the collector
+        warnings.simplefilter("ignore", ResourceWarning)
         return list(webdataset.WebDataset(shards, shardshuffle=False, empty_check=False).decode())
 
 
@@ -94,8 +103,12 @@ def assert_webdataset_reads(directory: Path, samples: Sequence[Sample]) -> None:
             np.testing.assert_array_equal(field, array)
 
 
-unicode_ids = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=130)
-awkward_ids = st.text(st.sampled_from("aA./%_ \\\n\r\t\x1b\x85\u2028é😀{}[]*?~"), min_size=1, max_size=130)
+unicode_ids = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=130
+)
+awkward_ids = st.text(
+    st.sampled_from("aA./%_ \\\n\r\t\x1b\x85\u2028é😀{}[]*?~"), min_size=1, max_size=130
+)
 
 
 @settings(deadline=None, max_examples=60)
@@ -104,7 +117,11 @@ awkward_ids = st.text(st.sampled_from("aA./%_ \\\n\r\t\x1b\x85\u2028é😀{}[]*?
     rows=st.integers(0, 40),
     shard_bytes=st.integers(1, 20_000),
 )
-@example(ids=["u.1", "u.2", "u", "U", "__u__", "__u__/x", "a", "a/b", "..", "%2E", "u.json"], rows=2, shard_bytes=1)
+@example(
+    ids=["u.1", "u.2", "u", "U", "__u__", "__u__/x", "a", "a/b", "..", "%2E", "u.json"],
+    rows=2,
+    shard_bytes=1,
+)
 @example(ids=["n" * 89, "n" * 90, "n" * 91, "é" * 1000, "." * 1000], rows=1, shard_bytes=10**9)
 def test_any_ids_and_shard_borders_read_back_through_extents_and_webdataset(
     ids: list[str], rows: int, shard_bytes: int
@@ -119,7 +136,9 @@ def test_any_ids_and_shard_borders_read_back_through_extents_and_webdataset(
 
 @settings(deadline=None, max_examples=40)
 @given(
-    dtype=st.sampled_from(["float16", "float32", "float64", "int8", "uint16", "int32", "uint64", "bool", "bfloat16"]),
+    dtype=st.sampled_from(
+        ["float16", "float32", "float64", "int8", "uint16", "int32", "uint64", "bool", "bfloat16"]
+    ),
     dims=st.lists(st.integers(0, 4), max_size=3).map(tuple),
     has_frames=st.booleans(),
     rows=st.lists(st.integers(0, 30), max_size=4),
@@ -128,7 +147,9 @@ def test_every_dtype_and_shape_is_a_plain_npy_member(
     dtype: str, dims: tuple[int, ...], has_frames: bool, rows: list[int]
 ) -> None:
     features = (FeatureSpec("x", dtype, dims, has_frames),)
-    samples = [make_sample(f"utt{index}", count, features, seed=index) for index, count in enumerate(rows)]
+    samples = [
+        make_sample(f"utt{index}", count, features, seed=index) for index, count in enumerate(rows)
+    ]
     with tempfile.TemporaryDirectory() as name:
         places = write(Path(name), samples, features)
         assert_extents_hold(Path(name), places, samples)
@@ -144,7 +165,9 @@ def test_keys_are_ids_with_awkward_characters_percent_encoded(tmp_path: Path) ->
 
 def test_arrays_start_at_multiples_of_64_bytes(tmp_path: Path) -> None:
     places = write(tmp_path, [make_sample(id, 3) for id in ("a", "é", "n" * 1000)])
-    assert {extent.offset % 64 for place in places for extents in place.values() for extent in extents} == {0}
+    assert {
+        extent.offset % 64 for place in places for extents in place.values() for extent in extents
+    } == {0}
 
 
 def test_members_of_an_utterance_are_adjacent_and_anonymous(tmp_path: Path) -> None:
@@ -152,7 +175,9 @@ def test_members_of_an_utterance_are_adjacent_and_anonymous(tmp_path: Path) -> N
     with tarfile.open(tmp_path / "shard-000000.tar") as tar:
         members = tar.getmembers()
     fields = ["fbank.npy", "tokens.npy", "speaker.npy", "json"]
-    assert [member.name for member in members] == [f"{key}.{field}" for key in "ba" for field in fields]
+    assert [member.name for member in members] == [
+        f"{key}.{field}" for key in "ba" for field in fields
+    ]
     assert {(m.uid, m.gid, m.uname, m.gname, m.mtime, m.mode, m.type) for m in members} == {
         (0, 0, "", "", 0, 0o644, tarfile.REGTYPE)
     }
@@ -178,16 +203,23 @@ def test_the_json_member_tells_the_declared_dtype_of_bfloat16(tmp_path: Path) ->
     }
 
 
-@pytest.mark.parametrize(("spare_bytes", "expected"), [(0, [0, 1, 1, 1, 2, 2, 2]), (-1, [0, 1, 1, 2, 2, 3, 3])])
+@pytest.mark.parametrize(
+    ("spare_bytes", "expected"), [(0, [0, 1, 1, 1, 2, 2, 2]), (-1, [0, 1, 1, 2, 2, 3, 3])]
+)
 def test_a_shard_ends_before_the_sample_that_would_pass_its_size(
     tmp_path: Path, spare_bytes: int, expected: list[int]
 ) -> None:
-    sample_bytes = 512 + 128 + 16 * 24 + 512 + 512  # header, npy header, 24 frames, header of the json, json
+    # header, npy header, 24 frames, header of the json, json
+    sample_bytes = 512 + 128 + 16 * 24 + 512 + 512
     shard_bytes = 3 * sample_bytes + 1024 + spare_bytes
-    samples = [make_sample(f"utt{index}", rows, (FBANK,)) for index, rows in enumerate([1000] + [24] * 6)]
+    samples = [
+        make_sample(f"utt{index}", rows, (FBANK,)) for index, rows in enumerate([1000] + [24] * 6)
+    ]
     places = write(tmp_path, samples, (FBANK,), WebDatasetBackend(shard_bytes=shard_bytes))
     # the large one has a shard of its own, and none is empty
-    assert [place["fbank"][0].container for place in places] == [f"shard-{shard:06d}.tar" for shard in expected]
+    assert [place["fbank"][0].container for place in places] == [
+        f"shard-{shard:06d}.tar" for shard in expected
+    ]
     shards = [path.read_bytes() for path in sorted(tmp_path.iterdir())]
     assert [len(shard) > shard_bytes for shard in shards] == [True] + [False] * expected[-1]
     assert {shard[-1024:] for shard in shards} == {bytes(1024)}
@@ -225,7 +257,9 @@ for index in itertools.count():
 
 
 def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         *told, flushed = [process.stdout.readline() for _ in range(101)]
         process.kill()
@@ -258,7 +292,8 @@ def test_a_full_disk_costs_only_the_sample_being_written(tmp_path: Path) -> None
     first, second = ({"fbank": encoded(FBANK, arrays["fbank"])} for _, arrays in samples)
     place = writer.append("utt0", first)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, hard))  # writes stop half-way, as on a full disk
+    # writes stop half-way, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
             writer.append("utt1", second)
@@ -277,11 +312,18 @@ def test_a_shard_size_that_is_no_size_is_refused(shard_bytes: Any) -> None:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(("fbank", "Fbank"), "features 'fbank' and 'Fbank' are one field"), (("__x",), "decodes no field")],
+    [
+        (("fbank", "Fbank"), "features 'fbank' and 'Fbank' are one field"),
+        (("__x",), "decodes no field"),
+    ],
 )
-def test_names_that_webdataset_cannot_serve_are_refused(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+def test_names_that_webdataset_cannot_serve_are_refused(
+    tmp_path: Path, names: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        WebDatasetBackend().open_writer(tmp_path, [FeatureSpec(name, "float32", ()) for name in names])
+        WebDatasetBackend().open_writer(
+            tmp_path, [FeatureSpec(name, "float32", ()) for name in names]
+        )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -29,7 +29,9 @@ CODECS = (
 @settings(deadline=None, max_examples=50)
 @given(
     codec=st.sampled_from(CODECS),
-    dtype=st.sampled_from(["float16", "float32", "float64", "int8", "uint16", "int32", "uint64", "bool", "bfloat16"]),
+    dtype=st.sampled_from(
+        ["float16", "float32", "float64", "int8", "uint16", "int32", "uint64", "bool", "bfloat16"]
+    ),
     dims=st.lists(st.integers(1, 4), max_size=3).map(tuple),
     rows=st.integers(1, 40),
     seed=st.integers(0, 2**32),
@@ -37,7 +39,11 @@ CODECS = (
 def test_codecs_give_back_blocks_and_leave_them_alone(
     codec: Codec, dtype: str, dims: tuple[int, ...], rows: int, seed: int
 ) -> None:
-    block = np.random.default_rng(seed).integers(0, 100, size=(rows, *dims)).astype(storage_dtype(dtype))
+    block = (
+        np.random.default_rng(seed)
+        .integers(0, 100, size=(rows, *dims))
+        .astype(storage_dtype(dtype))
+    )
     before = block.tobytes()
     block.flags.writeable = False
     data = codec.encode(block)
@@ -89,18 +95,24 @@ def test_padding_to_a_block_stays_short_however_small_the_frames() -> None:
     assert (ZarrBackend().blocks(tokens).rows, ZarrBackend().blocks(speaker).rows) == (256, 1)
 
 
-def test_a_missing_library_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("google_crc32c", "numcodecs", "numcodecs.zstd"):
         monkeypatch.setitem(sys.modules, module, None)
     zarr_backend._numcodecs.cache_clear()  # as in a process that has used no codec yet
     remedy = r"; try: pip install 'featcache\[zarr\]'"
-    with pytest.raises(MissingDependencyError, match="backend 'zarr' needs 'google_crc32c'" + remedy):
+    with pytest.raises(
+        MissingDependencyError, match="backend 'zarr' needs 'google_crc32c'" + remedy
+    ):
         ZarrBackend().open_writer(tmp_path, [])
     with pytest.raises(MissingDependencyError, match="codec 'zstd' needs 'numcodecs'" + remedy):
         ZstdCodec().encode(np.zeros(3, "f4"))
 
 
-@pytest.mark.parametrize("options", [{"chunk_bytes": 0}, {"shard_bytes": "1GB"}, {"chunk_bytes": 9, "shard_bytes": 8}])
+@pytest.mark.parametrize(
+    "options", [{"chunk_bytes": 0}, {"shard_bytes": "1GB"}, {"chunk_bytes": 9, "shard_bytes": 8}]
+)
 def test_impossible_sizes_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"_bytes must be an integer from \d+ to \d+, not"):
         ZarrBackend(**options)
@@ -140,10 +152,15 @@ class Foreign:
     [
         (FeatureSpec("ids", "float32", ()), "feature 'ids': a zarr group keeps this name"),
         (FeatureSpec("__x", "float32", ()), "feature '__x': a zarr group keeps this name"),
-        (FeatureSpec("x", "float32", (), codec=Foreign()), "feature 'x': zarr does not know codec 'foreign'"),
+        (
+            FeatureSpec("x", "float32", (), codec=Foreign()),
+            "feature 'x': zarr does not know codec 'foreign'",
+        ),
     ],
 )
-def test_what_cannot_stand_in_a_zarr_group_is_refused(tmp_path: Path, feature: FeatureSpec, message: str) -> None:
+def test_what_cannot_stand_in_a_zarr_group_is_refused(
+    tmp_path: Path, feature: FeatureSpec, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         ZarrBackend().open_writer(tmp_path, [feature])
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,12 @@ from featcache_backends.zarr import BloscCodec, ZarrBackend, ZstdCodec
 SMALL = ZarrBackend(chunk_bytes=64, shard_bytes=256)
 DTYPES = ["float16", "float32", "float64", "bfloat16", "bool"]
 DTYPES += ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-CODECS = (ZstdCodec(), BloscCodec(), BloscCodec(cname="zstd", shuffle="shuffle"), BloscCodec(shuffle="noshuffle"))
+CODECS = (
+    ZstdCodec(),
+    BloscCodec(),
+    BloscCodec(cname="zstd", shuffle="shuffle"),
+    BloscCodec(shuffle="noshuffle"),
+)
 
 Arrays = list[Array]  # of one feature, in storage dtype, shape (rows, *dims), by utterance
 Places = list[tuple[Extent, ...]]
@@ -46,7 +51,9 @@ def encoded(feature: FeatureSpec, array: Array, backend: ZarrBackend) -> Encoded
     return EncodedArray(len(array), tuple(map(feature.codec.encode, blocks)))
 
 
-def write(directory: Path, feature: FeatureSpec, arrays: Arrays, backend: ZarrBackend = SMALL) -> Places:
+def write(
+    directory: Path, feature: FeatureSpec, arrays: Arrays, backend: ZarrBackend = SMALL
+) -> Places:
     writer = backend.open_writer(directory, [feature])
     places = [
         writer.append(f"utt{index}", {feature.name: encoded(feature, array, backend)})[feature.name]
@@ -57,7 +64,10 @@ def write(directory: Path, feature: FeatureSpec, arrays: Arrays, backend: ZarrBa
 
 
 def read_extents(directory: Path, extents: Sequence[Extent]) -> list[bytes]:
-    return [np.fromfile(directory / e.container, "u1", e.nbytes, offset=e.offset).tobytes() for e in extents]
+    return [
+        np.fromfile(directory / e.container, "u1", e.nbytes, offset=e.offset).tobytes()
+        for e in extents
+    ]
 
 
 def assert_zarr_reads(directory: Path, feature: FeatureSpec, arrays: Arrays) -> None:
@@ -101,7 +111,9 @@ def test_raw_frames_lie_back_to_back_and_zarr_reads_them(
             assert b"".join(read_extents(directory, extents)) == array.tobytes()
             # cut only where one shard ends and the next begins
             assert all(extent.offset == 0 for extent in extents[1:])
-            assert all(extent.nbytes > 0 and extent.offset % feature.row_bytes == 0 for extent in extents)
+            assert all(
+                extent.nbytes > 0 and extent.offset % feature.row_bytes == 0 for extent in extents
+            )
         assert_zarr_reads(directory, feature, arrays)
         if feature.has_frames:
             group: Any = zarr.open_group(directory / "fbank.zarr", mode="r")
@@ -109,7 +121,12 @@ def test_raw_frames_lie_back_to_back_and_zarr_reads_them(
 
 
 @settings(deadline=None, max_examples=40)
-@given(feature=features, codec=st.sampled_from(CODECS), rows=st.lists(st.integers(0, 60), max_size=5), backend=backends)
+@given(
+    feature=features,
+    codec=st.sampled_from(CODECS),
+    rows=st.lists(st.integers(0, 60), max_size=5),
+    backend=backends,
+)
 def test_every_encoded_block_is_an_inner_chunk_and_zarr_reads_them(
     feature: FeatureSpec, codec: Codec, rows: list[int], backend: ZarrBackend
 ) -> None:
@@ -121,8 +138,13 @@ def test_every_encoded_block_is_an_inner_chunk_and_zarr_reads_them(
         block_rows = backend.blocks(feature).rows or 0
         for extents, array in zip(places, arrays, strict=True):
             stored = read_extents(directory, extents)
-            blocks = [codec.decode(memoryview(data), array.dtype, feature.dims, block_rows) for data in stored]
-            assert [len(block) for block in blocks] == [block_rows] * math.ceil(len(array) / block_rows)
+            blocks = [
+                codec.decode(memoryview(data), array.dtype, feature.dims, block_rows)
+                for data in stored
+            ]
+            assert [len(block) for block in blocks] == [block_rows] * math.ceil(
+                len(array) / block_rows
+            )
             assert b"".join(block.tobytes() for block in blocks)[: array.nbytes] == array.tobytes()
         assert_zarr_reads(directory, feature, arrays)
         if feature.has_frames:
@@ -131,7 +153,11 @@ def test_every_encoded_block_is_an_inner_chunk_and_zarr_reads_them(
 
 
 @settings(deadline=None, max_examples=25)
-@given(ids=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), unique=True, max_size=6))
+@given(
+    ids=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1), unique=True, max_size=6
+    )
+)
 @example(ids=["a/b", "a", "..", "é😀", " ", "n" * 1000, "\n"])
 def test_ids_are_strings_to_zarr(ids: list[str]) -> None:
     feature = FeatureSpec("tokens", "int64", ())
@@ -178,7 +204,9 @@ def test_a_frame_larger_than_a_chunk_is_a_chunk(tmp_path: Path, codec: Codec | N
 
 
 @pytest.mark.parametrize("codec", [None, ZstdCodec(), BloscCodec()])
-@pytest.mark.parametrize(("rows", "dims"), [([], (3,)), ([0, 0], (3,)), ([4, 0, 2], (0,)), ([2], (3, 0, 2))])
+@pytest.mark.parametrize(
+    ("rows", "dims"), [([], (3,)), ([0, 0], (3,)), ([4, 0, 2], (0,)), ([2], (3, 0, 2))]
+)
 def test_utterances_without_bytes_are_kept(
     tmp_path: Path, codec: Codec | None, rows: list[int], dims: tuple[int, ...]
 ) -> None:
@@ -205,28 +233,40 @@ def test_utterances_without_bytes_are_kept(
     ],
 )
 def test_attributes_tell_the_layout(
-    tmp_path: Path, has_frames: bool, codec: Codec | None, layout: str, attributes: dict[str, str] | None
+    tmp_path: Path,
+    has_frames: bool,
+    codec: Codec | None,
+    layout: str,
+    attributes: dict[str, str] | None,
 ) -> None:
     feature = FeatureSpec("fbank", "bfloat16", (3,), has_frames, codec)
     write(tmp_path, feature, make_arrays(feature, [5, 6]))
     group: Any = zarr.open_group(tmp_path / "fbank.zarr", mode="r")
     assert dict(group.attrs) == {"layout": layout}
     assert dict(group["fbank"].attrs) == {"dtype_of_bits": "bfloat16"}
-    assert group["fbank"].metadata.dimension_names == ("frame" if has_frames else "utterance", "dim_1")
-    assert sorted(group.keys()) == (["fbank", "ids", "lengths", "offsets"] if has_frames else ["fbank", "ids"])
+    assert group["fbank"].metadata.dimension_names == (
+        "frame" if has_frames else "utterance",
+        "dim_1",
+    )
+    assert sorted(group.keys()) == (
+        ["fbank", "ids", "lengths", "offsets"] if has_frames else ["fbank", "ids"]
+    )
     assert attributes is None or dict(group["lengths"].attrs) == attributes
 
 
 @pytest.mark.parametrize("codec", [None, ZstdCodec(), BloscCodec()])
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path, codec: Codec | None) -> None:
     feature = FeatureSpec("fbank", "float32", (80,), codec=codec)
-    backend = ZarrBackend(chunk_bytes=1 << 20, shard_bytes=1 << 21)  # large enough for Blosc to think of threads
+    # large enough for Blosc to think of threads
+    backend = ZarrBackend(chunk_bytes=1 << 20, shard_bytes=1 << 21)
     arrays = make_arrays(feature, [4000, 700])
     files = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write(tmp_path / name, feature, arrays, backend)
-        files.append([path.read_bytes() for path in sorted((tmp_path / name).rglob("*")) if path.is_file()])
+        files.append(
+            [path.read_bytes() for path in sorted((tmp_path / name).rglob("*")) if path.is_file()]
+        )
     assert files[0] == files[1]
 
 
@@ -242,7 +282,8 @@ features = [FeatureSpec("x", "uint8", (), codec=codec)]
 writer = ZarrBackend(chunk_bytes=100, shard_bytes=1000).open_writer(Path(sys.argv[1]), features)
 for index in itertools.count():
     block = np.full(100, index % 251, "u1")
-    extents = writer.append(f"utt{index}", {"x": EncodedArray(100, (codec.encode(block) if codec else bytes(block),))})
+    encoded = EncodedArray(100, (codec.encode(block) if codec else bytes(block),))
+    extents = writer.append(f"utt{index}", {"x": encoded})
     if index < 125:
         print(json.dumps(dataclasses.astuple(*extents["x"])))
     if index == 124:
@@ -253,15 +294,22 @@ for index in itertools.count():
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_what_was_flushed_survives_kill_9(tmp_path: Path, codec: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), codec], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path), codec], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         *told, flushed = [process.stdout.readline() for _ in range(126)]
         process.kill()
     assert (flushed, process.returncode) == (b"flushed\n", -signal.SIGKILL)
     extents = [Extent(*json.loads(line)) for line in told]
-    assert len({extent.container for extent in extents}) == 13  # ten chunks a shard: the last one was under way
+    # ten chunks a shard: the last one was under way
+    assert len({extent.container for extent in extents}) == 13
     for index, data in enumerate(read_extents(tmp_path, extents)):
-        plain = data if codec == "raw" else ZstdCodec().decode(memoryview(data), np.dtype("u1"), (), 1 << 20).tobytes()
+        plain = (
+            data
+            if codec == "raw"
+            else ZstdCodec().decode(memoryview(data), np.dtype("u1"), (), 1 << 20).tobytes()
+        )
         assert plain == bytes([index % 251]) * 100
 
 
@@ -277,24 +325,40 @@ def test_an_aborted_writer_leaves_its_frames_and_no_group(tmp_path: Path) -> Non
         zarr.open_group(tmp_path / "fbank.zarr", mode="r")
 
 
-@pytest.mark.parametrize(("dtype", "fill_value"), [("bool", "false"), ("int8", "0"), ("float32", "0.0")])
-def test_the_fill_value_has_the_type_that_zarr_demands(tmp_path: Path, dtype: str, fill_value: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "fill_value"), [("bool", "false"), ("int8", "0"), ("float32", "0.0")]
+)
+def test_the_fill_value_has_the_type_that_zarr_demands(
+    tmp_path: Path, dtype: str, fill_value: str
+) -> None:
     write(tmp_path, FeatureSpec("x", dtype, ()), [])
     assert f'"fill_value": {fill_value},' in (tmp_path / "x.zarr/x/zarr.json").read_text()
 
 
 def test_features_have_a_group_each(tmp_path: Path) -> None:
-    features = [FeatureSpec("fbank", "float32", (2,)), FeatureSpec("tokens", "int64", (), codec=ZstdCodec())]
+    features = [
+        FeatureSpec("fbank", "float32", (2,)),
+        FeatureSpec("tokens", "int64", (), codec=ZstdCodec()),
+    ]
     arrays = {feature.name: make_arrays(feature, [7, 9]) for feature in features}
     writer = SMALL.open_writer(tmp_path, features)
     for index in range(2):
-        writer.append(f"utt{index}", {f.name: encoded(f, arrays[f.name][index], SMALL) for f in features})
+        writer.append(
+            f"utt{index}", {f.name: encoded(f, arrays[f.name][index], SMALL) for f in features}
+        )
     writer.close()
     for feature in features:
         assert_zarr_reads(tmp_path, feature, arrays[feature.name])
 
 
 def test_writing_needs_no_zarr_library(tmp_path: Path) -> None:
-    code = "import sys; sys.modules.update(zarr=None, numcodecs=None)\n" + KILLED.replace("itertools.count()", "[124]")
-    run = subprocess.run([sys.executable, "-c", code, str(tmp_path), "raw"], capture_output=True, text=True, check=True)
+    code = "import sys; sys.modules.update(zarr=None, numcodecs=None)\n" + KILLED.replace(
+        "itertools.count()", "[124]"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "raw"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert run.stdout.endswith("flushed\n")

@@ -10,7 +10,9 @@ from featcache.registry import BACKENDS, CODECS
 SOURCE = Path(__file__).with_name("third_party_format.py").read_text()
 
 
-def install(site: Path, distribution: str, entry_points: Mapping[str, Mapping[str, str]], **modules: str) -> None:
+def install(
+    site: Path, distribution: str, entry_points: Mapping[str, Mapping[str, str]], **modules: str
+) -> None:
     """Put a package into a directory as pip would."""
     for name, source in modules.items():
         (site / f"{name}.py").write_text(source)
@@ -26,5 +28,8 @@ def install(site: Path, distribution: str, entry_points: Mapping[str, Mapping[st
 
 def install_flat(site: Path, name: str = "flat", source: str = SOURCE) -> None:
     module, codec = f"{name}_format", "squeeze" if name == "flat" else f"squeeze_{name}"
-    entry_points = {BACKENDS: {name: f"{module}:FlatBackend"}, CODECS: {codec: f"{module}:SqueezeCodec"}}
+    entry_points = {
+        BACKENDS: {name: f"{module}:FlatBackend"},
+        CODECS: {codec: f"{module}:SqueezeCodec"},
+    }
     install(site, name, entry_points, **{module: source.replace('"squeeze"', repr(codec))})

@@ -1,4 +1,4 @@
-"""A small cache, a Brain that notes what it trains on and can be stopped, and the ways to feed it."""
+"""A small cache, a Brain that notes what it trains on and can be stopped, and ways to feed it."""
 
 from __future__ import annotations
 

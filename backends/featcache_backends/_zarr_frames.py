@@ -1,4 +1,4 @@
-"""Frames of one feature in the shards of a Zarr v3 group, `featcache_backends.zarr` has the layout."""
+"""Frames of a feature in the shards of a Zarr v3 group (layout: `featcache_backends.zarr`)."""
 
 from __future__ import annotations
 

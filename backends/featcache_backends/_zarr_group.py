@@ -63,9 +63,7 @@ class Group:
 
     def shard(self, number: int) -> str:
         """Return the path of a shard, relative to the directory that the group is in."""
-        return f"{self.frames}/" + ".".join(
-            ["c", str(number), *("0" for _ in self.feature.dims)]
-        )
+        return f"{self.frames}/" + ".".join(["c", str(number), *("0" for _ in self.feature.dims)])
 
     def add(self, id: str, rows: int, chunks: int) -> None:
         """Add an utterance; with a codec, its frames take so many inner chunks."""
@@ -103,7 +101,9 @@ class Group:
         count = len(self._lengths)
         if count:
             self._write_file(f"{name}/c.0", data)
-        document = _array_document([count], [max(1, count)], data_type, fill_value, [codec], ["utterance"], attributes)
+        document = _array_document(
+            [count], [max(1, count)], data_type, fill_value, [codec], ["utterance"], attributes
+        )
         self._write_json(f"{name}/", document)
 
     def _write_json(self, directory: str, document: Mapping[str, object]) -> None:

@@ -1,24 +1,28 @@
 """HDF5: one `.h5` file, one dataset an array; `h5py.File(path)["fbank/utt-1"][()]` reads it.
 
-The file is `<feature>.h5` when it holds one feature, `features.h5` when it holds several. Each feature is a group, each
-array a dataset of it, `/<feature>/<id>`, with `link_name(id)` for the id: `/` and `%` percent-encoded, so that `a` and
-`a/b` can stand side by side. Every dataset's bytes start at a multiple of 64. On disk, for each codec::
+The file is `<feature>.h5` when it holds one feature, `features.h5` when it holds several. Each
+feature is a group, each array a dataset of it, `/<feature>/<id>`, with `link_name(id)` for the id:
+`/` and `%` percent-encoded, so that `a` and `a/b` can stand side by side. Every dataset's bytes
+start at a multiple of 64. On disk, for each codec::
 
     raw     contiguous dataset of shape (frames, *dims); lhotse's `numpy_hdf5`
-    gzip    dataset of shape (frames, *dims), growable, in chunks of about 96 KiB with HDF5's filters shuffle (1) and
-            deflate (2): a chunk is one zlib stream, the last chunk is filled up with zero frames
-    lilcom  scalar dataset of an opaque type as long as the array's one lilcom block; lhotse's `lilcom_hdf5`
+    gzip    dataset of shape (frames, *dims), growable, in chunks of about 96 KiB with HDF5's
+            filters shuffle (1) and deflate (2): a chunk is one zlib stream, the last chunk is
+            filled up with zero frames
+    lilcom  scalar dataset of an opaque type as long as the array's one lilcom block; lhotse's
+            `lilcom_hdf5`
 
-A feature without a time axis is a dataset of shape `dims`; with gzip it is one chunk, and of shape (1,) if `dims` is
-(), since HDF5 cannot compress a scalar. An array without elements is an empty contiguous dataset of its shape, whatever
-the codec. bfloat16 is stored as the uint16 of its bits, and the group's attribute `dtype` is then "bfloat16"; bool is
-h5py's enumeration of one byte. Names, as HDF5 wants them: UTF-8, without a null byte. The file is of HDF5's earliest
-format, groups apart: HDF5 1.8 opens it, and a flush leaves it readable even if the process is then killed.
-HDF5's own records take about 400 bytes an array, with gzip about 3,000.
+A feature without a time axis is a dataset of shape `dims`; with gzip it is one chunk, and of shape
+(1,) if `dims` is (), since HDF5 cannot compress a scalar. An array without elements is an empty
+contiguous dataset of its shape, whatever the codec. bfloat16 is stored as the uint16 of its bits,
+and the group's attribute `dtype` is then "bfloat16"; bool is h5py's enumeration of one byte. Names,
+as HDF5 wants them: UTF-8, without a null byte. The file is of HDF5's earliest format, groups apart:
+HDF5 1.8 opens it, and a flush leaves it readable even if the process is then killed. HDF5's own
+records take about 400 bytes an array, with gzip about 3,000.
 
 Refused: more than 32 axes, frames included; with gzip, frames of 4 GiB; an id whose name takes more
-than 65,000 bytes (HDF5 2.0 cannot open a group again that has up to 8 links, one of them of 65,516 to
-65,522 bytes).
+than 65,000 bytes (HDF5 2.0 cannot open a group again that has up to 8 links, one of them of 65,516
+to 65,522 bytes).
 """
 
 from __future__ import annotations
@@ -50,7 +54,8 @@ ALIGNMENT = 64  # bytes: a cache line
 AXES = 32  # H5S_MAX_RANK
 CHUNK_LIMIT = 1 << 32  # bytes
 NAME_BYTES = 65_000
-BLOCK_BYTES = 96 * 1024  # about 300 frames of 80 float32: small enough for windows, large enough to compress
+# about 300 frames of 80 float32: small enough for windows, large enough to compress
+BLOCK_BYTES = 96 * 1024
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ class Hdf5Writer:
             self._file: File = h5py.File(
                 path, "x", alignment_threshold=1, alignment_interval=ALIGNMENT
             )
-        # the same file once more: bytes are written beside HDF5, and made durable after HDF5 has closed it
+        # the same file once more: bytes are written beside HDF5, and made durable after HDF5 has
+        # closed it
         self._bytes = path.open("r+b", buffering=0)
         sync_directory(directory)
         self._groups = {
@@ -124,7 +130,8 @@ class Hdf5Writer:
 
     def abort(self) -> None:
         """Close the HDF5 file, if it still can be."""
-        with contextlib.suppress(Exception):  # on a full disk HDF5 cannot even write what it has in memory
+        # on a full disk HDF5 cannot even write what it has in memory
+        with contextlib.suppress(Exception):
             self._file.close()
         self._bytes.close()
 
@@ -132,7 +139,8 @@ class Hdf5Writer:
 class _Group:
     """The datasets of one feature.
 
-    h5py's low-level interface, since `Group.create_dataset` takes two to three times as long as all of `append`.
+    h5py's low-level interface, since `Group.create_dataset` takes two to three times as long as all
+    of `append`.
     """
 
     def __init__(
@@ -151,9 +159,12 @@ class _Group:
         self._names = h5py.h5p.create(h5py.h5p.LINK_CREATE)
         self._names.set_char_encoding(h5py.h5t.CSET_UTF8)
         self._contiguous = _creation_properties(h5py)
-        # HDF5 reserves the bytes at once, so that they can be written beside it: half the time of `DatasetID.write`
+        # HDF5 reserves the bytes at once, so that they can be written beside it: half the time of
+        # `DatasetID.write`
         self._contiguous.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        self._chunk = (_chunk_rows(feature), *feature.dims) if feature.has_frames else feature.dims or (1,)
+        self._chunk = (
+            (_chunk_rows(feature), *feature.dims) if feature.has_frames else feature.dims or (1,)
+        )
         self._chunked = _creation_properties(h5py)
         if isinstance(feature.codec, GzipCodec) and 0 not in self._chunk:
             self._chunked.set_chunk(self._chunk)
@@ -168,7 +179,8 @@ class _Group:
         except ValueError as error:
             shape = self._feature.shape(array.rows)
             raise FeatureError(
-                f"{self._container!r} cannot hold feature {self._feature.name!r} of {id!r}, shape {shape!r}: {error}"
+                f"{self._container!r} cannot hold feature {self._feature.name!r} of {id!r}, shape "
+                f"{shape!r}: {error}"
             ) from error
 
     def _append(self, name: bytes, array: EncodedArray) -> tuple[Extent, ...]:
@@ -180,7 +192,9 @@ class _Group:
             return self._append_chunks(name, array)
         if feature.codec is None:
             return self._append_bytes(name, self._number, feature.shape(array.rows), array)
-        return self._append_bytes(name, self._h5py.h5t.py_create(np.dtype(f"V{array.nbytes}")), (), array)
+        return self._append_bytes(
+            name, self._h5py.h5t.py_create(np.dtype(f"V{array.nbytes}")), (), array
+        )
 
     def _append_bytes(
         self, name: bytes, datatype: TypeID, shape: tuple[int, ...], array: EncodedArray
@@ -192,7 +206,8 @@ class _Group:
 
     def _append_chunks(self, name: bytes, array: EncodedArray) -> tuple[Extent, ...]:
         shape, limits = self._feature.shape(array.rows) or (1,), None
-        if self._feature.has_frames:  # HDF5 allows a chunk longer than the dataset only where the dataset may grow
+        # HDF5 allows a chunk longer than the dataset only where the dataset may grow
+        if self._feature.has_frames:
             limits = (self._h5py.h5s.UNLIMITED, *self._feature.dims)
         dataset = self._create(name, self._number, shape, self._chunked, limits)
         extents = []
@@ -235,7 +250,8 @@ def _check_frames(feature: FeatureSpec) -> None:
         )
     if isinstance(feature.codec, GzipCodec) and nbytes >= CHUNK_LIMIT:
         raise FeatureError(
-            f"feature {feature.name!r}: a frame has {nbytes:,} bytes, a chunk of HDF5 holds less than "
+            f"feature {feature.name!r}: a frame has {nbytes:,} bytes, a chunk of HDF5 holds less "
+            "than "
             "4 GiB; store it raw"
         )
 
@@ -277,6 +293,8 @@ def _import_h5py() -> ModuleType:
     try:
         import h5py
     except ImportError as error:
-        raise MissingDependencyError("backend 'hdf5' needs 'h5py'; try: pip install 'featcache[hdf5]'") from error
+        raise MissingDependencyError(
+            "backend 'hdf5' needs 'h5py'; try: pip install 'featcache[hdf5]'"
+        ) from error
     module: ModuleType = h5py
     return module

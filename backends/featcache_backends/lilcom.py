@@ -1,13 +1,16 @@
 """lilcom: lhotse's `lilcom_chunky` archive, one `<feature>.lca` a feature.
 
-On disk: lilcom blocks of 500 frames (the last of an array may be shorter), one after another, without any header. An
-array whose blocks start at `offset` and take `n0`, `n1`, ... bytes has the key "offset,n0,n1,..." in lhotse::
+On disk: lilcom blocks of 500 frames (the last of an array may be shorter), one after another,
+without any header. An array whose blocks start at `offset` and take `n0`, `n1`, ... bytes has the
+key "offset,n0,n1,..." in lhotse::
 
     LilcomChunkyReader("fbank.lca").read("0,8213,4026")
 
-An array without a time axis is one block of shape (1, *dims); one without elements has no bytes here.
+An array without a time axis is one block of shape (1, *dims); one without elements has no bytes
+here.
 
-lilcom rounds each number to a multiple of a tick after predicting it from its neighbours; a block holds its own shape.
+lilcom rounds each number to a multiple of a tick after predicting it from its neighbours; a block
+holds its own shape.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from featcache.left_files import end_file, misplaced, open_left
 
 BLOCK_ROWS = 500  # fixed in lhotse's reader
 TICK_POWERS = range(-20, 21)  # what lilcom accepts
-# a prediction from n <= 4 neighbours, the distance to it and their sum again: magnitudes of up to n + 1 times the
-# largest number, each rounded to half a unit in the last place of 24 bits
+# a prediction from n <= 4 neighbours, the distance to it and their sum again: magnitudes of up to n
+# + 1 times the largest number, each rounded to half a unit in the last place of 24 bits
 ROUNDING = 2.0**-21
 
 
@@ -42,7 +45,9 @@ class LilcomBackend:
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one archive per feature."""
         _import_lilcom()
-        return FeatureFilesWriter({feature.name: _Archive(directory, feature) for feature in features})
+        return FeatureFilesWriter(
+            {feature.name: _Archive(directory, feature) for feature in features}
+        )
 
     def finish(
         self,
@@ -68,9 +73,12 @@ class LilcomBackend:
 
 @dataclass(frozen=True)
 class LilcomCodec:
-    """Lossy compression of float32: no number moves by more than half a tick, 2 ** `tick_power` / 2.
+    """Lossy compression of float32.
 
-    Beside that, float32 rounds while lilcom predicts: at most 2 ** -21 of the largest magnitude in the block.
+    No number moves by more than half a tick, 2 ** `tick_power` / 2.
+
+    Beside that, float32 rounds while lilcom predicts: at most 2 ** -21 of the largest magnitude in
+    the block.
     """
 
     name: ClassVar[str] = "lilcom"
@@ -82,15 +90,16 @@ class LilcomCodec:
     def __post_init__(self) -> None:
         if type(self.tick_power) is not int or self.tick_power not in TICK_POWERS:
             raise ConfigError(
-                f"lilcom: tick_power must be an integer from {TICK_POWERS[0]} to {TICK_POWERS[-1]}, "
+                f"lilcom: tick_power must be an integer from {TICK_POWERS[0]} to "
+                f"{TICK_POWERS[-1]}, "
                 f"not {self.tick_power!r}"
             )
 
     def encode(self, block: Array) -> bytes:
         """Compress a float32 block of shape (rows, *dims).
 
-        Raises `FeatureError` if a number would move further than the class promises: NaN, infinity, and numbers of
-        more than about 2 ** 31 ticks.
+        Raises `FeatureError` if a number would move further than the class promises: NaN, infinity,
+        and numbers of more than about 2 ** 31 ticks.
         """
         lilcom = _import_lilcom()
         largest = float(np.abs(block).max())
@@ -98,11 +107,13 @@ class LilcomCodec:
             raise FeatureError(f"lilcom cannot hold {_described(block)}: not all are finite")
         try:
             with np.errstate(all="ignore"):  # huge numbers overflow in its regression
-                data: bytes = lilcom.compress(block.copy(), tick_power=self.tick_power)  # it writes into its input
+                # it writes into its input
+                data: bytes = lilcom.compress(block.copy(), tick_power=self.tick_power)
         except (ValueError, RuntimeError) as error:
             raise FeatureError(f"lilcom cannot hold {_described(block)}: {error}") from error
-        # only decoding (a fifth of the time of encoding) tells: beside huge numbers, lilcom silently loses smooth
-        # blocks of shape (a, b, c, 1), whose decoder adds in another order than the encoder and drifts from it
+        # only decoding (a fifth of the time of encoding) tells: beside huge numbers, lilcom
+        # silently loses smooth blocks of shape (a, b, c, 1), whose decoder adds in another order
+        # than the encoder and drifts from it
         with np.errstate(all="ignore"):
             moved = np.abs(lilcom.decompress(data) - block)
         if not (moved <= 2.0**self.tick_power / 2 + largest * ROUNDING).all():
@@ -125,7 +136,9 @@ class LilcomCodec:
             with np.errstate(all="ignore"):
                 block: Array = lilcom.decompress(octets)
         except (ValueError, RuntimeError, ArithmeticError, SystemError, MemoryError) as error:
-            raise CorruptCacheError(f"lilcom: a block of {len(data)} bytes cannot be decompressed: {error}") from error
+            raise CorruptCacheError(
+                f"lilcom: a block of {len(data)} bytes cannot be decompressed: {error}"
+            ) from error
         return block.astype(dtype, copy=False)
 
 
@@ -135,7 +148,9 @@ class _Archive:
         self._file = PagedFile(directory / self._name)
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
-        return tuple(Extent(self._name, self._file.append(block), len(block)) for block in array.blocks)
+        return tuple(
+            Extent(self._name, self._file.append(block), len(block)) for block in array.blocks
+        )
 
     def flush(self) -> None:
         self._file.flush()
@@ -158,6 +173,8 @@ def _import_lilcom() -> ModuleType:
     try:
         import lilcom
     except ImportError as error:
-        raise MissingDependencyError("codec 'lilcom' needs 'lilcom'; try: pip install 'featcache[lilcom]'") from error
+        raise MissingDependencyError(
+            "codec 'lilcom' needs 'lilcom'; try: pip install 'featcache[lilcom]'"
+        ) from error
     module: ModuleType = lilcom
     return module

@@ -3,7 +3,8 @@
 On disk::
 
     0     "\\x93NUMPY" 01 00, little-endian u16 246
-    10    "{'descr': '<f4', 'fortran_order': False, 'shape': (total_frames, *dims), }", spaces, "\\n"
+    10    "{'descr': '<f4', 'fortran_order': False, 'shape': (total_frames, *dims), }", spaces,
+          "\\n"
     256   frames of all utterances in the order of writing, C order, without gaps
 
 More than some fifty axes make the header longer, by a multiple of 64. It has its final size from
@@ -35,7 +36,9 @@ class MemmapBackend:
 
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one `.npy` file per feature."""
-        return FeatureFilesWriter({feature.name: _NpyFile(directory, feature) for feature in features})
+        return FeatureFilesWriter(
+            {feature.name: _NpyFile(directory, feature) for feature in features}
+        )
 
     def finish(
         self,

@@ -1,32 +1,40 @@
-"""WebDataset: tar shards, `webdataset.WebDataset("shard-{000000..000003}.tar").decode()` iterates over them.
+"""WebDataset: tar shards.
+
+`webdataset.WebDataset("shard-{000000..000003}.tar").decode()` iterates over them.
 
 On disk, `shard-000000.tar`, `shard-000001.tar`, ..., the members of an utterance side by side::
 
     <key>.<feature>.npy   one a feature, in the order of declaration
-    <key>.json            {"id": "spk1/utt.7", "features": {"fbank": {"dtype": "float32", "shape": [700, 80]}}}
+    <key>.json            {"id": "spk1/utt.7",
+                           "features": {"fbank": {"dtype": "float32", "shape": [700, 80]}}}
 
 and a member is::
 
     0     ustar header of 512 bytes: mode 0644, owner, group and time 0 (same input, same bytes)
-    512   "\\x93NUMPY" 01 00, little-endian u16 length, "{'descr': '<f4', ...}", spaces, "\\n": a multiple of 64 bytes
-    640   the array (640 unless its header is longer), C order, little-endian, at a multiple of 64 in the shard
+    512   "\\x93NUMPY" 01 00, little-endian u16 length, "{'descr': '<f4', ...}", spaces, "\\n":
+          a multiple of 64 bytes
+    640   the array (640 unless its header is longer), C order, little-endian, at a multiple of
+          64 in the shard
           zeros up to a multiple of 512
 
-A name of more than 100 bytes or beyond ASCII stands in a PAX record in front of the header. Two blocks of 512 zeros end
-a shard. A shard stays within `shard_bytes` unless a single utterance is larger.
+A name of more than 100 bytes or beyond ASCII stands in a PAX record in front of the header. Two
+blocks of 512 zeros end a shard. A shard stays within `shard_bytes` unless a single utterance is
+larger.
 
-The key is the id with some characters percent-encoded, as in a URL: `urllib.parse.unquote(key)` gives the id back::
+The key is the id with some characters percent-encoded, as in a URL: `urllib.parse.unquote(key)`
+gives the id back::
 
     .                                     WebDataset cuts a name into key and field at the first dot
     /                                     it would be a directory
     %                                     it starts an encoded character
-    U+0000 to U+001F, U+007F to U+009F    line ends and other control characters spoil listings and file names
+    U+0000 to U+001F, U+007F to U+009F    line ends and other control characters spoil listings
+                                          and file names
 
-Nothing else needs it: WebDataset keeps the case of keys, skips only names that *end* in two underscores, and expands
-braces in shard names alone. Of features, it lower-cases the names and does not decode those that start with `__`, so
-these, and names that differ in case only, are refused.
-bfloat16 is stored as the uint16 of its bits, the JSON member says so. A feature without a time axis is one array an
-utterance, of shape `dims`.
+Nothing else needs it: WebDataset keeps the case of keys, skips only names that *end* in two
+underscores, and expands braces in shard names alone. Of features, it lower-cases the names and does
+not decode those that start with `__`, so these, and names that differ in case only, are refused.
+bfloat16 is stored as the uint16 of its bits, the JSON member says so. A feature without a time axis
+is one array an utterance, of shape `dims`.
 """
 
 from __future__ import annotations
@@ -51,7 +59,8 @@ END = bytes(2 * BLOCK_BYTES)
 SHARD = re.compile(r"shard-[0-9]{6,}\.tar")
 ARRAY_LIMIT = 8**11 - (1 << 16)  # bytes: 11 octal digits in a ustar header, and the .npy's header
 ENCODED = {ord(char): f"%{ord(char):02X}" for char in "%./"} | {
-    code: "".join(f"%{byte:02X}" for byte in chr(code).encode()) for code in (*range(0x20), *range(0x7F, 0xA0))
+    code: "".join(f"%{byte:02X}" for byte in chr(code).encode())
+    for code in (*range(0x20), *range(0x7F, 0xA0))
 }
 
 
@@ -68,23 +77,28 @@ class WebDatasetBackend:
 
     def __post_init__(self) -> None:
         if not isinstance(self.shard_bytes, int) or self.shard_bytes < 1:
-            raise ConfigError(f"shard_bytes must be a positive number of bytes, not {self.shard_bytes!r}")
+            raise ConfigError(
+                f"shard_bytes must be a positive number of bytes, not {self.shard_bytes!r}"
+            )
 
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> WebDatasetWriter:
         """Start the first shard.
 
-        Raises `ConfigError` if webdataset could not tell the names of two features apart or would not decode one.
+        Raises `ConfigError` if webdataset could not tell the names of two features apart or would
+        not decode one.
         """
         fields: dict[str, str] = {}
         for feature in features:
             if feature.name.startswith("__"):
                 raise ConfigError(
-                    f"feature {feature.name!r}: webdataset decodes no field that starts with '__'; rename it"
+                    f"feature {feature.name!r}: webdataset decodes no field that starts with '__'; "
+                    "rename it"
                 )
             other = fields.setdefault(feature.name.lower(), feature.name)
             if other != feature.name:
                 raise ConfigError(
-                    f"features {other!r} and {feature.name!r} are one field for webdataset, which lower-cases names; "
+                    f"features {other!r} and {feature.name!r} are one field for webdataset, which "
+                    "lower-cases names; "
                     "rename one of them or store them apart"
                 )
         return WebDatasetWriter(directory, features, self.shard_bytes)
@@ -130,7 +144,8 @@ class WebDatasetWriter:
         for name, (_, nbytes) in arrays.items():
             if nbytes >= ARRAY_LIMIT:
                 raise FeatureError(
-                    f"feature {name!r} of {id!r} has {nbytes:,} bytes, a tar holds less than 8 GiB an "
+                    f"feature {name!r} of {id!r} has {nbytes:,} bytes, a tar holds less than 8 GiB "
+                    "an "
                     "array; cut the utterance or choose another backend"
                 )
 
@@ -261,9 +276,16 @@ def _shard_name(number: int) -> str:
 
 
 def _npy_header(feature: FeatureSpec, shape: tuple[int, ...]) -> bytes:
-    text = f"{{'descr': {dtype_to_descr(feature.storage_dtype)!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    length = -(-(10 + len(text) + 1) // 64) * 64 - 10  # of text, spaces and "\n"; with the 10 before a multiple of 64
-    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.encode("latin1").ljust(length - 1) + b"\n"
+    descr = dtype_to_descr(feature.storage_dtype)
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    # of text, spaces and "\n"; with the 10 before a multiple of 64
+    length = -(-(10 + len(text) + 1) // 64) * 64 - 10
+    return (
+        b"\x93NUMPY\x01\x00"
+        + length.to_bytes(2, "little")
+        + text.encode("latin1").ljust(length - 1)
+        + b"\n"
+    )
 
 
 def _tar_header(name: str, size: int) -> bytes:
@@ -276,9 +298,14 @@ def _tar_header(name: str, size: int) -> bytes:
 
 
 def _ustar_header(name: bytes, size: int, kind: bytes) -> bytes:
-    before = name.ljust(100, b"\0") + b"0000644\x000000000\x000000000\0" + b"%011o\x0000000000000\0" % size
+    before = (
+        name.ljust(100, b"\0")
+        + b"0000644\x000000000\x000000000\0"
+        + b"%011o\x0000000000000\0" % size
+    )
     after = kind + bytes(100) + b"ustar\x0000" + bytes(247)
-    checksum = sum(before) + sum(after) + 8 * 0x20  # POSIX.1-1988: of the header with spaces for the checksum
+    # POSIX.1-1988: of the header with spaces for the checksum
+    checksum = sum(before) + sum(after) + 8 * 0x20
     return before + b"%06o\0 " % checksum + after
 
 

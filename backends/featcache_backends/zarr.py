@@ -4,24 +4,28 @@ On disk::
 
     <feature>.zarr/zarr.json              the group
     <feature>.zarr/<feature>/zarr.json    an array (frames, *dims)
-    <feature>.zarr/<feature>/c.<i>.0...   its shard i, with as many ".0" as there are dims: inner chunks (frames, *dims)
-                                          back to back, then their index: u64 offset and u64 size of each (2**64-1
-                                          twice: not there), u32 crc32c of these
-    <feature>.zarr/ids/                   utterance ids in the order of writing; strings, one chunk `c.0`: u32 count,
-                                          then u32 size and UTF-8 of each
-    <feature>.zarr/offsets/, lengths/     first frame and number of frames of each utterance; i64, one chunk `c.0`
+    <feature>.zarr/<feature>/c.<i>.0...   its shard i, with as many ".0" as there are dims: inner
+                                          chunks (frames, *dims) back to back, then their index:
+                                          u64 offset and u64 size of each (2**64-1 twice: not
+                                          there), u32 crc32c of these
+    <feature>.zarr/ids/                   utterance ids in the order of writing; strings, one
+                                          chunk `c.0`: u32 count, then u32 size and UTF-8 of each
+    <feature>.zarr/offsets/, lengths/     first frame and number of frames of each utterance;
+                                          i64, one chunk `c.0`
 
-All numbers are little-endian; bfloat16 is stored as the uint16 of its bits, and the array's attribute `dtype_of_bits`
-says so. The `zarr.json` files come last, when the number of frames is known. The group's attribute `layout` is one of
+All numbers are little-endian; bfloat16 is stored as the uint16 of its bits, and the array's
+attribute `dtype_of_bits` says so. The `zarr.json` files come last, when the number of frames is
+known. The group's attribute `layout` is one of
 
-    contiguous_ragged   No codec: the frames of all utterances without gaps, the "contiguous ragged array" of the CF
-                        conventions, `lengths` its count variable. Frame follows frame in a shard file, so an utterance
-                        is one run of bytes, or several where it passes from shard to shard; only the last inner chunk
-                        of all is filled up with zeros.
-    padded_ragged       A codec: every utterance starts with a new inner chunk, and its last one is filled up with zero
-                        frames, which `offsets` and `lengths` leave out.
-    rows                A feature without a time axis, codec or not: one row of shape `dims` an utterance, with `ids`
-                        alone.
+    contiguous_ragged   No codec: the frames of all utterances without gaps, the "contiguous
+                        ragged array" of the CF conventions, `lengths` its count variable. Frame
+                        follows frame in a shard file, so an utterance is one run of bytes, or
+                        several where it passes from shard to shard; only the last inner chunk of
+                        all is filled up with zeros.
+    padded_ragged       A codec: every utterance starts with a new inner chunk, and its last one
+                        is filled up with zero frames, which `offsets` and `lengths` leave out.
+    rows                A feature without a time axis, codec or not: one row of shape `dims` an
+                        utterance, with `ids` alone.
 """
 
 from __future__ import annotations
@@ -44,7 +48,8 @@ from featcache.interface import Array, Blocks, Extent, FeatureSpec
 from featcache_backends._zarr_frames import GroupWriter, finish_group
 from featcache_backends._zarr_group import COLUMNS, Grid, Group
 
-PADDED_ROWS = 256  # most frames of an inner chunk with a codec: each utterance is filled up to a multiple
+# most frames of an inner chunk with a codec: each utterance is filled up to a multiple
+PADDED_ROWS = 256
 SHARD_CHUNKS = 1 << 16  # most inner chunks of a shard: readers load its whole index
 COMPRESSORS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -55,9 +60,12 @@ SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of Blosc's num
 
 @dataclass(frozen=True)
 class ZarrBackend:
-    """One Zarr v3 group per feature, inner chunks of about `chunk_bytes` in shards of about `shard_bytes`.
+    """One Zarr v3 group per feature, in shards of about `shard_bytes`.
 
-    Both count bytes before a codec; an inner chunk has one frame at least. Raises `ConfigError` for impossible sizes.
+    Inner chunks have about `chunk_bytes`.
+
+    Both count bytes before a codec; an inner chunk has one frame at least. Raises `ConfigError` for
+    impossible sizes.
     """
 
     codecs: ClassVar[tuple[str, ...]] = ("raw", "zstd", "blosc")
@@ -85,7 +93,8 @@ class ZarrBackend:
             nbytes = self._grid(feature).chunk_bytes
             if isinstance(feature.codec, BloscCodec) and nbytes > BLOSC_BYTES:
                 raise FeatureError(
-                    f"feature {feature.name!r}: a frame has {nbytes:,} bytes, Blosc holds less than "
+                    f"feature {feature.name!r}: a frame has {nbytes:,} bytes, Blosc holds less "
+                    "than "
                     "2 GiB; use zstd"
                 )
         return FeatureFilesWriter(
@@ -124,7 +133,7 @@ class ZarrCodec(Protocol):
     """A codec that Zarr knows."""
 
     def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
-        """Return the codec's entry in `zarr.json` for an array of `dtype`: `name` and `configuration`."""
+        """Return the codec's `name` and `configuration` in `zarr.json` for an array of `dtype`."""
         ...
 
 
@@ -158,7 +167,10 @@ class ZstdCodec:
 
 @dataclass(frozen=True)
 class BloscCodec:
-    """Blosc: shuffles bytes or bits, then compresses with `cname` at `clevel` 1 (fast) to 9 (small)."""
+    """Blosc: shuffles bytes or bits, then compresses.
+
+    `cname` does so at `clevel` 1 (fast) to 9 (small).
+    """
 
     name: ClassVar[str] = "blosc"
     lossless: ClassVar[bool] = True
@@ -177,7 +189,11 @@ class BloscCodec:
         """Compress a block into one Blosc buffer."""
         blosc = _numcodecs(self.name)
         shuffle = SHUFFLES.index(self.shuffle)
-        return bytes(blosc.compress(block, self.cname.encode(), self.clevel, shuffle, typesize=block.dtype.itemsize))
+        return bytes(
+            blosc.compress(
+                block, self.cname.encode(), self.clevel, shuffle, typesize=block.dtype.itemsize
+            )
+        )
 
     def decode(
         self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
@@ -188,7 +204,10 @@ class BloscCodec:
     def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
         """Return the codec's entry in `zarr.json`."""
         options = {"cname": self.cname, "clevel": self.clevel, "shuffle": self.shuffle}
-        return {"name": self.name, "configuration": {**options, "typesize": dtype.itemsize, "blocksize": 0}}
+        return {
+            "name": self.name,
+            "configuration": {**options, "typesize": dtype.itemsize, "blocksize": 0},
+        }
 
 
 def _decompressed(
@@ -203,11 +222,22 @@ def _decompressed(
     try:
         nbytes, row_bytes = size_of(data), dtype.itemsize * math.prod(dims)
         if not 0 < nbytes <= rows * row_bytes or nbytes % row_bytes:
-            raise ValueError(f"it says it holds {nbytes} bytes, not up to {rows} rows of {row_bytes}")
+            raise ValueError(
+                f"it says it holds {nbytes} bytes, not up to {rows} rows of {row_bytes}"
+            )
         block = np.empty((nbytes // row_bytes, *dims), dtype)
         numcodecs.decompress(data, block)
-    except (ValueError, RuntimeError, ArithmeticError, SystemError, MemoryError, struct.error) as error:
-        raise CorruptCacheError(f"{codec}: a block of {len(data)} bytes cannot be decompressed: {error}") from error
+    except (
+        ValueError,
+        RuntimeError,
+        ArithmeticError,
+        SystemError,
+        MemoryError,
+        struct.error,
+    ) as error:
+        raise CorruptCacheError(
+            f"{codec}: a block of {len(data)} bytes cannot be decompressed: {error}"
+        ) from error
     return block
 
 
@@ -241,14 +271,16 @@ def _blosc_size(data: memoryview) -> int:
 def _zarr_codec(feature: FeatureSpec) -> Mapping[str, object] | None:
     if feature.name in COLUMNS or feature.name.startswith("__"):
         raise ConfigError(
-            f"feature {feature.name!r}: a zarr group keeps this name, and those that start with '__', for itself; "
+            f"feature {feature.name!r}: a zarr group keeps this name, and those that start with "
+            "'__', for itself; "
             "rename the feature"
         )
     if feature.codec is None:
         return None
     if not isinstance(feature.codec, ZarrCodec):
         raise ConfigError(
-            f"feature {feature.name!r}: zarr does not know codec {feature.codec.name!r}, which has no method "
+            f"feature {feature.name!r}: zarr does not know codec {feature.codec.name!r}, which has "
+            "no method "
             f"zarr_metadata; use one of {', '.join(map(repr, ZarrBackend.codecs))}"
         )
     return feature.codec.zarr_metadata(feature.storage_dtype)

@@ -1,1 +1,4 @@
-"""Dask alone: clients, their workers, and tasks that outlive a lost worker; knows neither features nor caches."""
+"""Dask alone: clients, their workers, and tasks that outlive a lost worker.
+
+Knows neither features nor caches.
+"""

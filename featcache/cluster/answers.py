@@ -12,8 +12,13 @@ from typing import TypeVar
 R = TypeVar("R")
 
 
-def answers_within(seconds: float, calls: Mapping[str, Callable[[], R]]) -> dict[str, R | Exception]:
-    """Make calls side by side that may never come back, and return what those returned or raised that did in time."""
+def answers_within(
+    seconds: float, calls: Mapping[str, Callable[[], R]]
+) -> dict[str, R | Exception]:
+    """Make calls side by side that may never come back.
+
+    Returns what those returned or raised that did in time.
+    """
     answers: queue.SimpleQueue[tuple[str, R | Exception]] = queue.SimpleQueue()
 
     def call(name: str) -> None:

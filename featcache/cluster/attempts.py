@@ -1,4 +1,7 @@
-"""Who may do a task: nobody does it twice, nor two at once, whatever Dask's scheduler believes of its workers."""
+"""Attempts at tasks, and who may make them.
+
+Nobody does a task twice, nor two at once, whatever Dask's scheduler believes of its workers.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ class Claim:
 
     Beside it lies a note on the batch that the worker is at, for the case that it dies.
 
-    Raises `TaskTakenError` if another worker had it, or `take_back` has been called; `FileNotFoundError` if the run is
-    over, and its directory gone.
+    Raises `TaskTakenError` if another worker had it, or `take_back` has been called;
+    `FileNotFoundError` if the run is over, and its directory gone.
     """
 
     def __init__(self, directory: Path, attempt: int) -> None:
@@ -62,7 +65,9 @@ class Claim:
 
 
 def take_back(directory: Path, attempt: int) -> int | None:
-    """Take an attempt at a task from the worker that has it, if it lives: it ends when it is through with its batch.
+    """Take an attempt at a task from the worker that has it, if it lives.
+
+    It ends when it is through with its batch.
 
     Returns the batch that it had come to, -1 if not even to the first, None if nobody had begun.
 

@@ -22,7 +22,8 @@ _SETTINGS = {
     "distributed.scheduler.allowed-failures": 0,  # who lost a task decides what becomes of it
     # no task waits on a worker that is busy: it would be blamed, too, when that one dies
     "distributed.scheduler.worker-saturation": 1.0,
-    # a dead process closes its connection; this is for one that hangs, and must outlast a call that holds the GIL
+    # a dead process closes its connection; this is for one that hangs, and must outlast a call that
+    # holds the GIL
     "distributed.scheduler.worker-ttl": "30 minutes",
     "distributed.comm.timeouts.connect": "60s",
     "distributed.comm.timeouts.tcp": "60s",
@@ -33,20 +34,25 @@ _SETTINGS = {
 def get_client(
     config: ParallelConfig | Mapping[str, object] | None = None, setup_fn: SetupFn | None = None
 ) -> Iterator[Client]:
-    """Give a Dask client with the workers that `config` declares; they end with the `with` block, however it ends.
+    """Give a Dask client with the workers that `config` declares.
 
-    Local workers are processes that listen on the loopback interface only. Those of a job queue are waited for until
-    the first is there; others join when their jobs start. The link of the dashboard is printed on standard error.
+    They end with the `with` block, however it ends.
 
-    Args:
-        config: a `ParallelConfig`, or a mapping of that form; None is one local worker.
-        setup_fn: builds the environment of a worker, a dict by name, once in each worker process. What runs there
-            finds it by `worker_env()`, or gets its entries as arguments: `client.map(with_worker_env(fn), data)`.
+    Local workers are processes that listen on the loopback interface only. Those of a job queue are
+    waited for until the first is there; others join when their jobs start. The link of the
+    dashboard is printed on standard error.
 
-    A script that uses local workers needs `if __name__ == "__main__":`, since each of them imports it.
+    Args: config: a `ParallelConfig`, or a mapping of that form; None is one local worker. setup_fn:
+        builds the environment of a worker, a dict by name, once in each worker process. What runs
+        there
+            finds it by `worker_env()`, or gets its entries as arguments:
+            `client.map(with_worker_env(fn), data)`.
 
-    Raises `ConfigError` if the workers cannot be started, `MissingDependencyError` if a library is not installed, and
-    what `setup_fn` raises in a worker.
+    A script that uses local workers needs `if __name__ == "__main__":`, since each of them imports
+    it.
+
+    Raises `ConfigError` if the workers cannot be started, `MissingDependencyError` if a library is
+    not installed, and what `setup_fn` raises in a worker.
 
     >>> with get_client({"env": "local", "n_workers": 1}) as client:
     ...     client.gather(client.map(abs, [-1, 2]))
@@ -60,9 +66,15 @@ def get_client(
     settings: dict[str, object] = dict(_SETTINGS)
     local = checked.env.startswith("local")
     if local:
-        # a local worker that dies is started again at once, whereas Dask would give it up after 15 s
+        # a local worker that dies is started again at once, whereas Dask would give it up after 15
+        # s
         settings["distributed.deploy.lost-worker-timeout"] = "1 hour"
-        settings.update({f"distributed.nanny.pre-spawn-environ.{name}": n for name, n in threads(checked).items()})
+        settings.update(
+            {
+                f"distributed.nanny.pre-spawn-environ.{name}": n
+                for name, n in threads(checked).items()
+            }
+        )
     with ExitStack() as exits:
         exits.enter_context(_quiet())
         exits.enter_context(_same_environment(THREAD_VARIABLES))
@@ -73,7 +85,10 @@ def get_client(
         click.echo(f"dashboard of {workers}: {client.dashboard_link}", err=True)
         start_workers(cluster, checked)
         if not local:
-            click.echo(f"waiting for the first of {workers}; if none comes, see the log of its job", err=True)
+            click.echo(
+                f"waiting for the first of {workers}; if none comes, see the log of its job",
+                err=True,
+            )
         client.wait_for_workers(checked.n_workers if local else 1)
         _WANTED[client] = checked.n_workers
         if plugin is not None:
@@ -91,7 +106,10 @@ _WANTED: WeakKeyDictionary[Client, int] = WeakKeyDictionary()
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let Dask tell warnings only: where a program shows all that is told, it tells of every connection."""
+    """Let Dask tell warnings only.
+
+    Where a program shows all that is told, it tells of every connection.
+    """
     logger = logging.getLogger("distributed")
     level = logger.level
     if level in (logging.NOTSET, logging.INFO):  # another one was chosen by the user
@@ -104,7 +122,10 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _same_environment(names: tuple[str, ...]) -> Iterator[None]:
-    """Put environment variables back: Dask sets those for its workers in this process, and leaves them there."""
+    """Put environment variables back.
+
+    Dask sets those for its workers in this process, and leaves them there.
+    """
     before = {name: os.environ.get(name) for name in names}
     try:
         yield

@@ -1,4 +1,7 @@
-"""Tasks for the workers of Dask: a few under way for each, and what is left of those whose worker is lost."""
+"""Tasks for the workers of Dask.
+
+A few under way for each, and what is left of those whose worker is lost.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ T = TypeVar("T", bound=Numbered)
 
 
 class Lost(NamedTuple):
-    """What is known of an attempt whose worker is gone: killed, or cut off from the scheduler and stopped."""
+    """An attempt whose worker is gone: killed, or cut off from the scheduler and stopped."""
 
     batch: int | None  # that it was at, -1: before the first; None: nobody had begun
     error: Exception
@@ -51,19 +54,22 @@ class Lost(NamedTuple):
 class Dispatch(Generic[T]):
     """Has tasks done by workers.
 
-    Args:
-        staff: the workers.
-        claims: the directory where they claim attempts.
-        function: is called in a worker with a task and `args`; returns errors instead of raising them.
+    Args: staff: the workers. claims: the directory where they claim attempts. function: is called
+        in a worker with a task and `args`; returns errors instead of raising them.
     """
 
-    def __init__(self, staff: Staff, claims: Path, function: Callable[..., object], *args: object) -> None:
+    def __init__(
+        self, staff: Staff, claims: Path, function: Callable[..., object], *args: object
+    ) -> None:
         self._staff, self._claims, self._function, self._args = staff, claims, function, args
         self._numbers = count()
         self._waiting: deque[T] = deque()
-        self._under_way: dict[int, tuple[T, Future[Any], str]] = {}  # and the worker that is to do it
-        self._gone: dict[str, float] = {}  # workers of tasks under way that are no longer there, since when
-        self._lost: deque[tuple[T, Exception, float]] = deque()  # whose workers may still be at their batch, until when
+        # and the worker that is to do it
+        self._under_way: dict[int, tuple[T, Future[Any], str]] = {}
+        # workers of tasks under way that are no longer there, since when
+        self._gone: dict[str, float] = {}
+        # whose workers may still be at their batch, until when
+        self._lost: deque[tuple[T, Exception, float]] = deque()
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._silence = Interval(SILENCE_S)
 
@@ -78,8 +84,8 @@ class Dispatch(Generic[T]):
     def outcomes(self, tend: Callable[[], None] = lambda: None) -> Iterator[tuple[T, Any]]:
         """Yield tasks as they end, with what the function returned, or `Lost`, until none is left.
 
-        `tend` is called about once a second. Raises `IncompleteError` if the scheduler is gone, or if a worker that it
-        has lost does not end.
+        `tend` is called about once a second. Raises `IncompleteError` if the scheduler is gone, or
+        if a worker that it has lost does not end.
         """
         while self._waiting or self._under_way or self._lost:
             self._submit()
@@ -91,10 +97,14 @@ class Dispatch(Generic[T]):
                 yield outcome
             if self._silence.due():
                 at = sorted({address for _, _, address in self._under_way.values()})
-                _log.warning("nothing has come from workers for %.0f s; tasks are at %s", SILENCE_S, ", ".join(at))
+                _log.warning(
+                    "nothing has come from workers for %.0f s; tasks are at %s",
+                    SILENCE_S,
+                    ", ".join(at),
+                )
 
     def heard(self) -> None:
-        """Take note of a sign of life: where there is none for long, a warning names the workers."""
+        """Note a sign of life: where there is none for long, a warning names the workers."""
         self._silence = Interval(SILENCE_S)
 
     def finish(self) -> None:
@@ -105,17 +115,26 @@ class Dispatch(Generic[T]):
         self._staff.finish(at_work=bool(futures or self._lost))
 
     def _submit(self) -> None:
-        # a share for each: all could go to a worker that hangs, and only that worker could give them back
+        # a share for each: all could go to a worker that hangs, and only that worker could give
+        # them back
         at = Counter(address for _, _, address in self._under_way.values())
-        room = [address for turn in range(UNDER_WAY) for address in self._staff.addresses if at[address] <= turn]
+        room = [
+            address
+            for turn in range(UNDER_WAY)
+            for address in self._staff.addresses
+            if at[address] <= turn
+        ]
         for address in room[: len(self._waiting)]:
             task = self._waiting.popleft()
-            future = self._staff.client.submit(self._function, task, *self._args, pure=False, workers=[address])
+            future = self._staff.client.submit(
+                self._function, task, *self._args, pure=False, workers=[address]
+            )
             self._under_way[task.number] = task, future, address
             future.add_done_callback(lambda _, number=task.number: self._ended.put(number))  # type: ignore[no-untyped-call]
 
     def _give_up_for_workers_that_are_gone(self) -> None:
-        # a task that comes to the scheduler when its worker is gone, never ends; of others Dask tells soon
+        # a task that comes to the scheduler when its worker is gone, never ends; of others Dask
+        # tells soon
         now, there = time.monotonic(), set(self._staff.addresses)
         gone = {address for _, _, address in self._under_way.values()} - there
         self._gone = {address: self._gone.get(address, now) for address in gone}
@@ -126,7 +145,9 @@ class Dispatch(Generic[T]):
 
     def _abandon(self, task: T, future: Future[Any], address: str) -> None:
         self._staff.client.cancel([future], force=True)  # type: ignore[no-untyped-call]
-        self._lost.append((task, IncompleteError(f"worker {address} is gone"), time.monotonic() + PATIENCE_S))
+        self._lost.append(
+            (task, IncompleteError(f"worker {address} is gone"), time.monotonic() + PATIENCE_S)
+        )
 
     def _some_ended(self) -> Iterator[tuple[T, Any]]:
         wait_s = 0.2 if self._lost else 1.0
@@ -138,7 +159,8 @@ class Dispatch(Generic[T]):
                     continue
                 task, future, address = self._under_way.pop(number)
                 try:
-                    # it lies with the worker, which may have died since: then Dask would have it done again, there
+                    # it lies with the worker, which may have died since: then Dask would have it
+                    # done again, there
                     outcome = future.result(timeout=GONE_S)
                 except KilledWorker as error:
                     outcome = error
@@ -146,7 +168,9 @@ class Dispatch(Generic[T]):
                     self._abandon(task, future, address)
                     continue
                 except (CancelledError, CommClosedError) as error:
-                    raise IncompleteError(f"the connection to Dask's scheduler was lost: {error}") from error
+                    raise IncompleteError(
+                        f"the connection to Dask's scheduler was lost: {error}"
+                    ) from error
                 if isinstance(outcome, KilledWorker | TaskTakenError):
                     self._lost.append((task, outcome, time.monotonic() + PATIENCE_S))
                 else:
@@ -162,7 +186,8 @@ class Dispatch(Generic[T]):
             except AtWorkError as still:
                 if time.monotonic() > until:
                     raise IncompleteError(
-                        f"a worker that Dask's scheduler has lost still works on task {task.number}, after "
+                        "a worker that Dask's scheduler has lost still works on task "
+                        f"{task.number}, after "
                         f"{PATIENCE_S:.0f} s; end that process, or wait for it, and try again"
                     ) from still
                 self._lost.append((task, error, until))

@@ -31,11 +31,15 @@ _TO_INSTALL = {
 
 
 def make_cluster(config: ParallelConfig) -> Cluster:
-    """Start the scheduler of a cluster, and with "ssh" and "local_gpu" its workers; others `start_workers` starts.
+    """Start the scheduler of a cluster, and with "ssh" and "local_gpu" its workers.
 
-    Workers have one thread each, since the environment of a process is not made for several; options may say otherwise.
+    Others `start_workers` starts.
 
-    Raises `MissingDependencyError` if a library is not installed, `ConfigError` if it does not take the options.
+    Workers have one thread each, since the environment of a process is not made for several;
+    options may say otherwise.
+
+    Raises `MissingDependencyError` if a library is not installed, `ConfigError` if it does not take
+    the options.
     """
     try:
         return _make(config, dict(config.options))
@@ -43,7 +47,8 @@ def make_cluster(config: ParallelConfig) -> Cluster:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"env {config.env!r}: no cluster with options {dict(config.options)!r}: {_reason(error)}"
+            f"env {config.env!r}: no cluster with options {dict(config.options)!r}: "
+            f"{_reason(error)}"
         ) from error
 
 
@@ -79,16 +84,19 @@ def start_workers(cluster: Cluster, config: ParallelConfig) -> None:
     if not isinstance(cluster, SpecCluster):
         cluster.scale(config.n_workers)
         return
-    # not scale(): it would start them in the background, where a refused job is no more than a line in the log
+    # not scale(): it would start them in the background, where a refused job is no more than a line
+    # in the log
     while len(cluster.plan) < config.n_workers:
         cluster.worker_spec.update(cluster.new_worker_spec())  # type: ignore[no-untyped-call]
     try:
         cluster.sync(_started, cluster)  # type: ignore[no-untyped-call]
     except (RuntimeError, OSError, TypeError, ValueError) as error:
         for worker in cluster.workers.values():
-            worker.status = Status.failed  # a cluster with workers that never ran could not be closed
+            # a cluster with workers that never ran could not be closed
+            worker.status = Status.failed
         raise ConfigError(
-            f"env {config.env!r}: workers cannot be started with options {dict(config.options)!r}: {_reason(error)}"
+            f"env {config.env!r}: workers cannot be started with options {dict(config.options)!r}: "
+            f"{_reason(error)}"
         ) from error
 
 
@@ -98,13 +106,14 @@ def names_of(cluster: Cluster) -> set[str]:
 
 
 def replace_workers(cluster: Cluster, seen: set[str], n_workers: int) -> None:
-    """Ask for workers in place of those that were there, whose names are `seen`; they are forgotten."""
+    """Ask for workers in place of those whose names are `seen`; they are forgotten."""
     from distributed.deploy.spec import SpecCluster
 
     there = names_of(cluster)
     if isinstance(cluster, SpecCluster):
         for name, spec in cluster.worker_spec.items():
-            # that a job of several is lost Dask does not notice: it looks for a job with the name of the worker
+            # that a job of several is lost Dask does not notice: it looks for a job with the name
+            # of the worker
             names = {f"{name}{suffix}" for suffix in spec.get("group", ())}
             if names & seen and not names & there and name in cluster.workers:
                 cluster.sync(cluster.workers.pop(name).close)  # type: ignore[no-untyped-call]
@@ -120,14 +129,17 @@ def _reason(error: BaseException) -> str:
         if script is not None and not Path(script).exists():
             return f"{error}; workers import the script, which is no file: save {script!r} as one"
         return (
-            f"{error}; a script needs `if __name__ == '__main__':` around what starts workers, since they import it; "
+            f"{error}; a script needs `if __name__ == '__main__':` around what starts workers, "
+            "since they import it; "
             "or one was killed as it began"
         )
     if multiprocessing.current_process().daemon:
         return "this is a worker itself, which may not start processes"
-    if isinstance(error, FileNotFoundError) and error.filename is not None:  # the command of a job queue
+    # the command of a job queue
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
         return (
-            f"there is no command {error.filename!r} here; run this on a machine of the cluster, or take env 'local'"
+            f"there is no command {error.filename!r} here; run this on a machine of the cluster, "
+            "or take env 'local'"
         )
     return str(error)
 
@@ -144,23 +156,28 @@ def need(module: str, env: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise MissingDependencyError(
-            f"env {env!r} needs {module!r}, which does not load: {error}; try: pip install {_TO_INSTALL[module]}"
+            f"env {env!r} needs {module!r}, which does not load: {error}; try: pip install "
+            f"{_TO_INSTALL[module]}"
         ) from error
     finally:
-        # with dask_jobqueue 0.9.0 Ctrl-C would be a silent end with status 0: dask/dask-jobqueue#696
+        # with dask_jobqueue 0.9.0 Ctrl-C would be a silent end with status 0:
+        # dask/dask-jobqueue#696
         if on_ctrl_c is not None and signal.getsignal(signal.SIGINT) is not on_ctrl_c:
             signal.signal(signal.SIGINT, on_ctrl_c)
 
 
 def threads(config: ParallelConfig) -> dict[str, int]:
-    """Share the cores of this machine out among local workers: values of the environment variables of threads."""
+    """Share the cores of this machine out among local workers.
+
+    Returns values of the environment variables of threads.
+    """
     from dask.system import CPU_COUNT
 
     return dict.fromkeys(THREAD_VARIABLES, max(1, CPU_COUNT // config.n_workers))
 
 
 def _job(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what makes a job's workers have one thread for tasks, and its share of the job's cores for computing."""
+    """Add what gives a job's workers one thread for tasks, and their share of its cores."""
     from dask import config
 
     def setting(name: str) -> Any:  # of the options, else of dask_jobqueue's own files
@@ -170,14 +187,18 @@ def _job(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
     share = max(1, math.floor(int(setting("cores") or 1) / processes))
     arguments = _texts(setting("worker_extra_args"))
     if not any(argument.startswith("--nthreads") for argument in arguments):
-        arguments = [*arguments, "--nthreads", "1"]  # dask_jobqueue gives the number of cores, the last one counts
+        # dask_jobqueue gives the number of cores, the last one counts
+        arguments = [*arguments, "--nthreads", "1"]
     exports = [f"export {name}=${{{name}:-{share}}}" for name in THREAD_VARIABLES]
     return {
         **options,
         "processes": processes,
         "worker_extra_args": arguments,
         "job_script_prologue": [*exports, *_texts(setting("job_script_prologue"))],
-        "scheduler_options": {"dashboard_address": ":0", **dict(options.get("scheduler_options") or {})},
+        "scheduler_options": {
+            "dashboard_address": ":0",
+            **dict(options.get("scheduler_options") or {}),
+        },
     }
 
 
@@ -189,10 +210,14 @@ def _ssh_cluster(n_workers: int, options: dict[str, Any]) -> Cluster:
     hosts = options.get("hosts")
     if not isinstance(hosts, list) or len(hosts) != n_workers + 1:
         raise ConfigError(
-            f"env 'ssh': options need 'hosts', that of the scheduler, then one for each of {n_workers} workers "
+            "env 'ssh': options need 'hosts', that of the scheduler, then one for each of "
+            f"{n_workers} workers "
             f"(a host may be named again), not {hosts!r}"
         )
     need("asyncssh", "ssh")
     options["worker_options"] = {"nthreads": 1, **dict(options.get("worker_options") or {})}
-    options["scheduler_options"] = {"dashboard_address": ":0", **dict(options.get("scheduler_options") or {})}
+    options["scheduler_options"] = {
+        "dashboard_address": ":0",
+        **dict(options.get("scheduler_options") or {}),
+    }
     return cast("Cluster", need("distributed", "ssh").SSHCluster(**options))

@@ -19,7 +19,9 @@ LARGEST_ERROR = 1 << 20  # in bytes
 
 
 def pack(named: Mapping[str, object]) -> bytes:
-    """Turn objects into bytes, together, so that what they share stays shared; code of the main script included.
+    """Turn objects into bytes, together, so that what they share stays shared.
+
+    Code of the main script included.
 
     Raises `ConfigError`, which names it, for an object that cannot be sent.
     """
@@ -27,18 +29,24 @@ def pack(named: Mapping[str, object]) -> bytes:
         return _dumps(dict(named))
     except Exception as error:  # pickling runs code of all kinds of objects
         raise ConfigError(
-            f"workers cannot be sent {_culprit('', named) or 'this'}: {error}; open such things when they are first "
+            f"workers cannot be sent {_culprit('', named) or 'this'}: {error}; open such things "
+            "when they are first "
             "used, or leave them out of the state (`__getstate__`)"
         ) from error
 
 
 def unpack(data: bytes) -> dict[str, Any]:
     """Return what `pack` was given; tensors are on the CPU, wherever they were."""
-    return cast(dict[str, Any], torch.load(io.BytesIO(data), map_location="cpu", weights_only=False))
+    return cast(
+        dict[str, Any], torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    )
 
 
 def returned(call: Callable[[], R]) -> R | Exception:
-    """Return what a call returns or raises, ready to be sent; of what is raised Dask makes much noise, or none."""
+    """Return what a call returns or raises, ready to be sent.
+
+    Of what is raised Dask makes much noise, or none.
+    """
     try:
         return call()
     except (KeyboardInterrupt, SystemExit):  # which end the worker
@@ -50,8 +58,9 @@ def returned(call: Callable[[], R]) -> R | Exception:
 def sendable(error: BaseException) -> Exception:
     """Return an error like this one that can be sent, with the traceback of this process as a note.
 
-    It is of the same class if that is one of Python's or ours, and a `ComputeError` otherwise: other errors hold what
-    their makers put in, and may be of classes that only this process can import.
+    It is of the same class if that is one of Python's or ours, and a `ComputeError` otherwise:
+    other errors hold what their makers put in, and may be of classes that only this process can
+    import.
     """
     note = f"in the worker:\n{''.join(traceback.format_exception(error))}"
     copy = _copy(error)
@@ -64,7 +73,10 @@ def _copy(error: BaseException) -> Exception:
         text = str(error)
     except Exception:  # whatever its class does there
         text = "an error that cannot be told"
-    if isinstance(error, Exception) and type(error).__module__.split(".")[0] in ("builtins", "featcache"):
+    if isinstance(error, Exception) and type(error).__module__.split(".")[0] in (
+        "builtins",
+        "featcache",
+    ):
         with contextlib.suppress(Exception):
             copy = type(error)(*error.args)
             if str(copy) == text and len(pickle.dumps(copy)) < LARGEST_ERROR:

@@ -1,4 +1,4 @@
-"""The environment of a worker process: what `setup_fn` builds there once, and how functions get it."""
+"""The environment of a worker process: `setup_fn` builds it once, and functions get it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ try:
     from distributed.comm.core import CommClosedError
 except ImportError as error:
     raise MissingDependencyError(
-        f"several workers need 'distributed', which does not load: {error}; try: pip install 'featcache[dask]'"
+        f"several workers need 'distributed', which does not load: {error}; try: pip install "
+        "'featcache[dask]'"
     ) from error
 
 if TYPE_CHECKING:
@@ -35,9 +36,12 @@ FORGETTING_S = 10.0  # for workers to let go of an environment; one that hangs d
 
 @contextmanager
 def run_env(client: Client, setup_fn: SetupFn) -> Iterator[str]:
-    """Build an environment in each worker, those that join later included, that lasts as long as the block.
+    """Build an environment in each worker that lasts as long as the block.
 
-    Gives the name by which `env_of` finds it; a client's own, and those of other runs, stay beside it.
+    Workers that join later get it, too.
+
+    Gives the name by which `env_of` finds it; a client's own, and those of other runs, stay beside
+    it.
     """
     plugin = WorkerEnv(setup_fn)
     name = f"featcache-{plugin.token}"
@@ -50,11 +54,15 @@ def run_env(client: Client, setup_fn: SetupFn) -> Iterator[str]:
             client.unregister_worker_plugin(name)  # type: ignore[no-untyped-call]
             client.run(_forget, plugin.token, on_error="ignore")
 
-        answers_within(FORGETTING_S, {name: forget})  # fails if the connection is lost, and the environment with it
+        # fails if the connection is lost, and the environment with it
+        answers_within(FORGETTING_S, {name: forget})
 
 
 def register(client: Client, plugin: WorkerEnv, name: str) -> None:
-    """Build an environment in all workers, those that join later included; raises what `setup_fn` raises there."""
+    """Build an environment in all workers, those that join later included.
+
+    Raises what `setup_fn` raises there.
+    """
     try:
         client.register_plugin(plugin, name=name)
     except CommClosedError as error:
@@ -64,7 +72,9 @@ def register(client: Client, plugin: WorkerEnv, name: str) -> None:
 
 
 def worker_env() -> Mapping[str, object]:
-    """Return what `setup_fn` built in this worker process; empty if there is none. For functions that run in workers.
+    """Return what `setup_fn` built in this worker process.
+
+    Empty if there is none. For functions that run in workers.
 
     Raises what `setup_fn` raised, if it failed.
     """
@@ -81,10 +91,15 @@ def env_of(worker: Worker, name: str) -> Mapping[str, object]:
 
 
 def with_worker_env(fn: Callable[..., R]) -> Callable[..., R]:
-    """Let a function that runs in workers get entries of their environment as arguments, by the names of these.
+    """Let a function that runs in workers get entries of their environment as arguments.
 
-    One that takes `**kwargs` gets all of them. Raises `ConfigError` in the worker if an argument is given both ways.
+    They are passed by the names of these.
 
+    One that takes `**kwargs` gets all of them. Raises `ConfigError` in the worker if an argument is
+    given both ways.
+
+    >>> from featcache.cluster.client import get_client
+    >>> from featcache import get_client
     >>> def double(x, factor):
     ...     return x * factor
     >>> with get_client(setup_fn=lambda: {"factor": 2}) as client:
@@ -100,7 +115,10 @@ def with_worker_env(fn: Callable[..., R]) -> Callable[..., R]:
 
 
 def _wanted(
-    fn: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object], env: Mapping[str, object]
+    fn: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    env: Mapping[str, object],
 ) -> dict[str, object]:
     """Return the entries of an environment that a function asks for."""
     signature = inspect.signature(fn)
@@ -113,7 +131,8 @@ def _wanted(
     given = {*signature.bind_partial(*args).arguments, *kwargs}
     for name in sorted(names & given):
         raise ConfigError(
-            f"argument {name!r} of {getattr(fn, '__name__', fn)!r} is given, and is in the worker's environment, too; "
+            f"argument {name!r} of {getattr(fn, '__name__', fn)!r} is given, and is in the "
+            "worker's environment, too; "
             "rename one of them"
         )
     return {name: env[name] for name in names}
@@ -125,24 +144,31 @@ class WorkerEnv(WorkerPlugin):
     def __init__(self, setup_fn: SetupFn) -> None:
         self._setup_fn = setup_fn
         self.token = uuid.uuid4().hex
-        self._outcome: Mapping[str, object] | Exception = ConfigError("the environment is not built yet; ask in a task")
+        self._outcome: Mapping[str, object] | Exception = ConfigError(
+            "the environment is not built yet; ask in a task"
+        )
         self.name = f"setup_fn {getattr(setup_fn, '__qualname__', setup_fn)!r}"
         try:
             cloudpickle.dumps(self)
         except Exception as error:  # whatever the objects in it raise
             raise ConfigError(
-                f"{self.name} cannot be sent to workers: {error}; let it hold names and paths, and build the rest there"
+                f"{self.name} cannot be sent to workers: {error}; let it hold names and paths, and "
+                "build the rest there"
             ) from error
 
     async def setup(self, worker: Worker) -> None:
         """Build the environment in a worker that joins."""
-        # in the thread of the tasks, to which a GPU or torch's settings may belong; meanwhile the worker stays in touch
-        await asyncio.get_running_loop().run_in_executor(worker.executors["default"], self._set_up, worker)
+        # in the thread of the tasks, to which a GPU or torch's settings may belong; meanwhile the
+        # worker stays in touch
+        await asyncio.get_running_loop().run_in_executor(
+            worker.executors["default"], self._set_up, worker
+        )
         self.env()
 
     def env(self) -> Mapping[str, object]:
         """Return what was built; raises what `setup_fn` raised."""
-        if isinstance(self._outcome, Exception):  # of a worker that joins late, Dask tells nobody of it
+        # of a worker that joins late, Dask tells nobody of it
+        if isinstance(self._outcome, Exception):
             raise self._outcome
         return self._outcome
 
@@ -164,7 +190,8 @@ class WorkerEnv(WorkerPlugin):
         return env
 
 
-# a worker that joins while the plugin is registered may be given it twice, and builds once all the same
+# a worker that joins while the plugin is registered may be given it twice, and builds once all the
+# same
 _BUILT: WeakKeyDictionary[Worker, dict[str, Mapping[str, object] | Exception]] = WeakKeyDictionary()
 
 

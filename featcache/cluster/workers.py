@@ -1,4 +1,7 @@
-"""The workers of a Dask client, as a driver keeps them: their environment, others for lost ones, and how they end."""
+"""The workers of a Dask client, as a driver keeps them.
+
+Their environment, others for lost ones, and how they end.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,13 @@ _log = logging.getLogger("featcache")
 
 @contextmanager
 def staff_of(parallel: ParallelConfig | Client, setup_fn: SetupFn) -> Iterator[Staff]:
-    """Give workers an environment: new ones, that end with the block, or those of a client, that stay."""
+    """Give workers an environment: new ones that end with the block, or a client's, that stay."""
     with ExitStack() as exits:
-        client = exits.enter_context(get_client(parallel)) if isinstance(parallel, ParallelConfig) else parallel
+        client = (
+            exits.enter_context(get_client(parallel))
+            if isinstance(parallel, ParallelConfig)
+            else parallel
+        )
         yield Staff(client, exits.enter_context(run_env(client, setup_fn)), stay=client is parallel)
 
 
@@ -65,7 +72,7 @@ class Staff:
         self._level = logging.WARNING  # of the next word on workers that are not there
 
     def look_after(self) -> None:
-        """See who is there, once a second at most, and ask for workers in place of those that stay away."""
+        """See who is there, once a second at most, and replace workers that stay away."""
         now = time.monotonic()
         if now - self._checked_at < 1:
             return
@@ -79,39 +86,62 @@ class Staff:
         elif now - self._complete_at > REPLACE_AFTER_S:
             self._complete_at = now
             # in a full queue that may be for hours
-            _log.log(self._level, "%d of %d workers are there; asking for the others", there, self._wanted)
+            _log.log(
+                self._level,
+                "%d of %d workers are there; asking for the others",
+                there,
+                self._wanted,
+            )
             self._level = logging.DEBUG
             replace_workers(cast("Cluster", self.client.cluster), self._seen, self._wanted)
 
     def finish(self, *, at_work: bool) -> None:
         """Have every worker seal its part of the cache, after its batch if it is at work.
 
-        A worker that takes too long is left alone: what it has committed is recovered when it has ended.
+        A worker that takes too long is left alone: what it has committed is recovered when it has
+        ended.
         """
         now_there = answers_within(ASKING_S, {"nthreads": self.client.nthreads}).get("nthreads")
         addresses = list(now_there) if isinstance(now_there, dict) else self.addresses
         patience_s = STOPPING_S if at_work else SEALING_S
         if at_work:
-            _log.warning("stopping: up to %.0f s for %d workers to end their batch", patience_s, len(addresses))
+            _log.warning(
+                "stopping: up to %.0f s for %d workers to end their batch",
+                patience_s,
+                len(addresses),
+            )
         calls = {
-            address: partial(self.client.run, finish_work, self.env, workers=[address], on_error="return")
+            address: partial(
+                self.client.run, finish_work, self.env, workers=[address], on_error="return"
+            )
             for address in addresses
         }
         answers = answers_within(patience_s, calls)
         if silent := [address for address in addresses if address not in answers]:
-            _log.warning("given up after %.0f s, what it committed is kept: worker %s", patience_s, ", ".join(silent))
-            if self._stay and self._wanted is not None:  # or they would never get to what comes next
-                restart = partial(self.client.restart_workers, silent, timeout=RESTARTING_S, raise_for_error=False)
+            _log.warning(
+                "given up after %.0f s, what it committed is kept: worker %s",
+                patience_s,
+                ", ".join(silent),
+            )
+            # or they would never get to what comes next
+            if self._stay and self._wanted is not None:
+                restart = partial(
+                    self.client.restart_workers, silent, timeout=RESTARTING_S, raise_for_error=False
+                )
                 answers_within(RESTARTING_S, {"restart": restart})
         for answer in answers.values():
-            # another error is that of a connection that is lost, or of a worker that dies now: its part is recovered
+            # another error is that of a connection that is lost, or of a worker that dies now: its
+            # part is recovered
             for result in answer.values() if isinstance(answer, dict) else ():
                 if isinstance(result, FeatcacheError):
                     raise result
 
 
 async def finish_work(env: str, dask_worker: Worker) -> Exception | None:
-    """End what runs in a worker, and seal its part; returns what goes wrong, of which Dask would make much noise."""
+    """End what runs in a worker, and seal its part.
+
+    Returns what goes wrong, of which Dask would make much noise.
+    """
     try:
         work: Any = env_of(dask_worker, env)["work"]
     except Exception:  # it has just come, or its environment failed

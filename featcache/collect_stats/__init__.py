@@ -1,1 +1,4 @@
-"""ESPnet3's collect-stats: shapes and statistics of what a model makes of a data set, here or on workers."""
+"""ESPnet3's collect-stats, here or on workers.
+
+Shapes and statistics of what a model makes of a data set.
+"""

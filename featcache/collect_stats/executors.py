@@ -36,7 +36,10 @@ class LocalTeam:
         return self._maker.ask(hooks, sample)
 
     def work(self, job: Job, orders: Sequence[Order]) -> Generator[Order]:
-        """Make shards, and iterate over those that are made; whatever happens, the part is sealed in the end."""
+        """Make shards, and iterate over those that are made.
+
+        Whatever happens, the part is sealed in the end.
+        """
         with closed_after(self._maker.share.finish):
             for number, order in enumerate(orders):
                 self._maker.make(job, order._replace(number=number))
@@ -63,20 +66,29 @@ class DaskTeam:
                 deaths += 1
                 if deaths == DEATHS:
                     raise ComputeError(
-                        f"{DEATHS} workers died of the first batch (out of memory?); their logs may say why"
+                        f"{DEATHS} workers died of the first batch (out of memory?); their logs "
+                        "may say why"
                     ) from error
             except (CancelledError, CommClosedError) as error:
-                raise IncompleteError(f"the connection to Dask's scheduler was lost: {error}") from error
+                raise IncompleteError(
+                    f"the connection to Dask's scheduler was lost: {error}"
+                ) from error
             else:
                 if isinstance(answer, Exception):
                     raise answer
                 return answer
 
     def work(self, job: Job, orders: Sequence[Order]) -> Generator[Order]:
-        """Have shards made, and iterate over those that are made; whatever happens, parts are sealed in the end."""
+        """Have shards made, and iterate over those that are made.
+
+        Whatever happens, parts are sealed in the end.
+        """
         from featcache.cluster.dispatch import Dispatch, Lost
 
-        dispatch, deaths = Dispatch[Order](self._staff, job.claims, _make, job, self._staff.env), Counter[int]()
+        dispatch, deaths = (
+            Dispatch[Order](self._staff, job.claims, _make, job, self._staff.env),
+            Counter[int](),
+        )
         for order in orders:
             dispatch.add(order)
         with closed_after(dispatch.finish):
@@ -93,15 +105,19 @@ class DaskTeam:
                     deaths[batch[0]] += 1
                     if deaths[batch[0]] == DEATHS:
                         raise ComputeError(
-                            f"{DEATHS} workers died when they were at utterances {', '.join(map(str, batch))} of the "
-                            "data set: out of memory, or a crash in a library? Their logs may say more; what was done "
+                            f"{DEATHS} workers died when they were at utterances "
+                            f"{', '.join(map(str, batch))} of the "
+                            "data set: out of memory, or a crash in a library? Their logs may say "
+                            "more; what was done "
                             "is kept"
                         ) from outcome.error
                     dispatch.add(order._replace(again=True))
 
 
 @contextmanager
-def team_of(provider: EnvironmentProvider, parallel: ParallelConfig | Client | None) -> Iterator[LocalTeam | DaskTeam]:
+def team_of(
+    provider: EnvironmentProvider, parallel: ParallelConfig | Client | None
+) -> Iterator[LocalTeam | DaskTeam]:
     """Give this process, new workers, which end with the block, or those of a client."""
     if parallel is None:
         yield LocalTeam(provider)

@@ -1,4 +1,7 @@
-"""What collect-stats does with a batch: statistics and shapes of each utterance, and where they are written."""
+"""Hooks of collect-stats: what it does with a batch.
+
+Statistics and shapes of each utterance, and where they are written.
+"""
 
 from __future__ import annotations
 
@@ -47,36 +50,62 @@ def collect_stats_batch(
     device: torch.device | str | None = None,
     collect_stats_kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[Stats, Shapes, Feats]:
-    """Compute the features of some utterances, and take statistics (float64, utterance by utterance) and shapes.
+    """Compute the features of some utterances, and take statistics and shapes.
 
-    Returns by key the statistics, then by key and id the shapes and the arrays without their padding. What has no
-    `<key>_lengths` beside it is one frame an utterance. Integer inputs with lengths, as tokens are, get shapes, too.
+    Statistics are taken in float64, utterance by utterance.
 
-    Raises `ConfigError` for a model or collate function of another kind, `FeatureError` for what they return.
+    Returns by key the statistics, then by key and id the shapes and the arrays without their
+    padding. What has no `<key>_lengths` beside it is one frame an utterance. Integer inputs with
+    lengths, as tokens are, get shapes, too.
+
+    Raises `ConfigError` for a model or collate function of another kind, `FeatureError` for what
+    they return.
     """
     items = [dataset[index] for index in indices]
     collated = collate_fn(items)
-    if not isinstance(collated, tuple | list) or len(collated) != 2 or not isinstance(collated[1], Mapping):
-        raise ConfigError(f"collate_fn returns (ids, batch), not {type(collated).__name__!r}; see CommonCollateFn")
+    if (
+        not isinstance(collated, tuple | list)
+        or len(collated) != 2
+        or not isinstance(collated[1], Mapping)
+    ):
+        raise ConfigError(
+            f"collate_fn returns (ids, batch), not {type(collated).__name__!r}; see CommonCollateFn"
+        )
     ids, batch = _checked_ids(collated[0], len(items)), dict(collated[1])
     if device is not None:
         batch = to_device(batch, device)
     if not callable(getattr(model, "collect_feats", None)):
-        raise ConfigError(f"the model needs a method collect_feats, which {type(model).__name__!r} does not have")
+        raise ConfigError(
+            f"the model needs a method collect_feats, which {type(model).__name__!r} does not have"
+        )
     if getattr(model, "training", False):
         model.eval()
     with torch.no_grad():
         feats = model.collect_feats(**batch, **(collect_stats_kwargs or {}))
     if not isinstance(feats, Mapping):
-        raise FeatureError(f"collect_feats returns a dict of arrays by key, not {type(feats).__name__!r}")
-    arrays: Feats = {key: dict(_unpadded(ids, feats, key)) for key in feats if not key.endswith(LENGTHS)}
+        raise FeatureError(
+            f"collect_feats returns a dict of arrays by key, not {type(feats).__name__!r}"
+        )
+    arrays: Feats = {
+        key: dict(_unpadded(ids, feats, key)) for key in feats if not key.endswith(LENGTHS)
+    }
     if not arrays:
-        raise FeatureError(f"collect_feats returned no features, only {', '.join(map(repr, feats)) or 'an empty dict'}")
-    shapes: Shapes = {key: {id: array.shape for id, array in of_key.items()} for key, of_key in arrays.items()}
+        raise FeatureError(
+            "collect_feats returned no features, only "
+            f"{', '.join(map(repr, feats)) or 'an empty dict'}"
+        )
+    shapes: Shapes = {
+        key: {id: array.shape for id, array in of_key.items()} for key, of_key in arrays.items()
+    }
     stats = {key: _stats(key, of_key) for key, of_key in arrays.items()}
     for key, value in batch.items():
         lengths = batch.get(f"{key}{LENGTHS}")
-        if key not in feats and lengths is not None and isinstance(value, torch.Tensor) and _is_whole(value):
+        if (
+            key not in feats
+            and lengths is not None
+            and isinstance(value, torch.Tensor)
+            and _is_whole(value)
+        ):
             shapes[key] = {id: (int(length),) for id, length in zip(ids, lengths, strict=True)}
     return stats, shapes, arrays
 
@@ -90,7 +119,9 @@ def _checked_ids(given: Iterable[str], size: int) -> list[str]:
     for id in ids:
         check_id(id)
         if id.split() != [id]:
-            raise FeatureError(f"utterance id {id!r} is not usable: shape files need one without white space")
+            raise FeatureError(
+                f"utterance id {id!r} is not usable: shape files need one without white space"
+            )
     id, number = Counter(ids).most_common(1)[0] if ids else ("", 0)
     if number > 1:
         raise DuplicateIdError(f"{number} utterances of a batch have the id {id!r}")
@@ -103,18 +134,26 @@ def _unpadded(ids: list[str], feats: Mapping[str, Any], key: str) -> Iterator[tu
     """Iterate over the arrays of a key, (frames, *dims) each."""
     value, lengths = _as_array(feats[key]), feats.get(f"{key}{LENGTHS}")
     if value.ndim == 0 or len(value) != len(ids):
-        raise FeatureError(f"collect_feats returned {key!r} of shape {value.shape} for {len(ids)} utterances")
+        raise FeatureError(
+            f"collect_feats returned {key!r} of shape {value.shape} for {len(ids)} utterances"
+        )
     if value.dtype.kind not in "biuf":
-        raise FeatureError(f"collect_feats returned {key!r} of {value.dtype}; statistics need real numbers")
+        raise FeatureError(
+            f"collect_feats returned {key!r} of {value.dtype}; statistics need real numbers"
+        )
     if lengths is None:
         yield from zip(ids, value[:, np.newaxis], strict=True)
         return
     ends = _as_array(lengths)
     if ends.shape != (len(ids),) or ends.dtype.kind not in "iu":
-        raise FeatureError(f"'{key}{LENGTHS}' are {len(ids)} whole numbers, not {ends.dtype} of shape {ends.shape}")
+        raise FeatureError(
+            f"'{key}{LENGTHS}' are {len(ids)} whole numbers, not {ends.dtype} of shape {ends.shape}"
+        )
     for id, array, end in zip(ids, value, ends.tolist(), strict=True):
         if array.ndim == 0 or not 0 <= end <= len(array):
-            raise FeatureError(f"utterance {id!r}: {key!r} of shape {array.shape} has no {end} frames")
+            raise FeatureError(
+                f"utterance {id!r}: {key!r} of shape {array.shape} has no {end} frames"
+            )
         yield id, array[:end]
 
 
@@ -184,7 +223,9 @@ def open_writers(
 def write_record(writers: dict[str, Any], result: Any, state: dict[str, Any]) -> None:
     """Take what `forward` returned for a batch."""
     if not isinstance(result, tuple) or len(result) not in (2, 3):
-        raise ConfigError(f"forward returns (stats, shape_info) or (stats, shape_info, feats), not {result!r}")
+        raise ConfigError(
+            f"forward returns (stats, shape_info) or (stats, shape_info, feats), not {result!r}"
+        )
     stats, shapes = result[:2]
     for key, of_key in shapes.items():
         for id, shape in of_key.items():
@@ -195,7 +236,9 @@ def write_record(writers: dict[str, Any], result: Any, state: dict[str, Any]) ->
         try:
             state[key] = state[key].merge(value) if key in state else value
         except FeatureError as error:
-            raise FeatureError(f"{key!r} of utterances {', '.join(map(repr, shapes.get(key, ())))}: {error}") from error
+            raise FeatureError(
+                f"{key!r} of utterances {', '.join(map(repr, shapes.get(key, ())))}: {error}"
+            ) from error
     writers["_state"] = state
 
 
@@ -218,23 +261,33 @@ def close_writers(writers: dict[str, Any]) -> None:
     directory, stats, shapes = writers["_shard_dir"], writers["_state"], writers["shape_handles"]
     directory.mkdir(parents=True, exist_ok=True)
     texts = {f"{key}_shape": lines.getvalue() for key, lines in shapes.items()}
-    for name, keys in ((SHAPE_KEYS, shapes), (STATS_KEYS, stats), (FEAT_KEYS, writers["feat_writers"])):
+    for name, keys in (
+        (SHAPE_KEYS, shapes),
+        (STATS_KEYS, stats),
+        (FEAT_KEYS, writers["feat_writers"]),
+    ):
         texts[name] = "".join(f"{key}\n" for key in sorted(keys))
     for key, writer in writers["feat_writers"].items():
         (directory / FEATS).mkdir(exist_ok=True)
         texts[f"{FEATS}/{key}.scp"] = "".join(f"{line}\n" for line in writer.lines)
     for name, text in texts.items():
-        (directory / name).write_bytes(text.encode())  # not durably: after a power cut the digests tell
+        # not durably: after a power cut the digests tell
+        (directory / name).write_bytes(text.encode())
     for key, value in stats.items():
         value.save(directory / f"{key}_stats.npz")
 
 
 def made_from_what(env: Mapping[str, Any]) -> dict[str, object]:
-    """Return the fingerprint of what `collect_feats` of the model makes: its code and the modules that it names."""
+    """Return the fingerprint of what `collect_feats` of the model makes.
+
+    It covers its code and the modules that it names.
+    """
     model, found = env["model"], {}
     function = getattr(type(model), "collect_feats", None)
     if isinstance(function, FunctionType):
-        stand_in: Any = object.__new__(type(type(model).__name__, (type(model),), {"compute_features": function}))
+        stand_in: Any = object.__new__(
+            type(type(model).__name__, (type(model),), {"compute_features": function})
+        )
         vars(stand_in).update(vars(model))
         found = find_ingredients(stand_in).fingerprint({})
     kwargs = env.get("collect_stats_kwargs") or {}

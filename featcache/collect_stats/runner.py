@@ -1,4 +1,7 @@
-"""`CollectStatsRunner`: statistics and shapes of a data set, in the files that ESPnet reads, on one or many workers."""
+"""`CollectStatsRunner`: statistics and shapes of a data set, in the files that ESPnet reads.
+
+It runs on one or many workers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,15 @@ from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.collect_stats import hooks
 from featcache.collect_stats.executors import team_of
 from featcache.collect_stats.shard_maker import Job, Order
-from featcache.collect_stats.shards import FEATS, SHARDS, Shard, has_features, left_over, merge_shards, read_shard
+from featcache.collect_stats.shards import (
+    FEATS,
+    SHARDS,
+    Shard,
+    has_features,
+    left_over,
+    merge_shards,
+    read_shard,
+)
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError
 from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.patience import patiently
@@ -35,42 +46,49 @@ if TYPE_CHECKING:
     from dask.distributed import Client
 
 MADE_FROM = "made_from.json"
-MOST_SHARDS = 512  # whatever the number of workers, so that the same numbers are added in the same order
+# whatever the number of workers, so that the same numbers are added in the same order
+MOST_SHARDS = 512
 
 
 class CollectStatsRunner:
-    """Collect statistics and shapes of the features that a model computes of a data set, as ESPnet3's runner does.
+    """Collect statistics and shapes of the features that a model computes of a data set.
+
+    It does what ESPnet3's runner does.
 
     `runner(range(len(dataset)))` writes into `output_dir/mode`, and returns what `merge` does:
 
-    - `<key>_stats.npz`: "count", "sum", "sum_square" (and "mean", "m2"), float64, for each key of `collect_feats`;
-    - `<key>_shape`: "id frames,dims" by line, in the order of the ids' UTF-8 bytes. Integer inputs of the model that
-      have lengths get one, too: "id length";
+    - `<key>_stats.npz`: "count", "sum", "sum_square" (and "mean", "m2"), float64, for each key of
+      `collect_feats`;
+    - `<key>_shape`: "id frames,dims" by line, in the order of the ids' UTF-8 bytes. Integer inputs
+      of the model that have lengths get one, too: "id length";
     - `stats_keys`, `stats_keys.txt`, `shape_keys.txt`, `feat_keys_written.txt`: names of keys;
-    - `shards/`: what is done. Stopped or killed at any moment, the same call goes on from there, also with other
-      workers, batches or utterances. For the same utterances and batch size all files are the same to the last bit.
+    - `shards/`: what is done. Stopped or killed at any moment, the same call goes on from there,
+      also with other workers, batches or utterances. For the same utterances and batch size all
+      files are the same to the last bit.
 
-    Args:
-        provider: builds the environment, once in each process: "dataset", "model", "collate_fn", and perhaps "device"
+    Args: provider: builds the environment, once in each process: "dataset", "model", "collate_fn",
+        and perhaps "device"
             and "collect_stats_kwargs", for `model.collect_feats`.
         output_dir: the directory of all splits.
         mode: name of the split.
-        write_collected_feats: keep the features: in a cache, `collect_feats`, and as `collect_feats/<key>.scp` with one
-            `.npy` for each utterance.
+        write_collected_feats: keep the features: in a cache, `collect_feats`, and as
+            `collect_feats/<key>.scp` with one `.npy` for each utterance.
         batch_size: utterances a batch; None gives `forward` one number at a time.
-        parallel: how many workers, and where: `ParallelConfig` or such a mapping, or a client of `get_client`; None
-            computes in this process.
+        parallel: how many workers, and where: `ParallelConfig` or such a mapping, or a client of
+            `get_client`; None computes in this process.
         resume: False removes what an earlier call has left of shards and features.
 
-    Raises `ComputeError` for an utterance that fails, naming it; `FeatureError` for what cannot be stored or has no
-    statistics; `StaleCacheError` if the model is another than in what is done; `CacheLockedError` if another process is
-    at work here. What is done is kept in each case.
+    Raises `ComputeError` for an utterance that fails, naming it; `FeatureError` for what cannot be
+    stored or has no statistics; `StaleCacheError` if the model is another than in what is done;
+    `CacheLockedError` if another process is at work here. What is done is kept in each case.
 
     >>> import tempfile, torch, featcache
     >>> class Tones(featcache.EnvironmentProvider):
     ...     def build_env_local(self):
-    ...         dataset = [(f"utt-{n}", {"speech": torch.full((n, 2), 3.0).numpy()}) for n in (4, 5)]
-    ...         return {"dataset": dataset, "model": self, "collate_fn": featcache.CommonCollateFn()}
+    ...         arrays = {n: torch.full((n, 2), 3.0).numpy() for n in (4, 5)}
+    ...         dataset = [(f"utt-{n}", {"speech": array}) for n, array in arrays.items()]
+    ...         collate = featcache.CommonCollateFn()
+    ...         return {"dataset": dataset, "model": self, "collate_fn": collate}
     ...
     ...     def build_worker_setup_fn(self):
     ...         return self.build_env_local
@@ -96,7 +114,9 @@ class CollectStatsRunner:
         if not isinstance(mode, str) or mode in ("", ".", "..") or "/" in mode or "\0" in mode:
             raise ConfigError(f"mode {mode!r} is not usable as the name of a directory")
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise ConfigError(f"batch_size is a whole number from 1 on, or None, not {batch_size!r}")
+            raise ConfigError(
+                f"batch_size is a whole number from 1 on, or None, not {batch_size!r}"
+            )
         self.provider = provider
         self.directory = _checks.directory(output_dir, "output_dir").absolute() / mode
         self.write_collected_feats = write_collected_feats
@@ -117,8 +137,8 @@ class CollectStatsRunner:
     ) -> tuple[Any, ...]:
         """Return statistics and shapes of a batch, and its features where they are wanted.
 
-        `(stats, shape_info)` or `(stats, shape_info, feats)`: by key a `FeatureStats`, by key and id the shapes, by key
-        and id the arrays. `**env`, the rest of the environment, is ignored.
+        `(stats, shape_info)` or `(stats, shape_info, feats)`: by key a `FeatureStats`, by key and
+        id the shapes, by key and id the arrays. `**env`, the rest of the environment, is ignored.
         """
         stats, shapes, feats = hooks.collect_stats_batch(
             [batch_indices] if isinstance(batch_indices, int) else batch_indices,
@@ -138,15 +158,23 @@ class CollectStatsRunner:
         part_writer: hooks.TakesFeatures | None = None,
         **env: Any,
     ) -> dict[str, Any]:
-        """Return what `write_record` writes to: "_shard_dir", "_write_feats", "shape_handles", "feat_writers", ...
+        """Return what `write_record` writes to.
 
-        Features go to `feats_dir` (None: `shard_dir/collect_feats`) and, unless None, to `part_writer`.
+        The keys: "_shard_dir", "_write_feats", "shape_handles", "feat_writers", ...
+
+        Features go to `feats_dir` (None: `shard_dir/collect_feats`) and, unless None, to
+        `part_writer`.
         """
         return hooks.open_writers(shard_dir, write_collected_feats, feats_dir, part_writer)
 
     @staticmethod
-    def write_record(writers: dict[str, Any], result: Any, state: dict[str, Any], **env: Any) -> None:
-        """Add what `forward` returned to the writers, and its statistics to `state`, a `FeatureStats` by key."""
+    def write_record(
+        writers: dict[str, Any], result: Any, state: dict[str, Any], **env: Any
+    ) -> None:
+        """Add what `forward` returned to the writers, and its statistics to `state`.
+
+        That holds a `FeatureStats` by key.
+        """
         hooks.write_record(writers, result, state)
 
     @staticmethod
@@ -169,7 +197,10 @@ class CollectStatsRunner:
         }
 
     def __call__(self, indices: Iterable[int]) -> dict[str, dict[str, Any]]:
-        """Collect what is not done yet of some utterances, given by number, and merge it; see the class."""
+        """Collect what is not done yet of some utterances, given by number, and merge it.
+
+        See the class.
+        """
         wanted = _checked(indices)
         make_directory(self.directory)
         lock = WriterLock(self.directory)
@@ -199,11 +230,17 @@ class CollectStatsRunner:
                 made_from, features = team.ask(type(self), sample)
                 self._check_made_from(made_from)
                 if features is not None:
-                    writer = patiently(partial(CacheWriter, self.directory / FEATS, features, made_from))
+                    writer = patiently(
+                        partial(CacheWriter, self.directory / FEATS, features, made_from)
+                    )
                 rest = left_over(wanted, self._done(wanted, writer))
-                job = Job(type(self), self.directory, self._claims(), self.batch_size, features, made_from)
+                job = Job(
+                    type(self), self.directory, self._claims(), self.batch_size, features, made_from
+                )
                 with (
-                    tqdm(total=len(wanted), initial=len(wanted) - len(rest), unit="utt", disable=None) as bar,
+                    tqdm(
+                        total=len(wanted), initial=len(wanted) - len(rest), unit="utt", disable=None
+                    ) as bar,
                     closing(team.work(job, self._cut(wanted, rest))) as made,
                 ):
                     for order in made:
@@ -216,7 +253,9 @@ class CollectStatsRunner:
                 close_after(error, partial(_publish, writer, complete=error is None))
         shards = self._done(wanted, None)
         if len(left_over(wanted, shards)):
-            raise IncompleteError(f"shards in {str(self._shards)!r} are gone; the same call makes them again")
+            raise IncompleteError(
+                f"shards in {str(self._shards)!r} are gone; the same call makes them again"
+            )
         return shards
 
     def _claims(self) -> Path:
@@ -227,11 +266,16 @@ class CollectStatsRunner:
     def _check_made_from(self, made_from: Mapping[str, object]) -> None:
         """Note what the statistics are made from, or compare it with what is noted."""
         path, new = self._shards / MADE_FROM, canonical(made_from)
-        changed = differences(unpack_json(path.read_bytes(), repr(str(path))), new) if path.exists() else []
+        changed = (
+            differences(unpack_json(path.read_bytes(), repr(str(path))), new)
+            if path.exists()
+            else []
+        )
         if changed and any(map(read_shard, self._shards.glob("split.*"))):
             lines = "".join(f"\n  {line}" for line in changed)
             raise StaleCacheError(
-                f"what is done in {str(self.directory)!r} was made from something else than it would be now:{lines}\n"
+                f"what is done in {str(self.directory)!r} was made from something else than it "
+                f"would be now:{lines}\n"
                 "start anew (resume=False), or give another directory"
             )
         if changed:  # but nothing is done: what failed at once was mended
@@ -241,21 +285,35 @@ class CollectStatsRunner:
             write_durably(path, pack_json(new))
 
     def _cut(self, wanted: Ints, rest: Ints) -> list[Order]:
-        """Cut utterances into shards of whole batches, less what is done: those of a run that goes on are the same."""
+        """Cut utterances into shards of whole batches, less what is done.
+
+        Those of a run that goes on are the same.
+        """
         size = self.batch_size or 1
         size *= -(-len(wanted) // (size * MOST_SHARDS))
         left, run = np.isin(wanted, rest), secrets.token_hex(4)
         ranges = [slice(start, start + size) for start in range(0, len(wanted), size)]
-        return [Order(f"split.{run}-{k:05d}", wanted[r][left[r]]) for k, r in enumerate(ranges) if left[r].any()]
+        return [
+            Order(f"split.{run}-{k:05d}", wanted[r][left[r]])
+            for k, r in enumerate(ranges)
+            if left[r].any()
+        ]
 
     def _done(self, wanted: Ints, writer: CacheWriter | None) -> list[Shard]:
-        """Return the shards that are done, by their first utterances; removes those that are of no use."""
+        """Return the shards that are done, by their first utterances.
+
+        Removes those that are of no use.
+        """
         places = np.full(wanted.max() + 1, -1)  # of the utterances that are still to be found
         places[wanted] = np.arange(len(wanted))
         found: dict[int, Shard] = {}
         for directory in sorted(self._shards.glob("*/")):
             shard = read_shard(directory)
-            if shard is None or not shard.is_within(places) or not (writer is None or has_features(shard, writer)):
+            if (
+                shard is None
+                or not shard.is_within(places)
+                or not (writer is None or has_features(shard, writer))
+            ):
                 _remove(directory)
                 continue
             found[int(places[shard.indices[0]])] = shard
@@ -273,7 +331,8 @@ def _checked(indices: Iterable[int]) -> Ints:
 
 
 def _remove(directory: Path) -> None:
-    gone = directory.rename(directory.with_name(f"removed-{secrets.token_hex(4)}"))  # from under a worker that was lost
+    # from under a worker that was lost
+    gone = directory.rename(directory.with_name(f"removed-{secrets.token_hex(4)}"))
     shutil.rmtree(gone, ignore_errors=True)
 
 

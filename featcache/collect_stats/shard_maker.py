@@ -1,4 +1,7 @@
-"""What collects statistics in a process: it makes shards, which all add to one part of the cache of features."""
+"""Collecting of statistics in a process.
+
+It makes shards, which all add to one part of the cache of features.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,14 @@ from featcache.cluster.attempts import Claim
 from featcache.collect_stats.hooks import made_from_what
 from featcache.collect_stats.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.errors import ComputeError, ConfigError, DuplicateIdError, FeatureError, IncompleteError, describe
+from featcache.errors import (
+    ComputeError,
+    ConfigError,
+    DuplicateIdError,
+    FeatureError,
+    IncompleteError,
+    describe,
+)
 from featcache.extraction.datasets import visible_ids
 from featcache.extraction.workers.part_of_process import Share
 from featcache.interface import Array
@@ -57,16 +67,21 @@ class ShardMaker:
             raise ConfigError(f"an environment is a dict by name, not {env!r}")
         for name in ("dataset", "model", "collate_fn"):
             if name not in env:
-                raise ConfigError(f"the environment needs {name!r}; it has {', '.join(map(repr, env)) or 'nothing'}")
+                raise ConfigError(
+                    f"the environment needs {name!r}; it has "
+                    f"{', '.join(map(repr, env)) or 'nothing'}"
+                )
         self._env: dict[str, Any] = dict(env)
         self.share = Share()
 
     def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
-        """Return what statistics are made from here, and how features such as those of a sample are to be stored."""
+        """Return what statistics are made from here, and how a sample's features are stored."""
         made_from = made_from_what(self._env)
         if sample is None:
             return made_from, None
-        feats = self._compute(hooks, sample.tolist(), {**self._env, "write_collected_feats": True})[2]
+        feats = self._compute(hooks, sample.tolist(), {**self._env, "write_collected_feats": True})[
+            2
+        ]
         dtypes = {key: next(iter(of_key.values())).dtype.name for key, of_key in feats.items()}
         return made_from, {key: FeatureStorageConfig(key, dtype) for key, dtype in dtypes.items()}
 
@@ -76,17 +91,23 @@ class ShardMaker:
         Raises `TaskTakenError` if another process has, or had, this attempt at it.
         """
         with self.share.attempt(job.claims, order.number) as claim:
-            if read_shard(job.directory / SHARDS / order.name) is None:  # or its maker was lost right after
+            # or its maker was lost right after
+            if read_shard(job.directory / SHARDS / order.name) is None:
                 self._make(job, order, claim)
 
     def _make(self, job: Job, order: Order, claim: Claim) -> None:
         hooks, shards = job.hooks, job.directory / SHARDS
-        with tempfile.TemporaryDirectory(prefix="attempt-", dir=shards, ignore_cleanup_errors=True) as attempt:
+        with tempfile.TemporaryDirectory(
+            prefix="attempt-", dir=shards, ignore_cleanup_errors=True
+        ) as attempt:
             shard_dir = Path(attempt) / "shard"
             shard_dir.mkdir()
             env = {**self._env, "write_collected_feats": job.features is not None}
             if job.features is not None:
-                env |= {"feats_dir": job.directory / FEATS, "part_writer": self._part(job, job.features, order)}
+                env |= {
+                    "feats_dir": job.directory / FEATS,
+                    "part_writer": self._part(job, job.features, order),
+                }
             state: dict[str, Any] = {}
             writers = hooks.open_writers(shard_dir, **env)
             size = job.batch_size or 1
@@ -107,7 +128,10 @@ class ShardMaker:
         return _NewOnly(writer, set(committed(path)) if order.again else set())
 
     def _compute(self, hooks: Hooks, batch: list[int] | int, env: Mapping[str, Any]) -> Any:
-        """Call `forward`; an error names the utterance that it comes from, if it comes from a single one."""
+        """Call `forward`.
+
+        An error names the utterance that it comes from, if it comes from a single one.
+        """
         try:
             return hooks.forward(batch, **env)
         except Exception as failure:  # whatever the user's code raises
@@ -121,9 +145,12 @@ class ShardMaker:
         if isinstance(error, FeatureError | DuplicateIdError | ConfigError):
             raise error
         ids = visible_ids(env["dataset"])
-        named = ", ".join(f"utterance {index}" if ids is None else repr(ids[index]) for index in culprits)
+        named = ", ".join(
+            f"utterance {index}" if ids is None else repr(ids[index]) for index in culprits
+        )
         raise ComputeError(
-            f"collecting statistics of {named} failed with {describe(error)}; what was done before is kept"
+            f"collecting statistics of {named} failed with {describe(error)}; what was done before "
+            "is kept"
         ) from error
 
 

@@ -1,6 +1,9 @@
-"""The shards of a collect-stats run: directories of ESPnet's files, each of which counts only once it is whole.
+"""The shards of a collect-stats run.
 
-A shard holds the statistics and shapes of some batches. Its name has eight hexadecimal digits of the run that cut it::
+They are directories of ESPnet's files, each of which counts only once it is whole.
+
+A shard holds the statistics and shapes of some batches. Its name has eight hexadecimal digits of
+the run that cut it::
 
     split.<run>-00007/
       feats_shape                            "utt-1 575,80", a line an utterance
@@ -10,8 +13,8 @@ A shard holds the statistics and shapes of some batches. Its name has eight hexa
       indices.npy                            its utterances, by number in the data set
       done                                   a digest of each of these files; it comes last
 
-While a run is under way, there are two more kinds of directories beside them: `run-*`, which says who is at what, and
-`attempt-*`, in which a shard is being made.
+While a run is under way, there are two more kinds of directories beside them: `run-*`, which says
+who is at what, and `attempt-*`, in which a shard is being made.
 """
 
 from __future__ import annotations
@@ -56,11 +59,15 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text file."""
-    return path.read_text("utf-8").split("\n")[:-1]  # not `splitlines`: ids may hold other line ends
+    # not `splitlines`: ids may hold other line ends
+    return path.read_text("utf-8").split("\n")[:-1]
 
 
 def finish_shard(attempt: Path, final: Path, indices: Ints) -> None:
-    """Give the directory that an attempt at a shard has filled its name; dropped if another was earlier."""
+    """Give the directory that an attempt at a shard has filled its name.
+
+    Dropped if another was earlier.
+    """
     np.save(attempt / INDICES, indices)
     digests = {name: digest_file(attempt / name) for name in _files(attempt)}
     (attempt / DONE).write_bytes(pack_json(digests))
@@ -75,7 +82,9 @@ def finish_shard(attempt: Path, final: Path, indices: Ints) -> None:
 def read_shard(directory: Path) -> Shard | None:
     """Return a shard; None unless it is whole."""
     try:
-        digests = cast(Mapping[str, str], unpack_json((directory / DONE).read_bytes(), str(directory)))
+        digests = cast(
+            Mapping[str, str], unpack_json((directory / DONE).read_bytes(), str(directory))
+        )
         if dict(digests) != {name: digest_file(directory / name) for name in _files(directory)}:
             return None
         return Shard(directory, np.load(directory / INDICES, allow_pickle=False))
@@ -88,7 +97,10 @@ def has_features(shard: Shard, writer: CacheWriter) -> bool:
     keys = read_lines(shard.directory / FEAT_KEYS)
     if not keys:
         return False
-    return all(line.partition(" ")[0] in writer for line in read_lines(shard.directory / f"{keys[0]}_shape"))
+    return all(
+        line.partition(" ")[0] in writer
+        for line in read_lines(shard.directory / f"{keys[0]}_shape")
+    )
 
 
 def left_over(wanted: Ints, shards: Sequence[Shard]) -> Ints:
@@ -102,16 +114,21 @@ def left_over(wanted: Ints, shards: Sequence[Shard]) -> Ints:
 
 def _files(directory: Path) -> list[str]:
     found = (path for path in directory.rglob("*") if path.is_file())
-    return sorted(name for name in (path.relative_to(directory).as_posix() for path in found) if name != DONE)
+    return sorted(
+        name for name in (path.relative_to(directory).as_posix() for path in found) if name != DONE
+    )
 
 
-def merge_shards(shard_dirs: Sequence[Path], target: Path, collected: bool) -> dict[str, FeatureStats]:
+def merge_shards(
+    shard_dirs: Sequence[Path], target: Path, collected: bool
+) -> dict[str, FeatureStats]:
     """Merge shards into the files of a whole split in `target`, and return the statistics.
 
-    Statistics are merged in the given order, lines sorted by the UTF-8 bytes of their ids. `collected` says whether to
-    list collected features.
+    Statistics are merged in the given order, lines sorted by the UTF-8 bytes of their ids.
+    `collected` says whether to list collected features.
 
-    Raises `FeatureError` if the shards have different keys, `DuplicateIdError` for an id that several utterances have.
+    Raises `FeatureError` if the shards have different keys, `DuplicateIdError` for an id that
+    several utterances have.
     """
     for name in (SHAPE_KEYS, STATS_KEYS):
         write_lines(target / name, _common(shard_dirs, name))
@@ -138,8 +155,10 @@ def _common(shard_dirs: Sequence[Path], name: str) -> list[str]:
         keys = read_lines(directory / name)
         if keys != first:
             raise FeatureError(
-                f"the keys in {str(shard_dirs[0] / name)!r} are {', '.join(first) or 'none'}, but in "
-                f"{str(directory / name)!r} {', '.join(keys) or 'none'}; every utterance must have the same"
+                f"the keys in {str(shard_dirs[0] / name)!r} are {', '.join(first) or 'none'}, but "
+                "in "
+                f"{str(directory / name)!r} {', '.join(keys) or 'none'}; every utterance must have "
+                "the same"
             )
     return first
 
@@ -157,12 +176,17 @@ def _merged_stats(shard_dirs: Sequence[Path], key: str) -> FeatureStats:
 
 def _merge_lines(shard_dirs: Sequence[Path], name: str, target: Path) -> None:
     """Write the lines of a file of all shards, in the order of their ids."""
-    lines = [line for directory in shard_dirs for line in (directory / name).read_bytes().split(b"\n")[:-1]]
+    lines = [
+        line
+        for directory in shard_dirs
+        for line in (directory / name).read_bytes().split(b"\n")[:-1]
+    ]
     lines.sort(key=_id_of)
     for one, other in pairwise(lines):
         if other.startswith(_id_of(one) + b" "):
             raise DuplicateIdError(
-                f"two utterances have the id {_id_of(one).decode()!r}: {name!r} would hold {one.decode()!r} and "
+                f"two utterances have the id {_id_of(one).decode()!r}: {name!r} would hold "
+                f"{one.decode()!r} and "
                 f"{other.decode()!r}"
             )
     write_durably(target / name, b"\n".join([*lines, b""]))

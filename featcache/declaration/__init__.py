@@ -1,1 +1,1 @@
-"""Declarations of features: name, dtype, storage format, codec and their options, checked when made."""
+"""Declarations of features: name, dtype, format, codec and their options, checked when made."""

@@ -32,10 +32,11 @@ class FeatureStorageConfig:
         backend: the storage format, one of `featcache.backend_names()`.
         codec: how arrays become bytes; None is the format's default.
         options: options of the format and of the codec, e.g. `{"tick_power": -6}`.
-        stats: collect count, mean and variance while writing; None: for floats yes, for integers and bool no.
-        time_axis: 0 if arrays are (frames, *dims), None for one array of a fixed shape an utterance (an embedding).
-            Nothing tells an embedding of shape (192,) from 192 frames of one number each: say
-            None, or declare `dims` to be told.
+        stats: collect count, mean and variance while writing; None: for floats yes, for integers
+            and bool no.
+        time_axis: 0 if arrays are (frames, *dims), None for one array of a fixed shape an utterance
+            (an embedding). Nothing tells an embedding of shape (192,) from 192 frames of one number
+            each: say None, or declare `dims` to be told.
         nonfinite: "error" refuses NaN and infinity, "keep" stores them (no statistics then).
         dims: shape of a frame, `[80]` for 80 mel bands, `[]` for one number; of the whole array
             without a time axis. Others are refused, from the first utterance on, which decides if

@@ -1,1 +1,4 @@
-"""Filling a cache: from a data set and a function, in this process, on the ranks of torchrun, or on workers."""
+"""Filling a cache from a data set and a function.
+
+In this process, on the ranks of torchrun, or on workers.
+"""

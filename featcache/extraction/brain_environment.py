@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from dask.distributed import Client
 
 # what a Brain has for training only, some of it large
-_FOR_TRAINING = ("checkpointer", "optimizers_dict", "optimizer", "scaler", "train_loader", "train_sampler", "profiler")
+_FOR_TRAINING = (
+    "checkpointer",
+    "optimizers_dict",
+    "optimizer",
+    "scaler",
+    "train_loader",
+    "train_sampler",
+    "profiler",
+)
 
 
 def run_of(
@@ -33,16 +41,21 @@ def run_of(
     fingerprint: Mapping[str, object],
     others: Mapping[str, torch.nn.Module],
 ) -> Run:
-    """Return the run that has workers do an extraction; `others` are modules that its owner uses beside its own.
+    """Return the run that has workers do an extraction.
+
+    `others` are modules that its owner uses beside its own.
 
     Raises `ConfigError` for what workers cannot share.
     """
     owner, dataset, stage = extraction.owner, extraction.source, extraction.stage
     if extraction.ranks.size > 1:
-        raise ConfigError("under torchrun the ranks share the work; leave out parallel, or do without torchrun")
+        raise ConfigError(
+            "under torchrun the ranks share the work; leave out parallel, or do without torchrun"
+        )
     if not is_map_style(dataset):
         raise ConfigError(
-            f"parallel needs a map-style dataset, to give each worker utterances of it, not {type(dataset).__name__!r}"
+            "parallel needs a map-style dataset, to give each worker utterances of it, not "
+            f"{type(dataset).__name__!r}"
         )
     ids = checked_environment({"dataset": dataset, "compute_features": features_of})["ids"]
     colours = getattr(owner, "tqdm_barcolor", {})
@@ -70,7 +83,9 @@ def environment_of(
     loader_kwargs: Mapping[str, object],
     others: Mapping[str, torch.nn.Module],
 ) -> partial[Environment]:
-    """Return what builds in a worker the environment of `owner.compute_features`, which is sent there as it is now.
+    """Return what builds in a worker the environment of `owner.compute_features`.
+
+    The owner is sent there as it is now.
 
     Args:
         owner: the object, whose modules are to be evaluated.
@@ -85,7 +100,13 @@ def environment_of(
     for name in _FOR_TRAINING:
         if name in vars(sent):
             setattr(sent, name, None)
-    named = {"brain": sent, "dataset": dataset, "stage": stage, "loader_kwargs": loader_kwargs, "others": dict(others)}
+    named = {
+        "brain": sent,
+        "dataset": dataset,
+        "stage": stage,
+        "loader_kwargs": loader_kwargs,
+        "others": dict(others),
+    }
     return partial(_build, pack(named))
 
 

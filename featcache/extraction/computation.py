@@ -1,4 +1,4 @@
-"""Computing some utterances of a dataset and writing them, batch by batch, whichever process does it."""
+"""Computing and writing of some utterances, batch by batch, whichever process does it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,12 @@ from featcache.store.writing.part_writer import PartWriter
 class Computation:
     """Computes batches and writes what comes out; a batch that fails is taken again one by one.
 
-    Args:
-        compute: makes a list of dicts, "id" and arrays, of a batch's data.
-        batches: where the batches come from.
-        writer: takes what is computed.
-        skip_failures: note failures and go on; otherwise they raise `ComputeError`.
-        retries: how often an utterance that failed is tried again.
-        only_missing: the batches hold nothing that is in the cache; otherwise it is looked up for each utterance.
-        check_new: called with ids of the batches that are not in the cache, unless `only_missing`; may raise.
+    Args: compute: makes a list of dicts, "id" and arrays, of a batch's data. batches: where the
+        batches come from. writer: takes what is computed. skip_failures: note failures and go on;
+        otherwise they raise `ComputeError`. retries: how often an utterance that failed is tried
+        again. only_missing: the batches hold nothing that is in the cache; otherwise it is looked
+        up for each utterance. check_new: called with ids of the batches that are not in the cache,
+        unless `only_missing`; may raise.
     """
 
     def __init__(
@@ -77,7 +75,8 @@ class Computation:
             for id, arrays in utterances:
                 self._write(id, arrays)
             return
-        self._failed(batch, error, tried)  # out here, so that the next error does not come with this one
+        # out here, so that the next error does not come with this one
+        self._failed(batch, error, tried)
 
     def _features(self, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
         if batch.error is not None:
@@ -132,7 +131,8 @@ class Computation:
             self._check_new(new)
 
     def _was_known(self, id: str) -> bool:
-        # one that was written in this run is not known: the writer says where it came from the first time
+        # one that was written in this run is not known: the writer says where it came from the
+        # first time
         return not self._only_missing and id not in self._new and id in self._writer
 
     def _note(self, id: str | None, error: Exception) -> None:
@@ -143,7 +143,8 @@ class Computation:
 
 
 def features_of(owner: Any, stage: Any, data: Any) -> Any:
-    """Call `owner.compute_features` for a batch, on its device and in its precision of evaluation."""
+    """Call `owner.compute_features` for a batch, on its device and in its evaluation precision."""
     with getattr(owner, "evaluation_ctx", None) or contextlib.nullcontext():
         utterances = owner.compute_features(to_device(data, owner.device), stage)
-        return list(utterances) if isinstance(utterances, Iterator) else utterances  # in that precision, too
+        # in that precision, too
+        return list(utterances) if isinstance(utterances, Iterator) else utterances

@@ -1,4 +1,4 @@
-"""Batches of the utterances that a cache still lacks, with their ids where the dataset shows them."""
+"""Batches of the utterances that a cache lacks, with their ids where the dataset shows them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.extraction.datasets import ids_of_batch, is_map_style, size_of
 from featcache.store.format.ids import as_id
 
-# of a loader for training; here each utterance comes once, in the order of the dataset or of a given sampler
+# of a loader for training; here each utterance comes once, in the order of the dataset or of a
+# given sampler
 _NOT_FOR_CACHING = ("shuffle", "drop_last", "ckpt_prefix", "looped_nominal_epoch", "in_order")
 
 
@@ -43,22 +44,29 @@ class LoaderBatches:
 
 
 def worker_failed(error: Exception) -> bool:
-    """Say whether a loader's worker died or hangs; PyTorch raises the first from a signal handler, at any moment."""
-    return isinstance(error, RuntimeError) and str(error).startswith(("DataLoader worker", "DataLoader timed out"))
+    """Say whether a loader's worker died or hangs.
+
+    PyTorch raises the first from a signal handler, at any moment.
+    """
+    return isinstance(error, RuntimeError) and str(error).startswith(
+        ("DataLoader worker", "DataLoader timed out")
+    )
 
 
 class DatasetBatches:
     """Batches of some utterances of a map-style dataset.
 
-    Args:
-        dataset: the dataset; untouched, also where only some of it is asked for.
-        indices: the utterances wanted.
-        loader_kwargs: arguments of a DataLoader. A sampler or batch sampler stays, less what is not wanted.
-        ids: the ids of the whole dataset, if it shows them.
+    Args: dataset: the dataset; untouched, also where only some of it is asked for. indices: the
+        utterances wanted. loader_kwargs: arguments of a DataLoader. A sampler or batch sampler
+        stays, less what is not wanted. ids: the ids of the whole dataset, if it shows them.
     """
 
     def __init__(
-        self, dataset: Any, indices: Sequence[int], loader_kwargs: Mapping[str, Any], ids: Sequence[str] | None
+        self,
+        dataset: Any,
+        indices: Sequence[int],
+        loader_kwargs: Mapping[str, Any],
+        ids: Sequence[str] | None,
     ) -> None:
         self.total = len(indices)
         self._dataset = dataset
@@ -97,12 +105,17 @@ class DatasetBatches:
             yield self._batch(data, [index], error)
 
     def _batch(self, data: Any, indices: list[int], error: Exception | None) -> Batch:
-        ids = [self._ids[index] for index in indices] if self._ids is not None else ids_of_batch(data)
+        ids = (
+            [self._ids[index] for index in indices] if self._ids is not None else ids_of_batch(data)
+        )
         return Batch(data, ids, error, indices)
 
 
 class _Recorded:
-    """Yields the indices of each batch and keeps them in `taken`, since a loader does not say what it failed on."""
+    """Yields the indices of each batch and keeps them in `taken`.
+
+    A loader does not say what it failed on.
+    """
 
     def __init__(self, indices: Sequence[int], size: int, loader_kwargs: Mapping[str, Any]) -> None:
         self.taken: deque[list[int]] = deque()
@@ -128,26 +141,38 @@ class _Recorded:
                     yield wanted
             return
         if self._order is not None:
-            self._indices = np.array([index for index in self._order if self._wanted[index]], np.int64)
+            self._indices = np.array(
+                [index for index in self._order if self._wanted[index]], np.int64
+            )
         size = self._batch_size or 1
         for start in range(0, len(self._indices), size):
             yield self._indices[start : start + size].tolist()
 
 
-def wanted_batches(indices: Sequence[int], size: int, loader_kwargs: Mapping[str, Any]) -> list[list[int]]:
-    """Return the batches that a sampler or batch sampler makes of a dataset of `size`, less what is not wanted."""
+def wanted_batches(
+    indices: Sequence[int], size: int, loader_kwargs: Mapping[str, Any]
+) -> list[list[int]]:
+    """Return the batches that a sampler or batch sampler makes, less what is not wanted.
+
+    They are of a dataset of `size`.
+    """
     return list(_Recorded(indices, size, loader_kwargs).wanted_batches())
 
 
 def batches_of_stream(source: Any, loader_kwargs: Mapping[str, Any]) -> LoaderBatches:
     """Return the batches of a loader as it is, or of an iterable dataset."""
     if isinstance(source, IterableDataset):
-        source = _make_loader(source, {k: v for k, v in loader_kwargs.items() if k not in _NOT_FOR_CACHING})
+        source = _make_loader(
+            source, {k: v for k, v in loader_kwargs.items() if k not in _NOT_FOR_CACHING}
+        )
     return LoaderBatches(source)
 
 
 def _make_loader(dataset: Any, options: Mapping[str, Any]) -> Any:
-    """Make a DataLoader, with SpeechBrain's defaults where it is in use; its checkpointer does not get to know it."""
+    """Make a DataLoader, with SpeechBrain's defaults where it is in use.
+
+    Its checkpointer does not get to know it.
+    """
     if "speechbrain" in sys.modules:
         from speechbrain.dataio.dataloader import make_dataloader
 
@@ -173,11 +198,17 @@ def learnt_ids(source: Any, loader_kwargs: Mapping[str, Any]) -> list[str] | Non
 
 
 def check_loader_kwargs(loader_kwargs: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for what is no argument of a DataLoader, before it is made in the middle of a run."""
+    """Raise `ConfigError` for what is no argument of a DataLoader.
+
+    This comes before one is made in the middle of a run.
+    """
     known = {*inspect.signature(DataLoader).parameters, *_NOT_FOR_CACHING} - {"dataset"}
     for key in loader_kwargs:
         if key not in known:
-            raise ConfigError(f"loader_kwargs has {key!r}, which is no argument of a DataLoader; {nearest(key, known)}")
+            raise ConfigError(
+                f"loader_kwargs has {key!r}, which is no argument of a DataLoader; "
+                f"{nearest(key, known)}"
+            )
 
 
 def to_device(data: Any, device: Any) -> Any:
@@ -194,22 +225,35 @@ def to_device(data: Any, device: Any) -> Any:
 
 
 def checked_utterances(result: Any, ids: list[str] | None) -> list[tuple[str, dict[str, Any]]]:
-    """Return (id, arrays) of what `compute_features` returned; raises `FeatureError` unless it fits the batch."""
+    """Return (id, arrays) of what `compute_features` returned.
+
+    Raises `FeatureError` unless it fits the batch.
+    """
     if not isinstance(result, Iterable):
-        raise FeatureError(f"compute_features must return a list of dicts, one per utterance, not {result!r}")
+        raise FeatureError(
+            f"compute_features must return a list of dicts, one per utterance, not {result!r}"
+        )
     checked: list[tuple[str, dict[str, Any]]] = []
     for utterance in result:
         if not isinstance(utterance, Mapping) or "id" not in utterance:
             given = list(utterance) if isinstance(utterance, Mapping) else type(utterance).__name__
-            raise FeatureError(f"compute_features must return dicts with the key 'id', not of {given!r}")
+            raise FeatureError(
+                f"compute_features must return dicts with the key 'id', not of {given!r}"
+            )
         arrays = {key: value for key, value in utterance.items() if key != "id"}
         checked.append((cast(str, as_id(utterance["id"])), arrays))
     if ids is not None:
         returned = [id for id, _ in checked]
         for id in returned:
             if id not in ids:
-                raise FeatureError(f"compute_features returned {id!r}, which is not in the batch: {nearest(id, ids)}")
+                raise FeatureError(
+                    f"compute_features returned {id!r}, which is not in the batch: "
+                    f"{nearest(id, ids)}"
+                )
         for id in ids:
             if returned.count(id) != 1:
-                raise FeatureError(f"compute_features returned {returned.count(id)} dicts for {id!r} instead of one")
+                raise FeatureError(
+                    f"compute_features returned {returned.count(id)} dicts for {id!r} instead of "
+                    "one"
+                )
     return checked

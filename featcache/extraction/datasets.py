@@ -1,4 +1,4 @@
-"""Data sets and loaders as an extraction sees them: size, ids and lengths, without loading an item."""
+"""Data sets and loaders as an extraction sees them: size, ids and lengths, no item loaded."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def check_source(source: object) -> None:
     kind = type(source).__name__
     if isinstance(source, Iterator):
         raise ConfigError(
-            f"a {kind!r} can be gone through only once, and has no ids to compare; give a data set: "
-            "a list of its items, or an object with __getitem__ and __len__, or a torch IterableDataset"
+            f"a {kind!r} can be gone through only once, and has no ids to compare; give a data "
+            "set: "
+            "a list of its items, or an object with __getitem__ and __len__, or a torch "
+            "IterableDataset"
         )
     no_set = isinstance(source, str | bytes | os.PathLike | Mapping) or not (
         hasattr(source, "__getitem__") or hasattr(source, "__iter__")

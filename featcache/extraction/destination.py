@@ -37,7 +37,10 @@ from featcache.store.reading.cache import Cache
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
 
-EMPTY = "the data set is empty: not one utterance came of it; look at what filters it, or at what it reads"
+EMPTY = (
+    "the data set is empty: not one utterance came of it; look at what filters it, or at what it "
+    "reads"
+)
 _log = logging.getLogger("featcache")
 
 
@@ -45,13 +48,10 @@ _log = logging.getLogger("featcache")
 class Destination:
     """The cache of a split, to be filled with the utterances of a data set.
 
-    Args:
-        storage: where its caches are.
-        split: which of them is meant.
-        ids: of all utterances, if the data set shows them.
-        skip_failures: utterances that failed in an earlier run are left out; otherwise they are tried again.
-        append: a complete cache may be given utterances of another data set.
-        shared: other splits of the storage may hold the same utterances.
+    Args: storage: where its caches are. split: which of them is meant. ids: of all utterances, if
+        the data set shows them. skip_failures: utterances that failed in an earlier run are left
+        out; otherwise they are tried again. append: a complete cache may be given utterances of
+        another data set. shared: other splits of the storage may hold the same utterances.
     """
 
     storage: FeatureStorage
@@ -80,13 +80,16 @@ class Destination:
         declared = cache_fingerprint(self.storage.features, fingerprint)
         return None if differences(cache.fingerprint, declared) else cache
 
-    def open(self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool) -> CacheWriter | None:
+    def open(
+        self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool
+    ) -> CacheWriter | None:
         """Open the cache for writing; None if nothing is missing.
 
-        Raises `ConfigError` for a data set that seems to belong to another split, `CacheError` for a cache that lacks
-        something and cannot be written to.
+        Raises `ConfigError` for a data set that seems to belong to another split, `CacheError` for
+        a cache that lacks something and cannot be written to.
         """
-        if self.ids is not None and not len(self.ids):  # of a stream; others have been looked at before
+        # of a stream; others have been looked at before
+        if self.ids is not None and not len(self.ids):
             raise ConfigError(EMPTY)
         cache = None if overwrite else self.current(fingerprint)
         self.full = cache is not None and cache.complete
@@ -102,7 +105,8 @@ class Destination:
             self._others.refuse(missing)
         with self._refusal_explained(missing):
             if not resume and not overwrite:
-                # what a killed run left becomes part of the cache, which is then built anew beside it
+                # what a killed run left becomes part of the cache, which is then built anew beside
+                # it
                 self._writer(fingerprint, False).close(complete=False)
                 overwrite = True
             writer = self._writer(fingerprint, overwrite)
@@ -111,13 +115,15 @@ class Destination:
         return writer
 
     def check_new(self, ids: Sequence[str]) -> None:
-        """Raise `ConfigError` if the cache must not be given these utterances of a data set that shows no ids."""
+        """Raise `ConfigError` if the cache must not be given a data set that shows no ids."""
         if self.ids is not None:  # compared when the cache was opened
             return
         if self.full and not self.append:
             raise ConfigError(
-                f"cache {str(self.path)!r} is complete without {named(ids, 3)}, and this data set shows no ids by "
-                "which the two could be compared; give it an attribute `ids`, or append=True to add what is new"
+                f"cache {str(self.path)!r} is complete without {named(ids, 3)}, and this data set "
+                "shows no ids by "
+                "which the two could be compared; give it an attribute `ids`, or append=True to "
+                "add what is new"
             )
         if not self.shared:
             self._others.refuse(ids)
@@ -133,15 +139,13 @@ class Destination:
     ) -> None:
         """Publish what was written, and say what could not be computed.
 
-        Args:
-            writer: the writer of the cache.
-            failures: of this run.
-            seen: ids of all utterances, if the data set did not show them; None if it was not gone through.
-            left_out: utterances that a sampler did not ask for.
-            stopped: before the end.
+        Args: writer: the writer of the cache. failures: of this run. seen: ids of all utterances,
+            if the data set did not show them; None if it was not gone through. left_out: utterances
+            that a sampler did not ask for. stopped: before the end.
         """
         if stopped and (builds_aside(self.path) or (self.full and self.ids is None)):
-            writer.abort()  # the old cache stays as it is; the parts of the new one wait for the same call
+            # the old cache stays as it is; the parts of the new one wait for the same call
+            writer.abort()
             return
         if seen is not None and not stopped:
             if not seen:
@@ -158,20 +162,29 @@ class Destination:
         self._record(failures)
 
     def publish_early(self, writer: CacheWriter) -> None:
-        """Let readers see what is there so far, unless they still have the complete cache that is computed anew."""
+        """Let readers see what is there so far.
+
+        Not while they still have the complete cache that is computed anew.
+        """
         if not builds_aside(self.path):
             writer.publish()
 
     def say_how_to_go_on(self, error: BaseException) -> None:
         """Note on an error what is kept."""
-        if isinstance(error, ConfigError | MissingDependencyError):  # the same call would end in the same way
+        # the same call would end in the same way
+        if isinstance(error, ConfigError | MissingDependencyError):
             return
-        with contextlib.suppress(OSError):  # a cache that cannot be read says nothing of how to go on
+        # a cache that cannot be read says nothing of how to go on
+        with contextlib.suppress(OSError):
             stored = sum(1 for _ in committed(self.path))
             if builds_aside(self.path):
-                text = f"cache {str(self.path)!r} is as it was; what was computed anew waits beside it"
+                text = (
+                    f"cache {str(self.path)!r} is as it was; what was computed anew waits beside it"
+                )
             else:
-                number = counted(stored) if self.ids is None else f"{stored} of {counted(len(self.ids))}"
+                number = (
+                    counted(stored) if self.ids is None else f"{stored} of {counted(len(self.ids))}"
+                )
                 text = f"{number} {'is' if stored == 1 else 'are'} in cache {str(self.path)!r}"
             text += "; the same call goes on from there"
             error.add_note(text)
@@ -201,14 +214,22 @@ class Destination:
             _log.log(
                 logging.INFO if self.append else logging.WARNING,
                 "cache %r holds %d utterances, %d of them not in this data set: %s",
-                *(str(self.path), len(cache), len(numbers), named([cache._index.id(row) for row in numbers[:3]])),
+                *(
+                    str(self.path),
+                    len(cache),
+                    len(numbers),
+                    named([cache._index.id(row) for row in numbers[:3]]),
+                ),
             )
 
     def _tell_what_is_left_out(self, failed: Sequence[str]) -> None:
         if failed:
-            text = f"{counted(len(failed))} failed earlier and {'is' if len(failed) == 1 else 'are'} left out"
+            are = "is" if len(failed) == 1 else "are"
+            text = f"{counted(len(failed))} failed earlier and {are} left out"
             where = str(self.path / FAILURES)
-            _log.warning("%s: %s, see %r; on_error='raise' tries again", text, named(failed, 3), where)
+            _log.warning(
+                "%s: %s, see %r; on_error='raise' tries again", text, named(failed, 3), where
+            )
 
     def _writer(self, fingerprint: Mapping[str, object], overwrite: bool) -> CacheWriter:
         make = partial(self.storage.writer, self.split, fingerprint, overwrite=overwrite)
@@ -226,23 +247,34 @@ class Destination:
             if not (self.path / NAME).exists():
                 text = "cannot be made; give another directory, or ask for the right to write there"
             elif missing is None:
-                text = "cannot be written to, and the data set shows no ids to compare; give it an attribute `ids`"
+                text = (
+                    "cannot be written to, and the data set shows no ids to compare; give it an "
+                    "attribute `ids`"
+                )
             else:
                 text = (
-                    f"lacks {named(missing, 3)} and cannot be written to: copy it to where you may write, or leave "
-                    f"{'this utterance' if len(missing) == 1 else 'these utterances'} out of the data set"
+                    f"lacks {named(missing, 3)} and cannot be written to: copy it to where you may "
+                    "write, or leave "
+                    f"{'this utterance' if len(missing) == 1 else 'these utterances'} out of the "
+                    "data set"
                 )
             raise CacheError(f"cache {str(self.path)!r} {text} ({describe(error)})") from error
 
     def _record(self, failures: Sequence[Failure]) -> None:
-        """Keep a line for each utterance that has failed, now or earlier, and tell of those of now."""
+        """Keep a line for each utterance that failed, now or earlier, and tell of those of now."""
         cache = Cache(self.path)
         still = set(cache.failed) - {failure["id"] for failure in failures}
-        write_failures(self.path, [*(line for line in read_failures(self.path) if line["id"] in still), *failures])
+        write_failures(
+            self.path,
+            [*(line for line in read_failures(self.path) if line["id"] in still), *failures],
+        )
         if not failures:
             return
         path, first = str(self.path / FAILURES), failures[0]
-        text = f"failed, see {path!r}; the first, {first['id']!r} with {first['type']}: {first['error']}"
+        text = (
+            f"failed, see {path!r}; the first, {first['id']!r} with {first['type']}: "
+            f"{first['error']}"
+        )
         if not len(cache):
             raise ComputeError(f"all {counted(len(failures))} {text}")
         _log.warning("%s %s", counted(len(failures)), text)
@@ -254,8 +286,12 @@ def check_settings(on_error: str, retries: int, publish_every_s: float | None) -
         raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
     if not isinstance(retries, Integral) or retries < 0:
         raise ConfigError(f"retries is a whole number from 0 on, not {retries!r}")
-    if publish_every_s is not None and not (isinstance(publish_every_s, int | float) and publish_every_s > 0):
-        raise ConfigError(f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}")
+    if publish_every_s is not None and not (
+        isinstance(publish_every_s, int | float) and publish_every_s > 0
+    ):
+        raise ConfigError(
+            f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}"
+        )
 
 
 def builds_aside(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""`EnvironmentProvider`: how each process comes by its data set, its model and whatever else it computes with."""
+"""`EnvironmentProvider`: gives each process its data set, its model and what else it needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 class EnvironmentProvider(ABC):
     """Say how a process builds what it computes with, once: the data set, the model.
 
-    The interface of ESPnet3's class of this name. An environment is a dict by name. Nothing of it travels from process
-    to process: each one builds its own.
+    The interface of ESPnet3's class of this name. An environment is a dict by name. Nothing of it
+    travels from process to process: each one builds its own.
 
     >>> class Provider(EnvironmentProvider):
     ...     def build_env_local(self):
@@ -28,7 +28,9 @@ class EnvironmentProvider(ABC):
 
     @abstractmethod
     def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        """Return a function that builds the environment of a worker; it is pickled and runs in each of them.
+        """Return a function that builds the environment of a worker.
+
+        It is pickled and runs in each of them.
 
         It should hold no more than what it needs to build: names, paths, settings.
         """

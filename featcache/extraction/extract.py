@@ -46,40 +46,45 @@ def extract(
     append: bool = False,
     progressbar: bool = True,
 ) -> Cache:
-    """Compute what a cache lacks of the features of a dataset, on one or many workers, and open the cache.
+    """Compute what a cache lacks of a dataset's features, on one or many workers, and open it.
 
-    Returns at once when nothing is missing. Stopped or killed at any moment, the same call goes on, with any number of
-    workers: what was committed is not computed again. The cache is the same whoever computed it.
+    Returns at once when nothing is missing. Stopped or killed at any moment, the same call goes on,
+    with any number of workers: what was committed is not computed again. The cache is the same
+    whoever computed it.
 
-    The environments of `provider` hold "dataset", of a known length with items by number, and "compute_features": a
-    function of a batch that returns for each utterance of it a dict of its "id" and all declared features; it is called
-    without gradients, modules should be in evaluation mode. A batch is a list of items, or what "collate_fn" makes of
-    that, or a DataLoader with "loader_kwargs" (of which those of batches and of its own processes do not count). "ids"
-    are the dataset's `ids` or `data_ids`, unless given; "lengths" its `lengths` or durations, if it has any: long
-    utterances come first, and batches hold similar ones.
+    The environments of `provider` hold "dataset", of a known length with items by number, and
+    "compute_features": a function of a batch that returns for each utterance of it a dict of its
+    "id" and all declared features; it is called without gradients, modules should be in evaluation
+    mode. A batch is a list of items, or what "collate_fn" makes of that, or a DataLoader with
+    "loader_kwargs" (of which those of batches and of its own processes do not count). "ids" are the
+    dataset's `ids` or `data_ids`, unless given; "lengths" its `lengths` or durations, if it has
+    any: long utterances come first, and batches hold similar ones.
 
-    Args:
-        provider: builds the environment, once in each worker, and here for ids, lengths and fingerprint.
-        path: the cache directory.
-        features: the declarations of all features.
-        parallel: how many workers, and where: `ParallelConfig` or such a mapping. A client of `get_client`, to compute
+    Args: provider: builds the environment, once in each worker, and here for ids, lengths and
+        fingerprint. path: the cache directory. features: the declarations of all features.
+        parallel: how many workers, and where: `ParallelConfig` or such a mapping. A client of
+        `get_client`, to compute
             several caches with the same workers. None computes in this process.
-        fingerprint: what else the features are made from, JSON values; takes the place of what is found out: "source"
-            and "constants" of `compute_features`, "modules" of the environment.
+        fingerprint: what else the features are made from, JSON values; takes the place of what is
+            found out: "source" and "constants" of `compute_features`, "modules" of the environment.
         batch_size: utterances a batch.
         retries: how often an utterance is tried again that fails, or that its worker dies of.
-        on_error: "skip" goes on with the next utterance then and leaves a line in the cache's `work-failures.jsonl`;
-            the next call leaves these utterances out, too, or tries them again with "raise".
-        publish_every_s: lets readers see what is there about every so many seconds; None only at the end.
+        on_error: "skip" goes on with the next utterance then and leaves a line in the cache's
+            `work-failures.jsonl`; the next call leaves these utterances out, too, or tries them
+            again with "raise".
+        publish_every_s: lets readers see what is there about every so many seconds; None only at
+            the end.
         resume: False computes a cache that is incomplete from the start.
         overwrite: computes a complete one anew; it stays good until the new one is.
-        append: gives a complete cache the utterances of a dataset that shares none with it; otherwise that is refused.
+        append: gives a complete cache the utterances of a dataset that shares none with it;
+            otherwise that is refused.
         progressbar: shows one bar over the utterances of all workers.
 
-    Raises `StaleCacheError` if the cache was made from something else, `CacheLockedError` if it is being written,
-    `ComputeError` if computing fails, `FeatureError` for arrays that cannot be stored as declared, `DuplicateIdError`
-    for an id that several utterances have, `IncompleteError` if workers are lost for good, `ConfigError` for what
-    cannot work. What was computed before is kept in each case.
+    Raises `StaleCacheError` if the cache was made from something else, `CacheLockedError` if it is
+    being written, `ComputeError` if computing fails, `FeatureError` for arrays that cannot be
+    stored as declared, `DuplicateIdError` for an id that several utterances have, `IncompleteError`
+    if workers are lost for good, `ConfigError` for what cannot work. What was computed before is
+    kept in each case.
 
     >>> import numpy as np, tempfile, featcache
     >>> class Tones(featcache.EnvironmentProvider):
@@ -92,7 +97,8 @@ def extract(
     ...     def compute(self, items):
     ...         return [{"id": "ab"[n - 3], "tone": np.ones((n, 2), np.float32)} for n in items]
     >>> declared = [featcache.FeatureStorageConfig("tone")]
-    >>> cache = featcache.extract(Tones(), tempfile.mkdtemp() + "/tones", declared, progressbar=False)
+    >>> path = tempfile.mkdtemp() + "/tones"
+    >>> cache = featcache.extract(Tones(), path, declared, progressbar=False)
     >>> cache.lengths("tone").tolist()
     [3, 4]
     """
@@ -105,8 +111,16 @@ def extract(
         check_source(env["dataset"])
         lengths = visible_lengths(env["dataset"]) if env.get("lengths") is None else env["lengths"]
         run = Run(
-            # a path names one cache: those beside it are no splits, but may well be other features of the same ids
-            to=Destination(FeatureStorage(where.parent, features), where.name, env["ids"], skip, append, shared=True),
+            # a path names one cache: those beside it are no splits, but may well be other features
+            # of the same ids
+            to=Destination(
+                FeatureStorage(where.parent, features),
+                where.name,
+                env["ids"],
+                skip,
+                append,
+                shared=True,
+            ),
             ids=env["ids"],
             lengths=lengths,
             builder=partial(_constant, env) if parallel is None else partial(_sent, provider),
@@ -136,23 +150,33 @@ def _build(packed: bytes) -> Environment:
 
 
 def _made_from(env: Environment, given: Mapping[str, object]) -> dict[str, object]:
-    """Return the fingerprint of what `compute_features` makes: its code and all modules that it can be given."""
+    """Return the fingerprint of what `compute_features` makes.
+
+    It covers its code and all modules that it can be given.
+    """
     compute, named = env["compute_features"], dict(env)
     while isinstance(compute, partial):
-        named |= {str(number): value for number, value in enumerate(compute.args)} | compute.keywords
+        named |= {
+            str(number): value for number, value in enumerate(compute.args)
+        } | compute.keywords
         compute = compute.func
     owner = getattr(compute, "__self__", compute)
     named |= {"compute_features": owner}
     found = find_ingredients(_stand_in(compute, owner)).fingerprint(given)
     if "modules" not in given:
-        modules = {name: value for name, value in named.items() if isinstance(value, torch.nn.Module)}
+        modules = {
+            name: value for name, value in named.items() if isinstance(value, torch.nn.Module)
+        }
         described = {name: describe_module(module) for name, module in modules.items()}
         found["modules"] = {**cast(dict[str, object], found["modules"]), **described}
     return found
 
 
 def _stand_in(compute: Any, owner: Any) -> object:
-    """Return an object like `owner` whose `compute_features` is `compute`, whatever that is called there."""
+    """Return an object like `owner` with `compute` as its `compute_features`.
+
+    Whatever that is called there.
+    """
     function = getattr(compute, "__func__", compute)
     if isinstance(function, FunctionType):
         base = object if owner is compute else type(owner)

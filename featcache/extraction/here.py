@@ -13,7 +13,12 @@ from featcache._closing import close_after
 from featcache._interval import Interval
 from featcache.errors import ConfigError, IncompleteError, describe
 from featcache.extraction.computation import Computation, features_of
-from featcache.extraction.dataset_batches import DatasetBatches, LoaderBatches, batches_of_stream, learnt_ids
+from featcache.extraction.dataset_batches import (
+    DatasetBatches,
+    LoaderBatches,
+    batches_of_stream,
+    learnt_ids,
+)
 from featcache.extraction.datasets import is_map_style
 from featcache.extraction.destination import Destination
 from featcache.extraction.failures import Failure
@@ -65,13 +70,16 @@ class Extraction:
         self._publisher: CacheWriter | None = None  # on rank 0
         self._fingerprint: Mapping[str, object] = {}
         self._failures: list[Failure] = []
-        self._seen: set[str] | None = None  # ids that came of a data set that does not show them, once all have come
+        # ids that came of a data set that does not show them, once all have come
+        self._seen: set[str] | None = None
         self._known = 0  # utterances that were in the cache before, as far as can be told
         self._left_out = 0  # utterances that a given sampler did not ask for
         self._cut_short = False  # by --debug
         self._publishing = Interval(self.publish_every_s)
 
-    def run(self, fingerprint: Callable[[], Mapping[str, object]], *, resume: bool, overwrite: bool) -> Cache:
+    def run(
+        self, fingerprint: Callable[[], Mapping[str, object]], *, resume: bool, overwrite: bool
+    ) -> Cache:
         """Do it, and open the cache; see `FeatureCacheMixin.cache_features`."""
         start = self.ranks.together(partial(self._start, fingerprint, resume, overwrite))[0]
         self._fingerprint = start.fingerprint
@@ -87,7 +95,9 @@ class Extraction:
                 raise error
         return self.to.storage.cache(self.to.split)
 
-    def _start(self, fingerprint: Callable[[], Mapping[str, object]], resume: bool, overwrite: bool) -> _Start:
+    def _start(
+        self, fingerprint: Callable[[], Mapping[str, object]], resume: bool, overwrite: bool
+    ) -> _Start:
         """On rank 0, open the cache for writing unless nothing is missing."""
         if self.ranks.rank:
             return _Start(complete=False)
@@ -97,12 +107,13 @@ class Extraction:
         return _Start(self._publisher is None, made_from, learnt, self.to.full, self.to.accepted)
 
     def _learn(self, fingerprint: Mapping[str, object]) -> Sequence[str] | None:
-        """Load all of a data set that does not show its ids, to compare it with a complete cache."""
+        """Load all of a data set that shows no ids, to compare it with a complete cache."""
         cache = self.to.current(fingerprint) if self.to.ids is None else None
         if cache is None or not cache.complete:
             return None
         _log.warning(
-            "the data set shows no ids: all of it is loaded, to see whether it is what cache %r holds; give it an "
+            "the data set shows no ids: all of it is loaded, to see whether it is what cache %r "
+            "holds; give it an "
             "attribute `ids`, a list of strings, and this takes no time",
             str(self.to.path),
         )
@@ -113,7 +124,8 @@ class Extraction:
         """Compute this rank's share; returns the error that ended it."""
         try:
             with contextlib.ExitStack() as stack:
-                self.ranks.together(partial(self._join, stack))  # nobody writes before all know what is missing
+                # nobody writes before all know what is missing
+                self.ranks.together(partial(self._join, stack))
                 self._compute()
         except BaseException as error:
             return error
@@ -121,13 +133,17 @@ class Extraction:
 
     def _join(self, stack: contextlib.ExitStack) -> None:
         """Find this rank's share, and open a part of the cache for it."""
-        self._writer = stack.enter_context(PartWriter(self.to.path, self.to.storage.features, self._fingerprint))
+        self._writer = stack.enter_context(
+            PartWriter(self.to.path, self.to.storage.features, self._fingerprint)
+        )
         if is_map_style(self.source):
             missing: Sequence[int] = range(len(self.source))
             if self.to.ids is not None:
                 behind = self.to.accepted
                 missing = [
-                    number for number, id in enumerate(self.to.ids) if id not in behind and id not in self._writer
+                    number
+                    for number, id in enumerate(self.to.ids)
+                    if id not in behind and id not in self._writer
                 ]
             self._known = len(self.source) - len(missing)
             share = missing[self.ranks.rank :: self.ranks.size]
@@ -137,7 +153,8 @@ class Extraction:
             self._writer.expect_more(len(share))
         elif self.ranks.size > 1:
             raise ConfigError(
-                "under torchrun cache_features needs a map-style dataset, to give each rank its share of it"
+                "under torchrun cache_features needs a map-style dataset, to give each rank its "
+                "share of it"
             )
         else:
             self._batches = batches_of_stream(self.source, self.loader_kwargs)
@@ -151,7 +168,8 @@ class Extraction:
             self._writer,
             skip_failures=self.skip_failures,
             retries=self.retries,
-            only_missing=self.to.ids is not None and is_map_style(self.source),  # what is known is not even loaded
+            # what is known is not even loaded
+            only_missing=self.to.ids is not None and is_map_style(self.source),
             check_new=self.to.check_new,
         )
         self._failures = computation.failures
@@ -168,7 +186,9 @@ class Extraction:
             for number, batch in enumerate(self._batches, start=1):
                 computation.process(batch)
                 self._publish_now_and_then()
-                done = Progress(0, computation.behind, self._writer.bytes_written, len(computation.failures))
+                done = Progress(
+                    0, computation.behind, self._writer.bytes_written, len(computation.failures)
+                )
                 account.update(done)
                 if debug and number == getattr(self.owner, "debug_batches", 2):
                     self._cut_short = True
@@ -179,7 +199,10 @@ class Extraction:
             self._seen = computation.seen
 
     def _publish_now_and_then(self) -> None:
-        """Seal what this rank has written; rank 0 publishes it, and what the others have sealed before."""
+        """Seal what this rank has written.
+
+        Rank 0 publishes it, and what the others have sealed before.
+        """
         if self._publishing.due():
             self._writer.seal()
             if self._publisher is not None:
@@ -188,11 +211,15 @@ class Extraction:
     def _finish(self, error: BaseException | None = None) -> None:
         """Wait for all ranks, and publish what they have written."""
         text = None if error is None else describe(error)
-        reports = self.ranks.gather(_Report(text, self._failures, self._cut_short, self._left_out, self._seen))
+        reports = self.ranks.gather(
+            _Report(text, self._failures, self._cut_short, self._left_out, self._seen)
+        )
         self.ranks.together(partial(self._publish, reports))
         for rank, report in enumerate(reports):
             if report.error is not None and rank != self.ranks.rank:
-                raise IncompleteError(f"rank {rank} failed with {report.error}; what was computed is kept")
+                raise IncompleteError(
+                    f"rank {rank} failed with {report.error}; what was computed is kept"
+                )
 
     def _publish(self, reports: Sequence[_Report]) -> None:
         if self._publisher is None:

@@ -16,7 +16,7 @@ _log = logging.getLogger("featcache")
 
 
 def patiently(do: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
-    """Do something once the writers of parts that are in its way have ended, at most a minute later.
+    """Do something once the writers of parts in its way have ended, at most a minute later.
 
     Raises the `CacheLockedError` that names one of them when that was in vain, and at once if
     `unless` says so.

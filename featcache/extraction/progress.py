@@ -1,4 +1,7 @@
-"""What has been done of an extraction, by all workers together: one bar over utterances, and the failures."""
+"""The progress of an extraction, by all workers together.
+
+One bar over utterances, and the failures.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ class Account:
         self._show()
 
     def drop(self, task: int) -> None:
-        """Forget what a task has reported: its worker died, what it committed comes with the next look."""
+        """Forget what a task has reported.
+
+        Its worker died, what it committed comes with the next look.
+        """
         self._running.pop(task, None)
         self._show()
 
@@ -89,6 +95,7 @@ class Account:
         utterances, nbytes, failed = (sum(column) for column in zip(*of_all, strict=True))
         seconds = max(time.monotonic() - self._started, 1e-3)
         self.bar.set_postfix_str(
-            f"{nbytes / 1e6 / seconds:.1f} MB/s" + (f", {failed} failed" if failed else ""), refresh=False
+            f"{nbytes / 1e6 / seconds:.1f} MB/s" + (f", {failed} failed" if failed else ""),
+            refresh=False,
         )
         self.bar.update(self._known + utterances - self.bar.n)

@@ -1,17 +1,21 @@
-"""What a `compute_features` makes its features from, as far as its code tells: the fingerprint of its caches.
+"""Fingerprint of what a `compute_features` makes its features from.
 
-Followed are `compute_features`, the methods of its object and the functions and classes of its own file that it names,
-and those that these name in turn. What they name counts:
+It goes as far as the code tells.
 
-- modules: `self.modules.X`, `self.modules["X"]`, `self.hparams.X`, `self.X`. Where they reach `self.modules` without a
-  name (a loop, a variable as key), or name no module at all, all of `self.modules` count. A classifier that is trained
-  on the features is not named, so training it makes no cache stale.
-- hparams: `self.hparams.X`, if it is a plain value. constants: plain values of the file and of the class likewise;
-  those of the object itself do not count, since they may change while it runs.
+Followed are `compute_features`, the methods of its object and the functions and classes of its own
+file that it names, and those that these name in turn. What they name counts:
+
+- modules: `self.modules.X`, `self.modules["X"]`, `self.hparams.X`, `self.X`. Where they reach
+  `self.modules` without a name (a loop, a variable as key), or name no module at all, all of
+  `self.modules` count. A classifier that is trained on the features is not named, so training it
+  makes no cache stale.
+- hparams: `self.hparams.X`, if it is a plain value. constants: plain values of the file and of the
+  class likewise; those of the object itself do not count, since they may change while it runs.
 - source: the code that was followed, without comments, docstrings and formatting.
 
-Of a module count its weights (parameters and persistent buffers) and its settings: the classes of its submodules and
-the plain values that these keep under the names of their constructors' arguments. Strings that look like paths do not.
+Of a module count its weights (parameters and persistent buffers) and its settings: the classes of
+its submodules and the plain values that these keep under the names of their constructors'
+arguments. Strings that look like paths do not.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ from featcache.store.format.files import digest
 _PARSING = threading.Lock()
 PARSE_TRIES = 100
 MAX_SETTINGS = 256  # of one module; beyond, their digest
-_LIBRARIES = ("featcache", "speechbrain", "torch")  # whose code is followed no further: versions do not count
+# whose code is followed no further: versions do not count
+_LIBRARIES = ("featcache", "speechbrain", "torch")
 _CONTAINERS = ("modules", "raw_modules", "hparams")
 
 
@@ -61,7 +66,9 @@ class Ingredients:
         if self.constants:
             found["constants"] = self.constants
         if "modules" not in given:  # reading large weights takes a moment
-            found["modules"] = {name: describe_module(module) for name, module in self.modules.items()}
+            found["modules"] = {
+                name: describe_module(module) for name, module in self.modules.items()
+            }
         return dict(sorted({**found, **given}.items()))
 
 
@@ -78,7 +85,9 @@ def find_ingredients(owner: object) -> Ingredients:
                 seen.add(item)
                 pending += _follow(item, type(owner), names, found)
         _find_named(owner, names, found)
-        classes = {type(part): None for module in found.modules.values() for part in module.modules()}
+        classes = {
+            type(part): None for module in found.modules.values() for part in module.modules()
+        }
         pending = [cls for cls in classes if cls.__module__ in files and cls not in seen]
         if not pending:
             return found
@@ -95,9 +104,12 @@ def describe_module(module: torch.nn.Module) -> dict[str, object]:
 
 
 def digest_weights(module: torch.nn.Module) -> str:
-    """Return the xxh3-64 of all parameters and persistent buffers: names, dtypes, shapes and values, by name.
+    """Return the xxh3-64 of all parameters and persistent buffers.
 
-    Whatever the device; parameters of a `DataParallel` or compiled module are named as those of the module in it.
+    It covers names, dtypes, shapes and values, by name.
+
+    Whatever the device; parameters of a `DataParallel` or compiled module are named as those of the
+    module in it.
     """
     state = xxhash.xxh3_64()
     for name, value in sorted(_unwrapped(module).state_dict().items()):
@@ -108,7 +120,10 @@ def digest_weights(module: torch.nn.Module) -> str:
 
 
 def _follow(item: Any, cls: type, names: _Names, found: Ingredients) -> list[Any]:
-    """Take note of what a function or class names, and return the functions and classes to follow from there."""
+    """Note what a function or class names.
+
+    Returns the functions and classes to follow from there.
+    """
     tree = _tree(item)
     if tree is None:  # defined where no source is kept
         names.modules.add(None)
@@ -116,7 +131,9 @@ def _follow(item: Any, cls: type, names: _Names, found: Ingredients) -> list[Any
         return [value for value in vars(item).values() if isinstance(value, FunctionType)]
     _add_source(found, item, ast.unparse(tree))
     names.add(tree)
-    following: list[Any] = [method for name in sorted(names.attributes) for method in _definitions(cls, name)]
+    following: list[Any] = [
+        method for name in sorted(names.attributes) for method in _definitions(cls, name)
+    ]
     for name, value in [*_namespace(item, tree), *_class_attributes(cls, names)]:
         if isinstance(value, FunctionType | type) and value.__module__ == item.__module__:
             following.append(value)
@@ -157,7 +174,11 @@ def _member(node: ast.Attribute, parents: Mapping[ast.AST, ast.AST]) -> str | No
     key: ast.AST | None = None
     if isinstance(parent, ast.Subscript):
         key = parent.slice
-    elif isinstance(parent, ast.Call) and getattr(parent.func, "id", "") == "getattr" and len(parent.args) > 1:
+    elif (
+        isinstance(parent, ast.Call)
+        and getattr(parent.func, "id", "") == "getattr"
+        and len(parent.args) > 1
+    ):
         key = parent.args[1]
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
@@ -169,9 +190,13 @@ def _find_named(owner: object, names: _Names, found: Ingredients) -> None:
     own = {name: own[name] for name in names.attributes - set(_CONTAINERS) if name in own}
     named = {name: modules[name] for name in names.modules if name in modules}
     named |= {name: hparams[name] for name in names.hparams if name in hparams} | own
-    found.modules.update((name, value) for name, value in named.items() if isinstance(value, torch.nn.Module))
+    found.modules.update(
+        (name, value) for name, value in named.items() if isinstance(value, torch.nn.Module)
+    )
     found.hparams.update(
-        (name, hparams[name]) for name in names.hparams if name is not None and _is_plain(hparams.get(name, found))
+        (name, hparams[name])
+        for name in names.hparams
+        if name is not None and _is_plain(hparams.get(name, found))
     )
     if not names.modules <= modules.keys() or not found.modules:
         found.modules.update(modules)
@@ -182,7 +207,8 @@ def modules_of(owner: object) -> dict[str, torch.nn.Module]:
     if isinstance(owner, torch.nn.Module):  # whose `modules` is a method
         return dict(owner.named_children())
     modules = getattr(owner, "modules", {})
-    if isinstance(modules, torch.nn.Module) and not isinstance(modules, torch.nn.ModuleDict):  # wrapped as a whole
+    # wrapped as a whole
+    if isinstance(modules, torch.nn.Module) and not isinstance(modules, torch.nn.ModuleDict):
         return dict(_unwrapped(modules).named_children())
     return items_of(modules)
 
@@ -193,7 +219,10 @@ def items_of(container: Any) -> dict[str, Any]:
 
 
 def _definitions(cls: type, name: str) -> Iterator[FunctionType]:
-    """Yield all definitions of a method or property, outside of libraries, that an object of `cls` has."""
+    """Yield all definitions that an object of `cls` has of a method or property.
+
+    Those in libraries are left out.
+    """
     for base in cls.__mro__:
         value: Any = vars(base).get(name)
         for attribute in ("fget", "func"):  # property; cached_property and partialmethod
@@ -227,7 +256,9 @@ def _class_attributes(cls: type, names: _Names) -> Iterator[tuple[str, object]]:
     for base in reversed(cls.__mro__):
         if not _is_library(base):
             yield from (
-                (name, value) for name, value in vars(base).items() if name in names.attributes and _is_plain(value)
+                (name, value)
+                for name, value in vars(base).items()
+                if name in names.attributes and _is_plain(value)
             )
 
 
@@ -267,7 +298,12 @@ def _bytecode(item: Any) -> object:
     code = item if isinstance(item, CodeType) else getattr(item, "__code__", None)
     if code is None:
         return None if isinstance(item, type) else item
-    return code.co_code, [_bytecode(const) for const in code.co_consts], code.co_names, code.co_varnames
+    return (
+        code.co_code,
+        [_bytecode(const) for const in code.co_consts],
+        code.co_names,
+        code.co_varnames,
+    )
 
 
 def _settings(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
@@ -286,14 +322,20 @@ def _is_plain(value: object) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
-    return value is None or isinstance(value, bool | int) or (isinstance(value, float) and value - value == 0)
+    return (
+        value is None
+        or isinstance(value, bool | int)
+        or (isinstance(value, float) and value - value == 0)
+    )
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside of a parallel or compiled one."""
     while True:
         inner = getattr(module, "_orig_mod", None)
-        if inner is None and isinstance(module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        if inner is None and isinstance(
+            module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel
+        ):
             inner = module.module
         if not isinstance(inner, torch.nn.Module):
             return module

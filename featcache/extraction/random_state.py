@@ -34,5 +34,5 @@ def kept_random_state() -> Iterator[None]:
 
 
 def _has_begun() -> bool:
-    """Say whether CUDA is in use; looking must not be what begins it: processes may be forked yet."""
+    """Say whether CUDA is in use; looking must not begin it: processes may be forked yet."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -18,8 +18,9 @@ T = TypeVar("T")
 class Ranks:
     """This process's place among those that `torch.distributed` connects; alone if it does not.
 
-    A context manager: in it, the ranks talk through a group of their own, in which one may wait for the others as long
-    as it takes. The usual group would give up after minutes (NCCL) while another rank still computes.
+    A context manager: in it, the ranks talk through a group of their own, in which one may wait for
+    the others as long as it takes. The usual group would give up after minutes (NCCL) while another
+    rank still computes.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,8 @@ class Ranks:
             self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
             raise ConfigError(
-                "torchrun started several processes, but they are not connected; call ddp_init_group(run_opts) of "
+                "torchrun started several processes, but they are not connected; call "
+                "ddp_init_group(run_opts) of "
                 "speechbrain.utils.distributed, or torch.distributed.init_process_group, first"
             )
 
@@ -39,7 +41,10 @@ class Ranks:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if self._group is not None:
             torch.distributed.destroy_process_group(self._group)
@@ -55,7 +60,8 @@ class Ranks:
     def together(self, task: Callable[[], T]) -> list[T]:
         """Run `task` on every rank and return what all of them return.
 
-        A task that fails on one rank fails on all: there with its own error, elsewhere with `IncompleteError`.
+        A task that fails on one rank fails on all: there with its own error, elsewhere with
+        `IncompleteError`.
         """
         if self._group is None:
             return [task()]

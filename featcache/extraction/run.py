@@ -1,4 +1,7 @@
-"""The driver's side of an extraction: plans what is missing, has it computed here or by workers, and publishes."""
+"""The driver's side of an extraction.
+
+It plans what is missing, has it computed here or by workers, and publishes.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,8 @@ class Run:
     to: Destination
     ids: Sequence[str]  # of the whole dataset
     lengths: Sequence[float] | None
-    builder: Callable[[], Callable[[], Environment]]  # makes what builds the environment of a process that computes
+    # makes what builds the environment of a process that computes
+    builder: Callable[[], Callable[[], Environment]]
     loader_kwargs: Mapping[str, Any]
     fingerprint: Mapping[str, object]
     parallel: ParallelConfig | Client | None  # None: in this process
@@ -111,10 +115,15 @@ class Run:
         self._stopped = len(computed) < len(batches)
 
     def _missing(self) -> NDArray[np.bool_]:
-        """Say which utterances are to be computed: not committed, nor left out because they failed before."""
+        """Say which utterances are to be computed.
+
+        They are not committed, nor left out because they failed before.
+        """
         missing = missing_from(self.to.path, self._hashes)
         if self.to.accepted:
-            missing &= np.fromiter((id not in self.to.accepted for id in self.ids), bool, len(self.ids))
+            missing &= np.fromiter(
+                (id not in self.to.accepted for id in self.ids), bool, len(self.ids)
+            )
         return missing
 
     def _number_of_workers(self) -> int:
@@ -126,16 +135,21 @@ class Run:
 
     def _batches(self, missing: Ints, lengths: NDArray[np.float64] | None) -> Batches:
         if "sampler" in self.loader_kwargs or "batch_sampler" in self.loader_kwargs:
-            batches = Batches.of(wanted_batches(cast(Sequence[int], missing), len(self.ids), self.loader_kwargs))
+            batches = Batches.of(
+                wanted_batches(cast(Sequence[int], missing), len(self.ids), self.loader_kwargs)
+            )
             numbers, times = np.unique(batches.items, return_counts=True)
             if len(numbers) < len(batches.items):
                 id = self.ids[int(numbers[times.argmax()])]
-                raise ConfigError(f"the given sampler asks for utterance {id!r} {times.max()} times; once is enough")
+                raise ConfigError(
+                    f"the given sampler asks for utterance {id!r} {times.max()} times; once is "
+                    "enough"
+                )
             return batches
         return batches_of(missing, lengths, self.loader_kwargs.get("batch_size", 1) or 1)
 
     def _start_job(self, batches: Batches) -> Job:
-        """Write down what the workers need to know; what a killed run has left of that is removed."""
+        """Write down what the workers need to know; removes what a killed run has left of it."""
         remove_runs(self.to.path)
         directory = self.to.path / f"{RUN}{secrets.token_hex(4)}"
         directory.mkdir()
@@ -164,15 +178,23 @@ class Run:
                 self._publish_now_and_then(writer)
 
     def _work_on_dask(
-        self, parallel: ParallelConfig | Client, job: Job, ranges: Ranges, account: Account, writer: CacheWriter
+        self,
+        parallel: ParallelConfig | Client,
+        job: Job,
+        ranges: Ranges,
+        account: Account,
+        writer: CacheWriter,
     ) -> None:
         from featcache.cluster.workers import staff_of
         from featcache.extraction.workers.driver import Crew
 
-        if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":  # which has as many as there are hosts
+        # which has as many as there are hosts
+        if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":
             parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(ranges)))
         with staff_of(parallel, partial(_worker_environment, job, self.builder())) as staff:
-            Crew(staff, job, self.ids, account, partial(self._publish_now_and_then, writer)).work(ranges)
+            Crew(staff, job, self.ids, account, partial(self._publish_now_and_then, writer)).work(
+                ranges
+            )
 
     def _publish_now_and_then(self, writer: CacheWriter) -> None:
         if self._publishing.due():
@@ -185,13 +207,16 @@ class Run:
             remove_runs(self.to.path)
             lost = 0 if self._stopped else self._lost()
             stopped = self._stopped or lost > 0
-            self.to.publish(writer, self._failures, seen=None, left_out=self._left_out, stopped=stopped)
+            self.to.publish(
+                writer, self._failures, seen=None, left_out=self._left_out, stopped=stopped
+            )
         except BaseException:
             writer.abort()  # of nothing: what is sealed stays
             raise
         if lost:
             raise IncompleteError(
-                f"{counted(lost)} of {str(self.to.path)!r} are neither stored nor reported as failures: were parts "
+                f"{counted(lost)} of {str(self.to.path)!r} are neither stored nor reported as "
+                "failures: were parts "
                 "of it removed? The cache is not complete; the same call computes them"
             )
 
@@ -202,5 +227,5 @@ class Run:
 
 
 def _worker_environment(job: Job, build: Callable[[], Environment]) -> dict[str, object]:
-    return {"work": Work(job, build)}  # built in the first task, which can fail as any other, and be counted
-
+    # built in the first task, which can fail as any other, and be counted
+    return {"work": Work(job, build)}

@@ -24,16 +24,19 @@ def unpad(
 ) -> list[dict[str, object]]:
     """Cut a padded batch into one dict per utterance, as `compute_features` returns it.
 
-    Each feature is copied from its device once for the whole batch and detached; what comes back are views of that.
+    Each feature is copied from its device once for the whole batch and detached; what comes back
+    are views of that.
 
-    Args:
-        ids: the utterance ids, in the order of the batch.
-        lengths: the number of frames of each utterance, integers; or one such list per feature, for features of
-            different frame rates, where None says that a feature has no time axis. None: no feature has one.
-        padded: per feature a tensor or array of shape (batch, frames, ...), without a time axis (batch, ...).
+    Args: ids: the utterance ids, in the order of the batch. lengths: the number of frames of each
+        utterance, integers; or one such list per feature, for features of
+            different frame rates, where None says that a feature has no time axis. None: no feature
+            has one.
+        padded: per feature a tensor or array of shape (batch, frames, ...), without a time axis
+            (batch, ...).
 
-    Raises `FeatureError` for what cannot be cut. Relative lengths are refused: rounded on the feature axis they are off
-    by one frame for many utterances, and the last frame of each would depend on the batch it was computed in.
+    Raises `FeatureError` for what cannot be cut. Relative lengths are refused: rounded on the
+    feature axis they are off by one frame for many utterances, and the last frame of each would
+    depend on the batch it was computed in.
 
     >>> unpad(["a", "b"], [2, 1], fbank=np.arange(4).reshape(2, 2))
     [{'id': 'a', 'fbank': array([0, 1])}, {'id': 'b', 'fbank': array([2])}]
@@ -50,11 +53,18 @@ def unpad(
     per_feature = lengths if isinstance(lengths, Mapping) else dict.fromkeys(padded, lengths)
     for name in per_feature:
         if name not in padded:
-            raise FeatureError(f"lengths are given for {name!r}, which is not in the batch; {nearest(name, padded)}")
+            raise FeatureError(
+                f"lengths are given for {name!r}, which is not in the batch; "
+                f"{nearest(name, padded)}"
+            )
     for name, value in padded.items():
         if name not in per_feature:
-            raise FeatureError(f"feature {name!r} has no lengths; give them, or None if it has no time axis")
-        for utterance, array in zip(utterances, _cut(ids, name, value, per_feature[name]), strict=True):
+            raise FeatureError(
+                f"feature {name!r} has no lengths; give them, or None if it has no time axis"
+            )
+        for utterance, array in zip(
+            utterances, _cut(ids, name, value, per_feature[name]), strict=True
+        ):
             utterance[name] = array
     return utterances
 
@@ -65,13 +75,15 @@ def _cut(ids: Sequence[str], name: str, value: Padded, lengths: Lengths | None) 
     array = _on_host(name, value)
     if array.ndim == 0 or len(array) != len(ids):
         raise FeatureError(
-            f"feature {name!r} of shape {tuple(array.shape)} does not have a row for each of {len(ids)} ids"
+            f"feature {name!r} of shape {tuple(array.shape)} does not have a row for each of "
+            f"{len(ids)} ids"
         )
     if lengths is None:
         return list(array)
     if array.ndim == 1:
         raise FeatureError(
-            f"feature {name!r} of shape {tuple(array.shape)} has no time axis; give None for its lengths"
+            f"feature {name!r} of shape {tuple(array.shape)} has no time axis; give None for its "
+            "lengths"
         )
     frames = _integers(name, lengths)
     if len(frames) != len(ids):
@@ -79,7 +91,8 @@ def _cut(ids: Sequence[str], name: str, value: Padded, lengths: Lengths | None) 
     for id, length in zip(ids, frames, strict=True):
         if not 0 <= length <= array.shape[1]:
             raise FeatureError(
-                f"utterance {id!r}, feature {name!r}: length {length} is not within 0 to {array.shape[1]}"
+                f"utterance {id!r}, feature {name!r}: length {length} is not within 0 to "
+                f"{array.shape[1]}"
             )
     return [row[:length] for row, length in zip(array, frames, strict=True)]
 
@@ -91,7 +104,10 @@ def _on_host(name: str, value: Padded) -> Padded:
         return host
     if isinstance(value, np.ndarray):
         return value
-    raise FeatureError(f"feature {name!r}: a padded torch tensor or numpy array is needed, not {type(value).__name__}")
+    raise FeatureError(
+        f"feature {name!r}: a padded torch tensor or numpy array is needed, not "
+        f"{type(value).__name__}"
+    )
 
 
 def _integers(name: str, lengths: Lengths) -> list[int]:
@@ -105,6 +121,7 @@ def _integers(name: str, lengths: Lengths) -> list[int]:
         return [operator.index(length) for length in listed]
     except TypeError:
         raise FeatureError(
-            f"feature {name!r}: lengths must be frames, integers, not {listed!r}; relative lengths do not carry over "
+            f"feature {name!r}: lengths must be frames, integers, not {listed!r}; relative lengths "
+            "do not carry over "
             "from one axis to another (round(length * frames) is often off by one)"
         ) from None

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Clip(Mapping[str, Any]):
     """The audio of a row, decoded when its samples are first asked for, and then kept.
 
-    Has the keys of a row of `datasets`: "array" (float32 samples, channels averaged), "sampling_rate", "path", "bytes".
+    Has the keys of a row of `datasets`: "array" (float32 samples, channels averaged),
+    "sampling_rate", "path", "bytes".
 
     Args:
         path: its file; only a name if there are `data`.
@@ -30,12 +31,17 @@ class Clip(Mapping[str, Any]):
         sample_rate_hz: to which the samples are resampled; None leaves them.
     """
 
-    def __init__(self, path: str | None, data: bytes | None, sample_rate_hz: int | None = None) -> None:
+    def __init__(
+        self, path: str | None, data: bytes | None, sample_rate_hz: int | None = None
+    ) -> None:
         self.path, self.data = path, data
         self._sample_rate_hz = sample_rate_hz
 
     def recording(self, id: str) -> Recording:
-        """Return the lhotse recording, of which only the header is read; in memory if it has no file."""
+        """Return the lhotse recording, of which only the header is read.
+
+        In memory if it has no file.
+        """
         try:
             from lhotse import Recording
         except ImportError as error:
@@ -47,7 +53,10 @@ class Clip(Mapping[str, Any]):
         elif self.path is not None and Path(self.path).is_file():
             found = Recording.from_file(Path(self.path).resolve(), id)
         else:
-            raise ConfigError(f"the row has no bytes of audio, and its path {self.path!r} is no file here; download it")
+            raise ConfigError(
+                f"the row has no bytes of audio, and its path {self.path!r} is no file here; "
+                "download it"
+            )
         same = self._sample_rate_hz in (None, found.sampling_rate)
         return found if same else found.resample(self._sample_rate_hz)
 
@@ -66,16 +75,26 @@ class Clip(Mapping[str, Any]):
         return int(self._opened.sampling_rate)
 
     def written(self, folder: Path | None, number: int) -> Clip:
-        """Write the bytes of the clip to a file, unless that is there and whole, and return the clip of the file."""
+        """Write the bytes of the clip to a file, and return the clip of the file.
+
+        A file that is there and whole is not written again.
+        """
         if self.data is None:
             return self
         if folder is None:
-            raise ConfigError("the data set is in memory, and so is its audio; give an audio_folder for it")
+            raise ConfigError(
+                "the data set is in memory, and so is its audio; give an audio_folder for it"
+            )
         import soundfile
 
-        suffix = Path(self.path or "").suffix or f".{soundfile.info(io.BytesIO(self.data)).format.lower()}"
-        path = folder / f"{number // 1000:06}" / f"{number}-{digest(self.data)}{suffix}"  # few files a folder
-        # by its size: a sync for each of many small files would take long, and without one a power cut may empty a file
+        suffix = (
+            Path(self.path or "").suffix
+            or f".{soundfile.info(io.BytesIO(self.data)).format.lower()}"
+        )
+        # few files a folder
+        path = folder / f"{number // 1000:06}" / f"{number}-{digest(self.data)}{suffix}"
+        # by its size: a sync for each of many small files would take long, and without one a power
+        # cut may empty a file
         if not path.is_file() or path.stat().st_size != len(self.data):
             path.parent.mkdir(parents=True, exist_ok=True)
             aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
@@ -115,7 +134,9 @@ class Rows:
         for name in audio:
             dataset = dataset.cast_column(name, Audio(decode=False))
         self.encoded = dataset.with_format(None)
-        self.sample_rates_hz: dict[str, int | None] = {name: kind.sampling_rate for name, kind in audio.items()}
+        self.sample_rates_hz: dict[str, int | None] = {
+            name: kind.sampling_rate for name, kind in audio.items()
+        }
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -129,7 +150,9 @@ class Rows:
 
 
 def as_float32(samples: Any) -> NDArray[np.float32]:
-    """Return samples as float32, integers scaled as a file's: -1 to just below 1 is the range of their dtype.
+    """Return samples as float32, integers scaled as a file's.
+
+    The range of their dtype is -1 to just below 1.
 
     Unsigned ones have their zero in the middle, as those of an 8-bit WAV file.
 

@@ -1,7 +1,10 @@
-"""SpeechBrain: batches of a cache as `PaddedBatch`, and a `FeatureLoader` that `Brain` and `Checkpointer` know.
+"""SpeechBrain: batches of a cache as `PaddedBatch`, and a loader for `Brain`.
 
-`FeatureCacheMixin` lets `Brain.fit` and `Brain.evaluate` take a `FeatureLoader` as it is. Once this module is imported,
-any `Checkpointer` saves and loads a `FeatureLoader` among its recoverables, as one line of JSON.
+That is a `FeatureLoader` that `Brain` and `Checkpointer` know.
+
+`FeatureCacheMixin` lets `Brain.fit` and `Brain.evaluate` take a `FeatureLoader` as it is. Once this
+module is imported, any `Checkpointer` saves and loads a `FeatureLoader` among its recoverables, as
+one line of JSON.
 """
 
 from __future__ import annotations
@@ -31,23 +34,29 @@ except ImportError as error:
 
 
 def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
-    """Make a SpeechBrain batch of one that `FeatureDataset` or `FeatureLoader` gives, without copying it.
+    """Make a SpeechBrain batch of one that a `FeatureLoader` gives, without copying it.
+
+    It may also come from a `FeatureDataset`.
 
     A feature becomes `PaddedData`: its tensor, and float32 lengths relative to the longest, so that
-    `torch.round(lengths * data.shape[1])` are its frames; a feature without a time axis has lengths of 1, as it has
-    in SpeechBrain. Ids, numbers and all else stay what they are; the keys "<feature>_lengths" are left out. Items that
-    come one by one are padded first.
+    `torch.round(lengths * data.shape[1])` are its frames; a feature without a time axis has lengths
+    of 1, as it has in SpeechBrain. Ids, numbers and all else stay what they are; the keys
+    "<feature>_lengths" are left out. Items that come one by one are padded first.
 
-    Use it as `FeatureLoader(..., collate=padded_batch)` or `DataLoader(FeatureDataset(...), collate_fn=padded_batch)`.
+    Use it as `FeatureLoader(..., collate=padded_batch)` or `DataLoader(FeatureDataset(...),
+    collate_fn=padded_batch)`.
 
-    >>> batch = padded_batch({"id": ["a", "b"], "x": torch.ones(2, 3), "x_lengths": torch.tensor([3, 2])})
+    >>> lengths = torch.tensor([3, 2])
+    >>> batch = padded_batch({"id": ["a", "b"], "x": torch.ones(2, 3), "x_lengths": lengths})
     >>> batch.id, batch.x.lengths
     (['a', 'b'], tensor([1.0000, 0.6667]))
     """
     batch = FeatureDataset.collate(batch)
     lengths = {f"{key}_lengths" for key, value in batch.items() if _is_feature(value)}
     values = {key: _value(key, batch) for key in batch if key not in lengths}
-    on_device = [key for key, value in values.items() if isinstance(value, torch.Tensor | PaddedData)]
+    on_device = [
+        key for key, value in values.items() if isinstance(value, torch.Tensor | PaddedData)
+    ]
     # of the examples it takes their number and keys; the values are here already
     made = PaddedBatch(
         [dict.fromkeys(values)] * len(next(iter(batch.values()))),
@@ -62,7 +71,8 @@ def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
 
 
 def _is_feature(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.ndim > 1  # one number for each utterance is none
+    # one number for each utterance is none
+    return isinstance(value, torch.Tensor) and value.ndim > 1
 
 
 def _value(key: str, batch: Batch) -> Any:
@@ -75,8 +85,10 @@ def _value(key: str, batch: Batch) -> Any:
     return PaddedData(data, lengths.float() / max(data.shape[1], 1))
 
 
-def use_loader(brain: Any, loader: FeatureLoader[Any], stage: Stage, checkpoint_prefix: str | None) -> None:
-    """Have a Brain tell the loader each epoch of training, and its Checkpointer save where the loader is."""
+def use_loader(
+    brain: Any, loader: FeatureLoader[Any], stage: Stage, checkpoint_prefix: str | None
+) -> None:
+    """Have a Brain tell the loader each epoch, and its Checkpointer save where it is."""
     if stage == Stage.TRAIN:
         brain.train_sampler = loader  # `Brain.fit` calls its set_epoch
     if brain.checkpointer is not None and checkpoint_prefix is not None:
@@ -96,7 +108,9 @@ def _load(loader: FeatureLoader[Any], path: Path, end_of_epoch: bool) -> None:
         if not isinstance(state, Mapping):
             raise ValueError("no state")
     except ValueError as error:
-        raise ConfigError(f"{str(path)!r} holds no state of a FeatureLoader; delete this checkpoint") from error
+        raise ConfigError(
+            f"{str(path)!r} holds no state of a FeatureLoader; delete this checkpoint"
+        ) from error
     loader.load_state_dict(state)
 
 

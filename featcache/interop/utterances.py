@@ -1,4 +1,4 @@
-"""What `extract` can be given as its data set: a HuggingFace data set, a lhotse `CutSet`, a list of utterances."""
+"""Data sets for `extract`: a HuggingFace data set, a lhotse `CutSet`, a list of utterances."""
 
 from __future__ import annotations
 
@@ -31,16 +31,20 @@ Sound = tuple[NDArray[np.float32], int]
 
 
 class Utterances:
-    """A data set for `featcache.extract`: its items are an id, samples and their rate, loaded when asked for.
+    """A data set for `featcache.extract`.
 
-    Args:
-        ids: one for each utterance.
-        load: gives samples and sample rate by number.
-        measure: returns how long the utterances are, in any unit, or None; called when `lengths` is first asked for.
+    Its items are an id, samples and their rate, loaded when asked for.
+
+    Args: ids: one for each utterance. load: gives samples and sample rate by number. measure:
+        returns how long the utterances are, in any unit, or None; called when `lengths` is first
+        asked for.
     """
 
     def __init__(
-        self, ids: Sequence[str], load: Callable[[int], Sound], measure: Callable[[], Sequence[float] | None]
+        self,
+        ids: Sequence[str],
+        load: Callable[[int], Sound],
+        measure: Callable[[], Sequence[float] | None],
     ) -> None:
         self.ids = ids
         self._load, self._measure = load, measure
@@ -54,19 +58,25 @@ class Utterances:
 
     @cached_property
     def lengths(self) -> Sequence[float] | None:
-        """How long the utterances are: their duration, or the size of their audio, whatever is known unloaded."""
+        """The lengths of the utterances.
+
+        Their duration, or the size of their audio, whatever is known unloaded.
+        """
         return self._measure()
 
 
 def utterances(source: Any, audio: str = "audio", id: str | None = None) -> Utterances:
-    """Make a data set for `featcache.extract` of what holds utterances; nothing is decoded before it is needed.
+    """Make a data set for `featcache.extract` of what holds utterances.
 
-    Args:
-        source: a lhotse `CutSet`, a `datasets.Dataset`, a list of dicts, or any map-style dataset of dicts that shows
+    Nothing is decoded before it is needed.
+
+    Args: source: a lhotse `CutSet`, a `datasets.Dataset`, a list of dicts, or any map-style dataset
+        of dicts that shows
             its ids as `ids` or `data_ids`.
-        audio: the key or column of the audio: a path, a dict with "path" or "bytes" of a file, or one with "array"
-            and "sampling_rate". A cut is its own.
-        id: the key or column of the ids. None is "id"; a `datasets.Dataset` without one has its row numbers as ids.
+        audio: the key or column of the audio: a path, a dict with "path" or "bytes" of a file, or
+            one with "array" and "sampling_rate". A cut is its own.
+        id: the key or column of the ids. None is "id"; a `datasets.Dataset` without one has its row
+            numbers as ids.
 
     Raises `ConfigError` if ids or audio are not to be found there.
 
@@ -75,7 +85,8 @@ def utterances(source: Any, audio: str = "audio", id: str | None = None) -> Utte
     >>> found.ids, found.lengths, found[0]["samples"].shape, found[0]["sample_rate_hz"]
     (['utt-1'], [800], (800,), 8000)
     """
-    datasets, lhotse = sys.modules.get("datasets"), sys.modules.get("lhotse")  # loaded, if the source is theirs
+    # loaded, if the source is theirs
+    datasets, lhotse = sys.modules.get("datasets"), sys.modules.get("lhotse")
     if lhotse is not None and isinstance(source, lhotse.CutSet):
         return _of_cuts(source)
     if datasets is not None and isinstance(source, datasets.Dataset):
@@ -85,8 +96,10 @@ def utterances(source: Any, audio: str = "audio", id: str | None = None) -> Utte
     ids = visible_ids(source) if is_map_style(source) else None
     if ids is None:
         raise ConfigError(
-            f"the ids of {type(source).__name__!r} are not known before it is loaded: give a list, a lhotse CutSet, a "
-            "datasets.Dataset (loaded, not streamed), or a map-style dataset with an attribute `ids`"
+            f"the ids of {type(source).__name__!r} are not known before it is loaded: give a list, "
+            "a lhotse CutSet, a "
+            "datasets.Dataset (loaded, not streamed), or a map-style dataset with an attribute "
+            "`ids`"
         )
     return Utterances(ids, partial(_load_item, source, audio), partial(visible_lengths, source))
 
@@ -96,7 +109,8 @@ def _of_cuts(source: Any) -> Utterances:
     ids = [cut.id for cut in cuts]
     if [cut.id for cut in islice(source, 1)] != ids[:1]:
         raise ConfigError(
-            f"cut {ids[0]!r} has another id when it is read again: lhotse makes new ones for cuts that are changed; "
+            f"cut {ids[0]!r} has another id when it is read again: lhotse makes new ones for cuts "
+            "that are changed; "
             "keep the old ones (preserve_id=True), or save the cuts to a file first"
         )
     return Utterances(ids, partial(_load_cut, cuts), partial(_durations, cuts))
@@ -116,7 +130,9 @@ def _load_cut(cuts: Sequence[Any], index: int) -> Sound:
 def _of_huggingface(source: Any, audio: str, id: str | None) -> Utterances:
     for column in (audio, *([] if id is None else [id])):
         if column not in source.column_names:
-            raise ConfigError(f"the data set has no column {column!r}; {nearest(column, source.column_names)}")
+            raise ConfigError(
+                f"the data set has no column {column!r}; {nearest(column, source.column_names)}"
+            )
     if id is None and "id" in source.column_names:
         id = "id"
     ids = list(map(_as_id, range(len(source)) if id is None else source.with_format(None)[id]))
@@ -135,19 +151,30 @@ def _sizes_of_column(rows: Any, audio: str) -> Sequence[float] | None:
         column = table[audio].combine_chunks()
         lengths = pc.binary_length(pc.struct_field(column, "bytes")).to_pylist()
         paths = pc.struct_field(column, "path").to_pylist()
-        sizes += (_file_size(path) if size is None else size for size, path in zip(lengths, paths, strict=True))
+        sizes += (
+            _file_size(path) if size is None else size
+            for size, path in zip(lengths, paths, strict=True)
+        )
     return sizes
 
 
 def _file_size(path: object) -> int:
-    return Path(path).stat().st_size if isinstance(path, str | os.PathLike) and Path(path).is_file() else 0
+    return (
+        Path(path).stat().st_size
+        if isinstance(path, str | os.PathLike) and Path(path).is_file()
+        else 0
+    )
 
 
 def _of_items(items: Sequence[Any], audio: str, id: str) -> Utterances:
     for number, item in enumerate(items):
         for key in (id, audio):
             if not isinstance(item, Mapping) or key not in item:
-                found = f"has {', '.join(map(repr, item))}" if isinstance(item, Mapping) else "is no dict"
+                found = (
+                    f"has {', '.join(map(repr, item))}"
+                    if isinstance(item, Mapping)
+                    else "is no dict"
+                )
                 raise ConfigError(f"item {number} has no {key!r}: it {found}")
     ids = [_as_id(item[id]) for item in items]
     return Utterances(ids, partial(_load_item, items, audio), partial(_sizes, items, audio))
@@ -184,11 +211,16 @@ def _decoded(audio: Any) -> Sound:
         if samples.ndim != 1:
             raise FeatureError(f"an 'array' of audio has the shape (samples,), not {samples.shape}")
         return as_float32(samples), int(audio["sampling_rate"])
-    if isinstance(audio, Mapping) and (audio.get("bytes") is not None or audio.get("path") is not None):
+    if isinstance(audio, Mapping) and (
+        audio.get("bytes") is not None or audio.get("path") is not None
+    ):
         path, data = audio.get("path"), audio.get("bytes")
     elif isinstance(audio, str | os.PathLike):
         path, data = os.fspath(audio), None
     else:
-        raise FeatureError(f"audio is a path, or a dict with 'path', 'bytes' or 'array', not {type(audio).__name__!r}")
+        raise FeatureError(
+            "audio is a path, or a dict with 'path', 'bytes' or 'array', not "
+            f"{type(audio).__name__!r}"
+        )
     clip = Clip(path, data)
     return clip.array, clip.sampling_rate

@@ -16,7 +16,10 @@ CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")
 
 
 class CategoryBatches:
-    """Batches that are given, those that `build_category_batch_sampler` draws, or first the ones, then the others."""
+    """Batches that are given, or drawn by `build_category_batch_sampler`.
+
+    Or first the ones, then the others.
+    """
 
     def __init__(
         self,
@@ -26,18 +29,27 @@ class CategoryBatches:
         dataset: Samples,
     ) -> None:
         if batch_type not in CATEGORY_TYPES:
-            raise ConfigError(f"no batch_type {batch_type!r}; {nearest(batch_type, CATEGORY_TYPES)}")
+            raise ConfigError(
+                f"no batch_type {batch_type!r}; {nearest(batch_type, CATEGORY_TYPES)}"
+            )
         if given is None and sampler_args is None:
             raise ConfigError("batches are needed, or sampler_args from which they are drawn")
         self.given, self._type = given, batch_type
-        self._arguments = None if sampler_args is None else _builder_arguments(batch_type, sampler_args, dataset)
+        self._arguments = (
+            None if sampler_args is None else _builder_arguments(batch_type, sampler_args, dataset)
+        )
 
     def drawn(self, epoch: int) -> BatchList:
-        """Draw the batches of an epoch, and take this rank's share of each if they are "distributed"."""
+        """Draw the batches of an epoch; if they are "distributed", takes this rank's share."""
         if self._arguments is None:
-            raise ConfigError(f"the batches of epoch {epoch} are drawn anew, for which sampler_args are needed")
+            raise ConfigError(
+                f"the batches of epoch {epoch} are drawn anew, for which sampler_args are needed"
+            )
         arguments = {**self._arguments, "epoch": epoch}
-        num_batches, distributed = arguments.pop("num_batches", None), arguments.pop("distributed", False)
+        num_batches, distributed = (
+            arguments.pop("num_batches", None),
+            arguments.pop("distributed", False),
+        )
         batches, _ = build_category_batch_sampler(self._type, **arguments)
         batches = batches[:num_batches]
         if not distributed:
@@ -45,13 +57,16 @@ class CategoryBatches:
         rank, world_size = place(None, None)
         if len(batches) and batches.sizes.min() < world_size:
             raise ConfigError(
-                f"epoch {epoch} has a batch of {batches.sizes.min()} utterances, too few for {world_size} ranks to "
+                f"epoch {epoch} has a batch of {batches.sizes.min()} utterances, too few for "
+                f"{world_size} ranks to "
                 "share; make batch_size or min_batch_size larger"
             )
         return [batch[rank::world_size] for batch in batches]
 
 
-def _builder_arguments(batch_type: str, sampler_args: Mapping[str, object], dataset: Samples) -> dict[str, Any]:
+def _builder_arguments(
+    batch_type: str, sampler_args: Mapping[str, object], dataset: Samples
+) -> dict[str, Any]:
     """Return arguments of `build_category_batch_sampler`, also for those of ESPnet's samplers."""
     arguments = dict(sampler_args)
     arguments.pop("utt2dataset_file", None)  # ESPnet's sampler reads it, and makes nothing of it

@@ -1,4 +1,7 @@
-"""`ChunkIterFactory` and `CategoryChunkIterFactory`: pieces of utterances, all of one length within a batch."""
+"""`ChunkIterFactory` and `CategoryChunkIterFactory`.
+
+Pieces of utterances, all of one length within a batch.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +24,30 @@ class ChunkIterFactory:
 
     Of a `FeatureDataset` chunks are planned from the lengths alone, and only their frames are read.
 
-    Args:
-        dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a `FeatureDataset`.
-        batch_size: chunks in a batch.
-        batches: lists of one id or row each; or the arguments of `build_batch_sampler`, with a batch_size of 1.
-        chunk_length: frames of a chunk, or several to draw from: "100,150" or "80-120". Utterances must be longer.
+    Args: dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a
+        `FeatureDataset`. batch_size: chunks in a batch. batches: lists of one id or row each; or
+        the arguments of `build_batch_sampler`, with a batch_size of 1. chunk_length: frames of a
+        chunk, or several to draw from: "100,150" or "80-120". Utterances must be longer.
         chunk_shift_ratio: how far a chunk starts behind the one before it, in chunks.
         num_cache_chunks: how many chunks wait to be shuffled together, per length and category.
-        num_samples_per_epoch: how many utterances an epoch takes; epochs go on where the one before ended.
-        seed: with the epoch it decides order, lengths and where chunks start.
-        shuffle: whether utterances, and then waiting chunks, are shuffled, and chunks start at a random frame.
-        num_workers, pin_memory: as for a DataLoader.
-        collate_fn: makes a batch of utterances, by default `CommonCollateFn()`; of chunks for a `FeatureDataset`.
-        excluded_key_prefixes: names (and numbers may follow) of which every chunk gets all, whatever their length.
-        discard_short_samples: leave out utterances that are no longer than any chunk; else they are chunks themselves,
+        num_samples_per_epoch: how many utterances an epoch takes; epochs go on where the one before
+        ended. seed: with the epoch it decides order, lengths and where chunks start. shuffle:
+        whether utterances, and then waiting chunks, are shuffled, and chunks start at a random
+        frame. num_workers, pin_memory: as for a DataLoader. collate_fn: makes a batch of
+        utterances, by default `CommonCollateFn()`; of chunks for a `FeatureDataset`.
+        excluded_key_prefixes: names (and numbers may follow) of which every chunk gets all,
+        whatever their length. discard_short_samples: leave out utterances that are no longer than
+        any chunk; else they are chunks themselves,
             padded by `collate_fn`.
-        default_fs: sample rate that `chunk_length` is meant for; that of an utterance is its "utt2fs", else 16000.
+        default_fs: sample rate that `chunk_length` is meant for; that of an utterance is its
+            "utt2fs", else 16000.
         chunk_max_abs_length: most frames of a chunk, at any sample rate.
 
-    Names of which utterances have lengths are cut, and must have equal ones; of the others every chunk gets all. Chunks
-    of a batch share the number "utt2category" of their utterances.
+    Names of which utterances have lengths are cut, and must have equal ones; of the others every
+    chunk gets all. Chunks of a batch share the number "utt2category" of their utterances.
 
-    Raises `ConfigError` for arguments that cannot work, `FeatureError` for an utterance that cannot be cut.
+    Raises `ConfigError` for arguments that cannot work, `FeatureError` for an utterance that cannot
+    be cut.
 
     >>> utterances = {"u": ("u", {"speech": np.arange(8)})}
     >>> factory = ChunkIterFactory(utterances, 2, [["u"]], chunk_length=4)
@@ -71,7 +76,10 @@ class ChunkIterFactory:
     ) -> None:
         self.batches = batch_list(batches, dataset)
         for number in _other_than_one(self.batches):
-            raise ConfigError(f"batches of one utterance are needed, but number {number} is {self.batches[number]!r}")
+            raise ConfigError(
+                f"batches of one utterance are needed, but number {number} is "
+                f"{self.batches[number]!r}"
+            )
         self._chunker = Chunker(
             dataset,
             ChunkRule(
@@ -97,7 +105,9 @@ class ChunkIterFactory:
         return self._chunker.excluded_key_pattern
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
-        """Give the batches of an epoch, counted from 1: ids and tensors of shape (batch_size, chunk, ...).
+        """Give the batches of an epoch, counted from 1.
+
+        Ids and tensors of shape (batch_size, chunk, ...).
 
         Their number varies with the epoch. `shuffle` overrides that of the factory.
         """
@@ -107,14 +117,14 @@ class ChunkIterFactory:
 class CategoryChunkIterFactory:
     """Gives batches of chunks of equal length, cut from batches in which categories are balanced.
 
-    Args:
-        batches: lists of ids or rows, the same in each epoch; drawn anew in each with `sampler_args` instead.
-        batch_type, sampler_args: as of `CategoryIterFactory`.
+    Args: batches: lists of ids or rows, the same in each epoch; drawn anew in each with
+        `sampler_args` instead. batch_type, sampler_args: as of `CategoryIterFactory`.
 
     All else is as for `ChunkIterFactory`, but that chunks of a batch may be of several categories.
 
-    Utterances of a data set of ESPnet's kind are cut as their batch pads them, as ESPnet does it: chunks may reach into
-    the padding. Those of a `FeatureDataset` hold nothing but frames of the utterance.
+    Utterances of a data set of ESPnet's kind are cut as their batch pads them, as ESPnet does it:
+    chunks may reach into the padding. Those of a `FeatureDataset` hold nothing but frames of the
+    utterance.
     """
 
     def __init__(
@@ -165,7 +175,9 @@ class CategoryChunkIterFactory:
         return self._chunker.excluded_key_pattern
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
-        """Give the batches of an epoch, counted from 1: ids and tensors of shape (batch_size, chunk, ...).
+        """Give the batches of an epoch, counted from 1.
+
+        Ids and tensors of shape (batch_size, chunk, ...).
 
         Their number varies with the epoch. `shuffle` overrides that of the factory.
         """

@@ -1,4 +1,7 @@
-"""Which chunks utterances are cut into, and how chunks become batches: ESPnet's rules, from lengths alone."""
+"""Chunks that utterances are cut into, and how these become batches.
+
+ESPnet's rules, from lengths alone.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,13 @@ class ChunkRule:
         if self.default_fs is None:
             self._shift(min(self._capped(lengths)))
 
-    def cut(self, sample: Sample[Source], state: np.random.RandomState, shuffle: bool) -> list[Chunk[Source]]:
-        """Return the chunks of an utterance, all of one width; none if it is too short and to be discarded."""
+    def cut(
+        self, sample: Sample[Source], state: np.random.RandomState, shuffle: bool
+    ) -> list[Chunk[Source]]:
+        """Return the chunks of an utterance, all of one width.
+
+        None if it is too short and to be discarded.
+        """
         widths = self._capped([length for length in self._scaled(sample) if length < sample.length])
         if not widths:
             return [] if self.discard_short_samples else [Chunk(sample.source, 0, sample.length)]
@@ -67,7 +75,8 @@ class ChunkRule:
         shift = self._shift(width)
         spare = sample.length - width
         first = int(state.randint(0, spare % shift + 1)) if shuffle else 0
-        # the offset moves all chunks: the last one still ends within the utterance, as first is at most spare % shift
+        # the offset moves all chunks: the last one still ends within the utterance, as first is at
+        # most spare % shift
         starts = range(first, first + spare // shift * shift + 1, shift)
         return [Chunk(sample.source, start, start + width) for start in starts]
 
@@ -78,7 +87,8 @@ class ChunkRule:
             return self.lengths
         if rate < 1 or (rate % default and default % rate):
             raise FeatureError(
-                f"utterance {sample.id!r}: sample rate {rate} and default_fs {default} are not multiples of each other"
+                f"utterance {sample.id!r}: sample rate {rate} and default_fs {default} are not "
+                "multiples of each other"
             )
         return [length * rate // default for length in self.lengths]
 
@@ -90,14 +100,17 @@ class ChunkRule:
         shift = int(width * self.chunk_shift_ratio)
         if shift < 1:
             raise ConfigError(
-                f"chunks of {width} frames would not move on with chunk_shift_ratio {self.chunk_shift_ratio!r}; "
+                f"chunks of {width} frames would not move on with chunk_shift_ratio "
+                f"{self.chunk_shift_ratio!r}; "
                 "make chunk_length or the ratio larger"
             )
         return shift
 
 
 def parse_chunk_lengths(chunk_length: int | str) -> list[int]:
-    """Return the lengths that a number, or a text such as "100,150" or "80-120" names; the ends of a range count.
+    """Return the lengths that a number, or a text such as "100,150" or "80-120" names.
+
+    The ends of a range count.
 
     >>> parse_chunk_lengths("100,150-152")
     [100, 150, 151, 152]
@@ -112,7 +125,8 @@ def parse_chunk_lengths(chunk_length: int | str) -> list[int]:
             lengths += range(first, last + 1)
     except ValueError:
         raise ConfigError(
-            f"chunk_length is a number of frames of at least 1, or such as '100,150' or '80-120', not {chunk_length!r}"
+            "chunk_length is a number of frames of at least 1, or such as '100,150' or '80-120', "
+            f"not {chunk_length!r}"
         ) from None
     return lengths
 
@@ -122,8 +136,9 @@ def chunk_batches(
 ) -> Iterator[list[Chunk[Source]]]:
     """Cut utterances and give batches of `batch_size` chunks of one category and width.
 
-    Chunks wait, by category and width, until there are more than `num_cache_chunks`, which are then shuffled. At the
-    end what waits is given too, but for the last chunks that are too few for a batch.
+    Chunks wait, by category and width, until there are more than `num_cache_chunks`, which are then
+    shuffled. At the end what waits is given too, but for the last chunks that are too few for a
+    batch.
     """
     waiting: dict[int, dict[int, list[Chunk[Source]]]] = {}
     discarded: list[str] = []

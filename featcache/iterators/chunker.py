@@ -1,4 +1,7 @@
-"""How chunk batches are filled: cut from loaded utterances, or read frame by frame from a `FeatureDataset`."""
+"""Chunk batches and how they are filled.
+
+Cut from loaded utterances, or read frame by frame from a `FeatureDataset`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ class _Loaded(NamedTuple):
 
     def cut(self, start: int, stop: int) -> dict[str, torch.Tensor]:
         """Return a chunk."""
-        return {name: value[start:stop] if name in self.names else value for name, value in self.arrays.items()}
+        return {
+            name: value[start:stop] if name in self.names else value
+            for name, value in self.arrays.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,16 @@ class Chunker:
         """Give the batches of chunks that an epoch makes of `batches`."""
         shuffled = self.epochs.shuffle if shuffle is None else shuffle
         taken = self.epochs.batches(batches, epoch, shuffle)
-        draw = partial(chunk_batches, rule=self.rule, state=random_state(epoch, self.epochs.seed), shuffle=shuffled)
+        draw = partial(
+            chunk_batches,
+            rule=self.rule,
+            state=random_state(epoch, self.epochs.seed),
+            shuffle=shuffled,
+        )
         seed = epoch + self.epochs.seed
-        if isinstance(self.dataset, FeatureDataset) and not any(map(self._excluded, self._timed(self.dataset))):
+        if isinstance(self.dataset, FeatureDataset) and not any(
+            map(self._excluded, self._timed(self.dataset))
+        ):
             return self._read(self.dataset, taken, draw, seed)
         return self._cut(taken, draw, seed)
 
@@ -67,10 +80,14 @@ class Chunker:
             [(row, slice(start, stop)) for row, start, stop in chunks]
             for chunks in draw(self._measured(dataset, batches))
         )
-        loader = epoch_loader(dataset, self.collate_fn, self.num_workers, self.pin_memory, windows, seed)
+        loader = epoch_loader(
+            dataset, self.collate_fn, self.num_workers, self.pin_memory, windows, seed
+        )
         for ids, batch in loader:
             if self.rule.discard_short_samples:
-                batch = {name: value for name, value in batch.items() if not name.endswith("_lengths")}
+                batch = {
+                    name: value for name, value in batch.items() if not name.endswith("_lengths")
+                }
             yield ids, batch
 
     def _measured(self, dataset: FeatureDataset, batches: BatchList) -> Iterator[Sample[int]]:
@@ -92,19 +109,32 @@ class Chunker:
     ) -> Iterator[PaddedBatch]:
         """Load whole utterances and cut them."""
         collate = self.collate_fn or CommonCollateFn()
-        loader = epoch_loader(self.dataset, collate, self.num_workers, self.pin_memory, batches, seed)
+        loader = epoch_loader(
+            self.dataset, collate, self.num_workers, self.pin_memory, batches, seed
+        )
         for chunks in draw(self._loaded(loader)):
             pieces = [(source.id, source.cut(start, stop)) for source, start, stop in chunks]
             if self.rule.discard_short_samples:
                 yield [id for id, _ in pieces], _stacked(pieces)
             else:
-                yield collate([(id, {name: as_array(value) for name, value in piece.items()}) for id, piece in pieces])
+                yield collate(
+                    [
+                        (id, {name: as_array(value) for name, value in piece.items()})
+                        for id, piece in pieces
+                    ]
+                )
 
     def _loaded(self, loader: Iterable[PaddedBatch]) -> Iterator[Sample[_Loaded]]:
         for ids, batch in loader:
-            cut = [name for name in batch if f"{name}_lengths" in batch and not self._excluded(name)]
+            cut = [
+                name for name in batch if f"{name}_lengths" in batch and not self._excluded(name)
+            ]
             for place, id in enumerate(ids):
-                arrays = {name: value[place] for name, value in batch.items() if not name.endswith("_lengths")}
+                arrays = {
+                    name: value[place]
+                    for name, value in batch.items()
+                    if not name.endswith("_lengths")
+                }
                 frames = {name: len(arrays[name]) for name in cut}
                 yield self._sample(_Loaded(id, arrays, cut), id, frames, arrays)
 
@@ -115,9 +145,17 @@ class Chunker:
             raise FeatureError(f"utterance {id!r} has nothing with a time axis to cut chunks from")
         if len(set(frames.values())) > 1:
             listed = ", ".join(f"{name!r} {length}" for name, length in frames.items())
-            raise FeatureError(f"utterance {id!r} cannot be cut into chunks, as its lengths differ: {listed}")
+            raise FeatureError(
+                f"utterance {id!r} cannot be cut into chunks, as its lengths differ: {listed}"
+            )
         category = _number(id, CATEGORY, numbers, 0) if self.by_category else 0
-        return Sample(source, id, next(iter(frames.values())), _number(id, SAMPLE_RATE, numbers, 16000), category)
+        return Sample(
+            source,
+            id,
+            next(iter(frames.values())),
+            _number(id, SAMPLE_RATE, numbers, 16000),
+            category,
+        )
 
     def _timed(self, dataset: FeatureDataset) -> list[str]:
         return [name for name in dataset.features if dataset.table.has_frames(name)]
@@ -137,7 +175,9 @@ def _number(id: str, name: str, numbers: Mapping[str, torch.Tensor], default: in
     if name not in numbers:
         return default
     if numbers[name].numel() != 1:
-        raise FeatureError(f"utterance {id!r}, {name!r}: one number is needed, not {numbers[name].tolist()!r}")
+        raise FeatureError(
+            f"utterance {id!r}, {name!r}: one number is needed, not {numbers[name].tolist()!r}"
+        )
     return int(numbers[name].item())
 
 
@@ -145,9 +185,12 @@ def _stacked(pieces: Sequence[tuple[str, Mapping[str, torch.Tensor]]]) -> dict[s
     (first_id, first), *others = pieces
     for id, piece in others:
         for name in {**first, **piece}:
-            shapes = [tuple(chunk[name].shape) if name in chunk else None for chunk in (first, piece)]
+            shapes = [
+                tuple(chunk[name].shape) if name in chunk else None for chunk in (first, piece)
+            ]
             if shapes[0] != shapes[1]:
                 raise FeatureError(
-                    f"utterance {id!r}, {name!r}: shape {shapes[1]} in a chunk does not fit {shapes[0]} of {first_id!r}"
+                    f"utterance {id!r}, {name!r}: shape {shapes[1]} in a chunk does not fit "
+                    f"{shapes[0]} of {first_id!r}"
                 )
     return {name: torch.stack([piece[name] for _, piece in pieces]) for name in first}

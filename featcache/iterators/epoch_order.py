@@ -20,7 +20,8 @@ def random_state(epoch: int, seed: int) -> np.random.RandomState:
     """Return ESPnet's generator of an epoch; raises `ConfigError` where there is none."""
     if not 0 <= epoch + seed < 2**32:
         raise ConfigError(
-            f"the sum of epoch and seed, {epoch + seed}, is not within 0 to 2**32 - 1; epochs count from 1"
+            f"the sum of epoch and seed, {epoch + seed}, is not within 0 to 2**32 - 1; epochs "
+            "count from 1"
         )
     return np.random.RandomState(epoch + seed)
 
@@ -28,8 +29,8 @@ def random_state(epoch: int, seed: int) -> np.random.RandomState:
 def epoch_order(batches: int, epoch: int, seed: int, shuffle: bool, per_epoch: int | None) -> Ints:
     """Return the numbers of the batches that epoch `epoch` (from 1 on) takes out of `batches`.
 
-    Without `per_epoch` all of them. Otherwise that many: passes over all batches follow each other, each with an
-    order of its own, and each epoch goes on where the one before it ended.
+    Without `per_epoch` all of them. Otherwise that many: passes over all batches follow each other,
+    each with an order of its own, and each epoch goes on where the one before it ended.
 
     >>> epoch_order(3, epoch=2, seed=0, shuffle=False, per_epoch=2)
     array([2, 0])
@@ -67,11 +68,17 @@ class EpochRule:
 
 def take(batches: BatchList, order: Ints) -> BatchList:
     """Return the batches that `order` numbers, in that order."""
-    return batches.take(order) if isinstance(batches, Batches) else [batches[number] for number in order.tolist()]
+    return (
+        batches.take(order)
+        if isinstance(batches, Batches)
+        else [batches[number] for number in order.tolist()]
+    )
 
 
 def mixed(batches: BatchList, epoch: int, seed: int) -> BatchList:
-    """Shuffle the utterances of all batches, into batches as large as the first (the last may be smaller).
+    """Shuffle the utterances of all batches, into batches as large as the first.
+
+    The last may be smaller.
 
     Raises `ConfigError` if the first batch is empty.
     """
@@ -79,11 +86,18 @@ def mixed(batches: BatchList, epoch: int, seed: int) -> BatchList:
         return batches
     size = len(batches[0])
     if not size:
-        raise ConfigError("the first batch is empty, and with shuffle_within_batch it gives the size of all")
+        raise ConfigError(
+            "the first batch is empty, and with shuffle_within_batch it gives the size of all"
+        )
     if isinstance(batches, Batches):
         items = batches.items[batches.ends[0] : batches.ends[-1]]
         shuffled = items[random_state(epoch, seed).permutation(len(items))]
-        return Batches(shuffled, np.append(np.arange(0, len(items), size), len(items)), batches.keys, batches.numbering)
+        return Batches(
+            shuffled,
+            np.append(np.arange(0, len(items), size), len(items)),
+            batches.keys,
+            batches.numbering,
+        )
     flat = [utterance for batch in batches for utterance in batch]
     flat = [flat[place] for place in random_state(epoch, seed).permutation(len(flat)).tolist()]
     return [flat[start : start + size] for start in range(0, len(flat), size)]

@@ -18,20 +18,24 @@ SHARD = "{shard_idx}"
 def build_iter_factory(config: Mapping[str, object], dataset: Samples) -> IterFactory:
     """Make what a block such as `dataloader.train` of an ESPnet3 configuration declares.
 
-    Args:
-        config: "iter_factory", with "_target_" and arguments (nested ones too); with "multiple_iterator: true" an epoch
-            takes one of "num_shards" shards, whose number stands for `{shard_idx}` in any text. A dict, or OmegaConf's.
+    Args: config: "iter_factory", with "_target_" and arguments (nested ones too); with
+        "multiple_iterator: true" an epoch
+            takes one of "num_shards" shards, whose number stands for `{shard_idx}` in any text. A
+            dict, or OmegaConf's.
         dataset: data set of all shards.
 
     Raises `ConfigError` for what is not such a block, or names what cannot be imported.
 
-    >>> block = {"iter_factory": {"_target_": "featcache.iterators.SequenceIterFactory", "batches": [["a"]]}}
+    >>> target = "featcache.iterators.SequenceIterFactory"
+    >>> block = {"iter_factory": {"_target_": target, "batches": [["a"]]}}
     >>> [ids for ids, batch in build_iter_factory(block, {"a": ("a", {})}).build_iter(epoch=1)]
     [('a',)]
     """
     for name in config:
         if name not in KEYS:
-            raise ConfigError(f"a block with an iter_factory has no {name!r}; {nearest(name, KEYS)}")
+            raise ConfigError(
+                f"a block with an iter_factory has no {name!r}; {nearest(name, KEYS)}"
+            )
     declared, shards = config.get("iter_factory"), config.get("num_shards", 1)
     if not isinstance(declared, Mapping):
         raise ConfigError(f"iter_factory is a block with a _target_, not {declared!r}")
@@ -41,11 +45,15 @@ def build_iter_factory(config: Mapping[str, object], dataset: Samples) -> IterFa
             raise ConfigError(f"num_shards is {shards!r}, for which multiple_iterator must be true")
         return build(None)
     if shards != 1 and not _mentions(declared):
-        raise ConfigError(f"with {shards!r} shards, shape_files or another argument must name {SHARD!r}")
+        raise ConfigError(
+            f"with {shards!r} shards, shape_files or another argument must name {SHARD!r}"
+        )
     return ShardedIterFactory(build, shards)  # type: ignore[arg-type]
 
 
-def _shard_factory(declared: Mapping[str, object], dataset: Samples, shard: int | None) -> IterFactory:
+def _shard_factory(
+    declared: Mapping[str, object], dataset: Samples, shard: int | None
+) -> IterFactory:
     factory: IterFactory = _called(declared, {**_arguments(declared, shard), "dataset": dataset})
     return factory
 
@@ -53,7 +61,9 @@ def _shard_factory(declared: Mapping[str, object], dataset: Samples, shard: int 
 def _arguments(declared: Mapping[str, object], shard: int | None) -> dict[str, Any]:
     for name in declared:
         if name.startswith("_") and name != "_target_":
-            raise ConfigError(f"{name!r} of a configuration is not understood here; make the object with Hydra")
+            raise ConfigError(
+                f"{name!r} of a configuration is not understood here; make the object with Hydra"
+            )
     return {name: _made(value, shard) for name, value in declared.items() if name != "_target_"}
 
 

@@ -1,4 +1,7 @@
-"""Where the factories get utterances and batches from: ESPnet's kind of data set, or a `FeatureDataset`."""
+"""The sources of the factories' utterances and batches.
+
+ESPnet's kind of data set, or a `FeatureDataset`.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,21 @@ class Samples(Protocol):
 
 
 class _Pairs:
-    """The utterances of a `FeatureDataset` the way ESPnet's collate functions expect them, as numpy arrays."""
+    """The utterances of a `FeatureDataset` as ESPnet's collate functions expect them.
+
+    That is as numpy arrays.
+    """
 
     def __init__(self, dataset: FeatureDataset) -> None:
         self._dataset = dataset
 
     def __getitem__(self, index: Any) -> tuple[str, dict[str, Array]]:
         item = self._dataset[index]
-        names = [name for name in item if name != "id" and f"{name.removesuffix('_lengths')}_lengths" != name]
+        names = [
+            name
+            for name in item
+            if name != "id" and f"{name.removesuffix('_lengths')}_lengths" != name
+        ]
         return item["id"], {name: as_array(item[name]) for name in names}
 
 
@@ -49,9 +59,12 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def with_collate(dataset: Samples, collate_fn: Collate | None) -> tuple[Samples, Collate | None]:
-    """Return the data set and the collate function that together give `(ids, {name: tensor, name_lengths})`.
+    """Return the data set and the collate function.
 
-    A `FeatureDataset` pads batches itself; only a collate function of the user's own needs its utterances one by one.
+    Together they give `(ids, {name: tensor, name_lengths})`.
+
+    A `FeatureDataset` pads batches itself; only a collate function of the user's own needs its
+    utterances one by one.
     """
     if not isinstance(dataset, FeatureDataset):
         return dataset, collate_fn
@@ -60,7 +73,9 @@ def with_collate(dataset: Samples, collate_fn: Collate | None) -> tuple[Samples,
     return _Pairs(dataset), collate_fn
 
 
-def batch_list(batches: BatchList | Mapping[str, object] | Iterable[Any], dataset: Samples) -> BatchList:
+def batch_list(
+    batches: BatchList | Mapping[str, object] | Iterable[Any], dataset: Samples
+) -> BatchList:
     """Return the batches; made by `build_batch_sampler` where its arguments are given.
 
     Raises `ConfigError` for what is no list of batches.
@@ -71,7 +86,10 @@ def batch_list(batches: BatchList | Mapping[str, object] | Iterable[Any], datase
     if isinstance(batches, Batches) and batches.numbering and isinstance(dataset, FeatureDataset):
         require_rows_of(dataset.table, batches.numbering)
     if isinstance(batches, str) or not isinstance(batches, Iterable):
-        raise ConfigError(f"batches are lists of ids or rows, or the arguments of build_batch_sampler, not {batches!r}")
+        raise ConfigError(
+            "batches are lists of ids or rows, or the arguments of build_batch_sampler, not "
+            f"{batches!r}"
+        )
     listed = batches if isinstance(batches, Sequence) else list(batches)
     if len(listed) and (isinstance(listed[0], str) or not isinstance(listed[0], Sized)):
         raise ConfigError(f"batches are lists of ids or rows, but the first one is {listed[0]!r}")
@@ -83,13 +101,22 @@ def check_names(argument: str, given: Mapping[str, object], builder: Callable[..
     known = inspect.signature(builder).parameters
     for name in given:
         if name not in known:
-            raise ConfigError(f"{argument}: {builder.__name__} has no argument {name!r}; {nearest(name, known)}")
+            raise ConfigError(
+                f"{argument}: {builder.__name__} has no argument {name!r}; {nearest(name, known)}"
+            )
 
 
 def with_lengths(arguments: Mapping[str, object], dataset: Samples) -> dict[str, Any]:
-    """Return a builder's arguments; lengths come from a `FeatureDataset` where no shape files are named."""
+    """Return a builder's arguments.
+
+    Lengths come from a `FeatureDataset` where no shape files are named.
+    """
     given: dict[str, Any] = dict(arguments)
-    if isinstance(dataset, FeatureDataset) and not given.get("shape_files") and given.get("lengths") is None:
+    if (
+        isinstance(dataset, FeatureDataset)
+        and not given.get("shape_files")
+        and given.get("lengths") is None
+    ):
         given["lengths"] = dataset
     return given
 

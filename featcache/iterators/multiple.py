@@ -1,4 +1,7 @@
-"""`MultipleIterFactory`: one data set after the other; `ShardedIterFactory`: one shard of the data per epoch."""
+"""`MultipleIterFactory`: one data set after the other.
+
+`ShardedIterFactory`: one shard of the data per epoch.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,16 @@ class MultipleIterFactory:
     """
 
     def __init__(
-        self, build_funcs: Collection[Callable[[], IterFactory]], seed: int = 0, shuffle: bool = False
+        self,
+        build_funcs: Collection[Callable[[], IterFactory]],
+        seed: int = 0,
+        shuffle: bool = False,
     ) -> None:
         self._build_funcs = list(build_funcs)
         self._seed, self._shuffle = seed, shuffle
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
-        """Give the batches of an epoch, counted from 1; `shuffle` overrides that of all factories."""
+        """Give the batches of an epoch, from 1 on; `shuffle` overrides that of all factories."""
         shuffled = self._shuffle if shuffle is None else shuffle
         functions = self._build_funcs
         if shuffled:
@@ -57,7 +63,8 @@ class MultipleIterFactory:
 class ShardedIterFactory:
     """Gives the batches of one shard of the data per epoch; each rank takes another shard.
 
-    Epoch 1 takes shard 0 (on rank 0; then follow the other ranks' shards), epoch 2 the next, and so on around.
+    Epoch 1 takes shard 0 (on rank 0; then follow the other ranks' shards), epoch 2 the next, and so
+    on around.
 
     Args:
         build: returns the factory of a shard, whose number it is given.
@@ -75,7 +82,8 @@ class ShardedIterFactory:
         rank, world_size = place(None, None)
         if self._num_shards % world_size:
             raise ConfigError(
-                f"{self._num_shards} shards cannot be shared evenly by {world_size} ranks; make num_shards a multiple"
+                f"{self._num_shards} shards cannot be shared evenly by {world_size} ranks; make "
+                "num_shards a multiple"
             )
         return ((epoch - 1) * world_size + rank) % self._num_shards
 
@@ -86,5 +94,7 @@ class ShardedIterFactory:
 
 def _factory(made: IterFactory) -> IterFactory:
     if not hasattr(made, "build_iter"):
-        raise ConfigError(f"a function must return a factory with build_iter, not {type(made).__name__}")
+        raise ConfigError(
+            f"a function must return a factory with build_iter, not {type(made).__name__}"
+        )
     return made

@@ -14,18 +14,23 @@ from featcache.loading.collate import PaddedBatch
 
 
 class SequenceIterFactory:
-    """Gives a torch DataLoader for each epoch, with its share of the batches, in an order that the epoch decides.
+    """Gives a torch DataLoader for each epoch, with its share of the batches.
 
-    Args:
-        dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a `FeatureDataset`.
-        batches: lists of ids or rows; or the arguments of `build_batch_sampler`, which makes them. For a
+    They come in an order that the epoch decides.
+
+    Args: dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a
+        `FeatureDataset`. batches: lists of ids or rows; or the arguments of `build_batch_sampler`,
+        which makes them. For a
             `FeatureDataset` these need no shape files: its lengths are known.
-        num_iters_per_epoch: how many batches an epoch takes; epochs go on where the one before ended.
+        num_iters_per_epoch: how many batches an epoch takes; epochs go on where the one before
+            ended.
         seed: with the epoch it decides the order.
         shuffle: whether batches are shuffled.
-        shuffle_within_batch: whether utterances of all batches are mixed, into batches as large as the first.
+        shuffle_within_batch: whether utterances of all batches are mixed, into batches as large as
+            the first.
         num_workers, pin_memory: as for a DataLoader.
-        collate_fn: makes a batch of utterances; for a `FeatureDataset` it may be left out, padding is then zero.
+        collate_fn: makes a batch of utterances; for a `FeatureDataset` it may be left out, padding
+            is then zero.
 
     Raises `ConfigError` for arguments that cannot work.
 
@@ -55,9 +60,12 @@ class SequenceIterFactory:
         self._loader = partial(epoch_loader, dataset, collate_fn, num_workers, pin_memory)
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> DataLoader[PaddedBatch]:
-        """Return the batches of an epoch, counted from 1: pairs of ids and tensors, or what `collate_fn` makes.
+        """Return the batches of an epoch, counted from 1.
 
-        `shuffle` overrides that of the factory. Raises `ConfigError` for an epoch for which there is no seed.
+        Pairs of ids and tensors, or what `collate_fn` makes.
+
+        `shuffle` overrides that of the factory. Raises `ConfigError` for an epoch for which there
+        is no seed.
         """
         batches = self._epochs.batches(self.batches, epoch, shuffle)
         if self._mix:
@@ -66,12 +74,12 @@ class SequenceIterFactory:
 
 
 class CategoryIterFactory:
-    """Gives a torch DataLoader for each epoch, over batches that a category sampler draws anew for it.
+    """Gives a torch DataLoader for each epoch, over batches that a category sampler draws for it.
 
-    Args:
-        dataset, num_iters_per_epoch, seed, shuffle, num_workers, collate_fn, pin_memory: as of `SequenceIterFactory`.
-        batches: those of the first epoch; drawn as for the others where they are left out.
-        sampler_args: the arguments of `build_category_batch_sampler`; with "distributed" each rank takes its share of
+    Args: dataset, num_iters_per_epoch, seed, shuffle, num_workers, collate_fn, pin_memory: as of
+        `SequenceIterFactory`. batches: those of the first epoch; drawn as for the others where they
+        are left out. sampler_args: the arguments of `build_category_batch_sampler`; with
+        "distributed" each rank takes its share of
             every batch.
         batch_type: "catbel", "catpow" or "catpow_balance_dataset".
 
@@ -97,11 +105,16 @@ class CategoryIterFactory:
         self._loader = partial(epoch_loader, dataset, collate_fn, num_workers, pin_memory)
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> DataLoader[PaddedBatch]:
-        """Return the batches of an epoch, counted from 1: pairs of ids and tensors, or what `collate_fn` makes.
+        """Return the batches of an epoch, counted from 1.
 
-        `shuffle` overrides that of the factory. Raises `ConfigError` where the sampler refuses its arguments.
+        Pairs of ids and tensors, or what `collate_fn` makes.
+
+        `shuffle` overrides that of the factory. Raises `ConfigError` where the sampler refuses its
+        arguments.
         """
         batches = self._batches.given
         if batches is None or epoch > 1:
             batches = self._batches.drawn(epoch)
-        return self._loader(self._epochs.batches(batches, epoch, shuffle), epoch + self._epochs.seed)
+        return self._loader(
+            self._epochs.batches(batches, epoch, shuffle), epoch + self._epochs.seed
+        )

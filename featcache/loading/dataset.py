@@ -1,4 +1,7 @@
-"""`FeatureDataset`: utterances of a cache as torch items, and whole batches padded straight from their bytes."""
+"""`FeatureDataset`: utterances of a cache as torch items, and whole padded batches.
+
+Batches are padded straight from the cache's bytes.
+"""
 
 from __future__ import annotations
 
@@ -30,46 +33,54 @@ class Plan:
     """What a batch will hold, known before anything is read."""
 
     rows: Ints
-    spans: Mapping[str, tuple[Ints, Ints]]  # per feature the first frame and the number of frames of each row
+    # per feature the first frame and the number of frames of each row
+    spans: Mapping[str, tuple[Ints, Ints]]
     shapes: Mapping[str, tuple[int, ...]]
     nbytes: int
 
 
 class _WholeBatch(Batch):
-    """What `__getitems__` gives; torch's own collate function expects a list, and would fail without a hint."""
+    """The result of `__getitems__`.
+
+    torch's own collate function expects a list, and would fail without a hint.
+    """
 
     def __missing__(self, key: object) -> object:
         if key == 0:
-            raise ConfigError("batches are padded already; give the DataLoader collate_fn=FeatureDataset.collate")
+            raise ConfigError(
+                "batches are padded already; give the DataLoader collate_fn=FeatureDataset.collate"
+            )
         raise KeyError(key)
 
 
 class FeatureDataset(Dataset[Item]):
     """Features of a cache as a map-style data set, by row number or by id.
 
-    An item is a dict: "id", per feature its tensor of shape (frames, *dims) and under "<feature>_lengths" its frames; a
-    feature without a time axis has shape `dims` and no lengths. An index `(row or id, slice)` reads these frames alone,
-    of every feature with a time axis. Negative rows count from the end, as in lists; a slice or a list of indices gives
-    a list of items.
+    An item is a dict: "id", per feature its tensor of shape (frames, *dims) and under
+    "<feature>_lengths" its frames; a feature without a time axis has shape `dims` and no lengths.
+    An index `(row or id, slice)` reads these frames alone, of every feature with a time axis.
+    Negative rows count from the end, as in lists; a slice or a list of indices gives a list of
+    items.
 
-    A batch, `__getitems__(indices)`, is one dict: "id" a list, tensors of shape (utterances, longest, *dims) with zeros
-    behind the frames, lengths int64. torch's DataLoader asks for batches in this way; its
-    `collate_fn=FeatureDataset.collate` hands them on. In a DataLoader's worker they are made in shared memory.
+    A batch, `__getitems__(indices)`, is one dict: "id" a list, tensors of shape (utterances,
+    longest, *dims) with zeros behind the frames, lengths int64. torch's DataLoader asks for batches
+    in this way; its `collate_fn=FeatureDataset.collate` hands them on. In a DataLoader's worker
+    they are made in shared memory.
 
-    Args:
-        source: a cache or its path, or caches put together by `join` or `concat`.
-        features: those that are wanted, all by default.
-        dtypes: what features are converted to, e.g. {"ssl": "float32", "tokens": torch.int64}; else as declared. As
+    Args: source: a cache or its path, or caches put together by `join` or `concat`. features: those
+        that are wanted, all by default. dtypes: what features are converted to, e.g. {"ssl":
+        "float32", "tokens": torch.int64}; else as declared. As
             torch does it: what does not fit into a smaller dtype overflows.
-        transform: called with each item, returns an item. It runs where the reading runs. A tensor that it adds with
-            "<name>_lengths" beside it is padded along axis 0, other tensors and numbers are stacked, the rest listed.
-            A note on its errors names the utterance.
+        transform: called with each item, returns an item. It runs where the reading runs. A tensor
+            that it adds with "<name>_lengths" beside it is padded along axis 0, other tensors and
+            numbers are stacked, the rest listed. A note on its errors names the utterance.
         allow_incomplete: also read caches that their writer has not finished.
 
-    Raises `IncompleteError` for an unfinished cache, `KeyNotFoundError` for an unknown feature or id, `RowError` for an
-    unknown row, `WindowError` for frames that an utterance does not have, and `ConfigError` for a batch of a sampler
-    that was made for other utterances. (A sampler made from bare lengths is trusted where they are those of all rows;
-    a host that copies the batches into lists of its own, as `torch.utils.data.Subset` does, hides what they number.)
+    Raises `IncompleteError` for an unfinished cache, `KeyNotFoundError` for an unknown feature or
+    id, `RowError` for an unknown row, `WindowError` for frames that an utterance does not have, and
+    `ConfigError` for a batch of a sampler that was made for other utterances. (A sampler made from
+    bare lengths is trusted where they are those of all rows; a host that copies the batches into
+    lists of its own, as `torch.utils.data.Subset` does, hides what they number.)
 
     >>> dataset = FeatureDataset("features/train")            # doctest: +SKIP
     >>> dataset["utt-7", 100:200]["fbank"].shape              # doctest: +SKIP
@@ -93,14 +104,21 @@ class FeatureDataset(Dataset[Item]):
         self._dtypes = {name: torch_dtype(self.table.dtype(name)) for name in wanted}
         for name, dtype in (dtypes or {}).items():
             if name not in self._dtypes:
-                raise ConfigError(f"dtypes names a feature {name!r} that is not read; {nearest(name, wanted)}")
+                raise ConfigError(
+                    f"dtypes names a feature {name!r} that is not read; {nearest(name, wanted)}"
+                )
             with errors_about(f"dtypes, feature {name!r}"):
                 self._dtypes[name] = torch_dtype(dtype)
         if not wanted:
-            raise ConfigError(f"no feature is asked for; there are {', '.join(map(repr, self.table.features))}")
+            raise ConfigError(
+                f"no feature is asked for; there are {', '.join(map(repr, self.table.features))}"
+            )
         for name in wanted:
             if name == "id" or f"{name}_lengths" in wanted:
-                raise ConfigError(f"features {', '.join(map(repr, wanted))}: an item has other uses for these names")
+                raise ConfigError(
+                    f"features {', '.join(map(repr, wanted))}: an item has other uses for these "
+                    "names"
+                )
         self._transform = transform
         self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
 
@@ -129,11 +147,16 @@ class FeatureDataset(Dataset[Item]):
         return next(self._items(self._read(self.plan([self._from_the_end(index)]), fresh)))
 
     def __getitems__(self, indices: Sequence[Index]) -> Batch:
-        return _WholeBatch(self.read(self.plan(indices), fresh if get_worker_info() is None else worker_memory()))
+        return _WholeBatch(
+            self.read(self.plan(indices), fresh if get_worker_info() is None else worker_memory())
+        )
 
     @staticmethod
     def collate(batch: Batch | list[Item]) -> Batch:
-        """Hand on a batch, and pad a list of items: the `collate_fn` of a DataLoader over this data set."""
+        """Hand on a batch, and pad a list of items.
+
+        It is the `collate_fn` of a DataLoader over this data set.
+        """
         return pad(batch) if isinstance(batch, list) else dict(batch)
 
     def plan(self, indices: Sequence[Index]) -> Plan:
@@ -148,10 +171,13 @@ class FeatureDataset(Dataset[Item]):
         for index in indices:
             if isinstance(index, tuple) and not (len(index) == 2 and isinstance(index[1], slice)):
                 raise ConfigError(
-                    f"an index is a row number, an id, or one of them with frames, [id, 100:200], not {index!r}"
+                    "an index is a row number, an id, or one of them with frames, [id, 100:200], "
+                    f"not {index!r}"
                 )
         keys = [index[0] if isinstance(index, tuple) else index for index in indices]
-        cuts = [(place, index[1]) for place, index in enumerate(indices) if isinstance(index, tuple)]
+        cuts = [
+            (place, index[1]) for place, index in enumerate(indices) if isinstance(index, tuple)
+        ]
         rows = self.table.numbers(keys)
         spans, shapes, nbytes = {}, {}, 0
         for name, dtype in self._dtypes.items():
@@ -159,7 +185,9 @@ class FeatureDataset(Dataset[Item]):
             starts = np.zeros_like(lengths)
             if self.table.has_frames(name):
                 for place, cut in cuts:
-                    starts[place], lengths[place] = self._span(name, keys[place], int(lengths[place]), cut)
+                    starts[place], lengths[place] = self._span(
+                        name, keys[place], int(lengths[place]), cut
+                    )
                 shapes[name] = (len(rows), int(lengths.max()), *self.table.dims(name))
             else:
                 shapes[name] = (len(rows), *self.table.dims(name))
@@ -220,12 +248,16 @@ class FeatureDataset(Dataset[Item]):
         return index
 
     def _span(self, name: str, key: int | str, length: int, cut: slice) -> tuple[int, int]:
-        start, stop = 0 if cut.start is None else cut.start, length if cut.stop is None else cut.stop
+        start, stop = (
+            0 if cut.start is None else cut.start,
+            length if cut.stop is None else cut.stop,
+        )
         whole = isinstance(start, int | np.integer) and isinstance(stop, int | np.integer)
         if cut.step is not None or not whole or not 0 <= start <= stop <= length:
             steps = "" if cut.step is None else f" in steps of {cut.step}"
             raise WindowError(
-                f"utterance {key!r}, feature {name!r}: frames {start} to {stop}{steps} are not within 0 to "
+                f"utterance {key!r}, feature {name!r}: frames {start} to {stop}{steps} are not "
+                "within 0 to "
                 f"{length}{'' if whole else ', in whole numbers'}"
             )
         return start, stop - start

@@ -25,7 +25,7 @@ def on_device(batches: Iterable[T], device: torch.device) -> Iterator[T]:
 
 
 def usable_device(device: torch.device | str) -> torch.device:
-    """Return a device; raises `ConfigError` for one that torch does not know, or that is not there."""
+    """Return a device; raises `ConfigError` for one that is not there, or torch does not know."""
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
@@ -45,7 +45,10 @@ def check_pinned() -> None:
 
 
 def to_device(data: T, device: torch.device) -> T:
-    """Move all tensors of a batch: of mappings, lists and tuples, and of whatever has a method `to`."""
+    """Move all tensors of a batch.
+
+    Those of mappings, lists and tuples, and of whatever has a method `to`.
+    """
     moved: Any = data
     if hasattr(data, "to"):
         moved = data.to(device, non_blocking=True)
@@ -58,7 +61,9 @@ def to_device(data: T, device: torch.device) -> T:
     return cast(T, moved)
 
 
-def _moved(batch: T, device: torch.device, stream: torch.cuda.Stream | None) -> tuple[T, torch.cuda.Event | None]:
+def _moved(
+    batch: T, device: torch.device, stream: torch.cuda.Stream | None
+) -> tuple[T, torch.cuda.Event | None]:
     if stream is None:
         return to_device(batch, device), None
     # what was begun before may still read memory that is free by now: copy into it only after that

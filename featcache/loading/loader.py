@@ -31,33 +31,40 @@ T = TypeVar("T", default=Batch)
 class FeatureLoader(Generic[T]):
     """Iterable over padded batches of a cache, as `FeatureDataset.__getitems__` makes them.
 
-    Threads of this process read ahead: they copy straight from the mapped files into the batch, while numpy lets go of
-    the interpreter lock. No worker process, no copy between processes. The memory of a batch is used again once nothing
-    refers to it. Threads live only while there is something to read: none is left behind by an iteration that ends
-    before its time.
+    Threads of this process read ahead: they copy straight from the mapped files into the batch,
+    while numpy lets go of the interpreter lock. No worker process, no copy between processes. The
+    memory of a batch is used again once nothing refers to it. Threads live only while there is
+    something to read: none is left behind by an iteration that ends before its time.
 
-    Args:
-        source: a cache or its path, caches put together by `join` or `concat`, or a `FeatureDataset`.
-        features: those that are wanted, all by default.
-        batch_sampler: gives the batches as lists of row numbers, ids, or `(row or id, slice)`; one of
+    Args: source: a cache or its path, caches put together by `join` or `concat`, or a
+        `FeatureDataset`. features: those that are wanted, all by default. batch_sampler: gives the
+        batches as lists of row numbers, ids, or `(row or id, slice)`; one of
             `featcache.samplers` or any other. Its `set_epoch` and state are used where it has them.
-        batch_size: utterances of a batch, in place of a batch sampler; ranks share them as with a sampler.
-        shuffle: whether these are drawn at random, anew in each epoch; else they come in the order of the rows.
+        batch_size: utterances of a batch, in place of a batch sampler; ranks share them as with a
+            sampler.
+        shuffle: whether these are drawn at random, anew in each epoch; else they come in the order
+            of the rows.
         seed: draws another order.
-        dtypes: what features are converted to, e.g. {"ssl": "float32"} or {"ssl": torch.float32}; else as declared.
+        dtypes: what features are converted to, e.g. {"ssl": "float32"} or {"ssl": torch.float32};
+            else as declared.
         transform: called with each item, in the reading threads; see `FeatureDataset`.
-        collate: what is made of each batch, in the reading threads, e.g. `featcache.interop.speechbrain.padded_batch`.
+        collate: what is made of each batch, in the reading threads, e.g.
+            `featcache.interop.speechbrain.padded_batch`.
         threads: how many batches are read side by side; 0 reads each when it is asked for.
         prefetch_bytes: batches are read ahead as long as those that wait take no more than this.
-        pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for a CUDA `device`.
+        pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
+            a CUDA `device`.
         device: where tensors are copied, one batch ahead, asynchronously from pinned memory.
-        allow_incomplete: also read caches that their writer has not finished; else these are refused.
+        allow_incomplete: also read caches that their writer has not finished; else these are
+            refused.
 
-    An iteration that came to its end is followed by the next epoch, one that was left before by the same again, unless
-    `set_epoch` chooses. After each epoch `waited_s` tells how many seconds the training loop waited for data in it.
+    An iteration that came to its end is followed by the next epoch, one that was left before by the
+    same again, unless `set_epoch` chooses. After each epoch `waited_s` tells how many seconds the
+    training loop waited for data in it.
 
-    >>> loader = FeatureLoader("features/train", "fbank", batch_sampler=[[0, 1], [2]])  # doctest: +SKIP
-    >>> for batch in loader: batch["fbank"], batch["fbank_lengths"]                     # doctest: +SKIP
+    >>> batches = [[0, 1], [2]]
+    >>> loader = FeatureLoader("features/train", "fbank", batch_sampler=batches)  # doctest: +SKIP
+    >>> for batch in loader: batch["fbank"], batch["fbank_lengths"]  # doctest: +SKIP
     """
 
     @named_settings("a FeatureLoader")
@@ -81,20 +88,31 @@ class FeatureLoader(Generic[T]):
     ) -> None:
         if not isinstance(source, FeatureDataset):
             source = FeatureDataset(
-                source, features, dtypes=dtypes, transform=transform, allow_incomplete=allow_incomplete
+                source,
+                features,
+                dtypes=dtypes,
+                transform=transform,
+                allow_incomplete=allow_incomplete,
             )
         elif (features, dtypes, transform, allow_incomplete) != (None, None, None, False):
             raise ConfigError(
-                "features, dtypes, transform and allow_incomplete are those of the FeatureDataset; give them there"
+                "features, dtypes, transform and allow_incomplete are those of the FeatureDataset; "
+                "give them there"
             )
         if threads < 0 or prefetch_bytes < 0:
-            raise ConfigError(f"threads={threads}, prefetch_bytes={prefetch_bytes}: neither can be negative")
+            raise ConfigError(
+                f"threads={threads}, prefetch_bytes={prefetch_bytes}: neither can be negative"
+            )
         if batch_sampler is None:
             batch_sampler = _plain_sampler(source.table, batch_size, shuffle, seed)
         elif (batch_size, shuffle, seed) != (None, None, None):
-            raise ConfigError("give either batch_sampler, or batch_size, shuffle and seed; not both")
+            raise ConfigError(
+                "give either batch_sampler, or batch_size, shuffle and seed; not both"
+            )
         if isinstance(batch_sampler, Iterator) or not isinstance(batch_sampler, Iterable):
-            raise ConfigError(f"batch_sampler must be a list of batches or a sampler, not {batch_sampler!r}")
+            raise ConfigError(
+                f"batch_sampler must be a list of batches or a sampler, not {batch_sampler!r}"
+            )
         numbering = getattr(batch_sampler, "numbering", None)
         if isinstance(numbering, Numbering):
             require_rows_of(source.table, numbering)
@@ -136,7 +154,8 @@ class FeatureLoader(Generic[T]):
     def __getitem__(self, index: object) -> NoReturn:
         """Raise `TypeError`: SpeechBrain's `Brain` asks for items where it should iterate."""
         raise TypeError(
-            "a FeatureLoader gives batches one after the other, not by number; to give it to a SpeechBrain Brain, add "
+            "a FeatureLoader gives batches one after the other, not by number; to give it to a "
+            "SpeechBrain Brain, add "
             "the mixin: class ASR(featcache.FeatureCacheMixin, sb.Brain)"
         )
 
@@ -144,7 +163,9 @@ class FeatureLoader(Generic[T]):
         self.waited_s = 0.0
         prefetch = Prefetch(self._jobs(), self._threads, self._prefetch_bytes)
         self._running.add(prefetch)
-        batches: Iterator[T] = prefetch if self._device is None else on_device(prefetch, self._device)
+        batches: Iterator[T] = (
+            prefetch if self._device is None else on_device(prefetch, self._device)
+        )
         try:
             while True:
                 began = time.perf_counter()
@@ -174,21 +195,35 @@ class FeatureLoader(Generic[T]):
             prefetch.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration: the batch sampler's order where it has one for each."""
+        """Choose the epoch of the next iteration.
+
+        The batch sampler's order follows it where it has one for each.
+        """
         self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, object]:
-        """Return where the running or the last iteration is, exact to the batch, as plain numbers and strings."""
+        """Return where the running or the last iteration is, exact to the batch.
+
+        It is made of plain numbers and strings.
+        """
         return {**self._position.state_dict(), "data": self.dataset.table.digest}
 
     def load_state_dict(self, state: State) -> None:
-        """Have the next iteration go on from there; raises `ConfigError` for the state of other data or samplers."""
+        """Have the next iteration go on from there.
+
+        Raises `ConfigError` for the state of other data or samplers.
+        """
         if not isinstance(state, Mapping) or "data" not in state:
             kind = type(self.batch_sampler).__name__
             raise ConfigError(f"this is no state of a FeatureLoader over a {kind}: {state!r}")
         if state["data"] != self.dataset.table.digest:
-            raise ConfigError(f"the state is that of a loader over other utterances than those of {self.dataset!r}")
-        self._position.load_state_dict({key: value for key, value in state.items() if key != "data"})
+            raise ConfigError(
+                "the state is that of a loader over other utterances than those of "
+                f"{self.dataset!r}"
+            )
+        self._position.load_state_dict(
+            {key: value for key, value in state.items() if key != "data"}
+        )
 
     def _jobs(self) -> Iterator[Job[T]]:
         for indices in self._position.begin():

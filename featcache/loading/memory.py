@@ -22,12 +22,17 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialised tensor that a GPU can read while the CPU goes on; torch recycles its memory."""
+    """Return an uninitialised tensor that a GPU can read while the CPU goes on.
+
+    Torch recycles its memory.
+    """
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 class Recycler:
-    """Gives out uninitialised tensors, and takes their memory again when nothing refers to it any more.
+    """Gives out uninitialised tensors, and takes their memory again when unused.
+
+    That is when nothing refers to it any more.
 
     Fresh memory costs a page fault every 4 KiB, which takes as long as filling it.
     """
@@ -45,7 +50,8 @@ class Recycler:
             return fresh(shape, dtype)
         buffer = self._take(nbytes)
         lease = buffer.data  # all tensors over it refer to this object, so that its end is theirs
-        # no lock in what is called: the garbage collector may call it while this thread holds the lock
+        # no lock in what is called: the garbage collector may call it while this thread holds the
+        # lock
         weakref.finalize(lease, self._free.append, buffer).atexit = False
         return torch.frombuffer(lease, dtype=dtype, count=math.prod(shape)).view(shape)
 
@@ -57,7 +63,8 @@ class Recycler:
         with self._lock:
             while sum(map(len, self._free)) > self._most_bytes:
                 self._free.pop(0)
-            for place in reversed(range(len(self._free))):  # the last to come back is most likely in the CPU's cache
+            # the last to come back is most likely in the CPU's cache
+            for place in reversed(range(len(self._free))):
                 if wanted <= len(self._free[place]) <= 2 * wanted:
                     return self._free.pop(place)
         return np.empty(wanted, np.uint8)

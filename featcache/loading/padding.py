@@ -20,12 +20,13 @@ Batch = dict[str, Any]
 def pad(items: Sequence[Item], allocate: Allocate = fresh) -> Batch:
     """Make a batch of items.
 
-    A tensor that has "<name>_lengths" beside it is padded along axis 0 with zeros, its lengths anew; other tensors,
-    arrays and numbers are stacked; all else is listed.
+    A tensor that has "<name>_lengths" beside it is padded along axis 0 with zeros, its lengths
+    anew; other tensors, arrays and numbers are stacked; all else is listed.
 
     Raises `FeatureError` for items whose keys or shapes do not fit each other.
 
-    >>> pad([{"id": "a", "x": torch.ones(2), "x_lengths": 2}, {"id": "b", "x": torch.ones(1), "x_lengths": 1}])
+    >>> first = {"id": "a", "x": torch.ones(2), "x_lengths": 2}
+    >>> pad([first, {"id": "b", "x": torch.ones(1), "x_lengths": 1}])
     {'id': ['a', 'b'], 'x': tensor([[1., 1.],
             [1., 0.]]), 'x_lengths': tensor([2, 1])}
     """
@@ -33,14 +34,19 @@ def pad(items: Sequence[Item], allocate: Allocate = fresh) -> Batch:
         if not isinstance(item, Mapping):
             raise FeatureError(f"an item is a dict; transform returned {item!r}")
         if item.keys() != items[0].keys():
-            raise FeatureError(f"items {items[0].get('id')!r} and {item.get('id')!r} have different keys")
+            raise FeatureError(
+                f"items {items[0].get('id')!r} and {item.get('id')!r} have different keys"
+            )
     batch: Batch = {}
     for key in items[0]:
         values = [item[key] for item in items]
         name = key.removesuffix("_lengths")
         if name != key and isinstance(items[0].get(name), torch.Tensor | np.ndarray):
             values = [len(item[name]) for item in items]
-        if all(isinstance(value, torch.Tensor | np.ndarray | np.generic | bool | int | float) for value in values):
+        if all(
+            isinstance(value, torch.Tensor | np.ndarray | np.generic | bool | int | float)
+            for value in values
+        ):
             tensors = list(map(torch.as_tensor, values))
             batch[key] = _joined(key, items, tensors, allocate, padded=f"{key}_lengths" in items[0])
         else:
@@ -55,13 +61,23 @@ def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def _joined(
-    key: str, items: Sequence[Item], tensors: Sequence[torch.Tensor], allocate: Allocate, *, padded: bool
+    key: str,
+    items: Sequence[Item],
+    tensors: Sequence[torch.Tensor],
+    allocate: Allocate,
+    *,
+    padded: bool,
 ) -> torch.Tensor:
     first, axis = tensors[0], int(padded)
     for item, tensor in zip(items, tensors, strict=True):
-        if tensor.shape[axis:] != first.shape[axis:] or tensor.ndim < axis or tensor.dtype != first.dtype:
+        if (
+            tensor.shape[axis:] != first.shape[axis:]
+            or tensor.ndim < axis
+            or tensor.dtype != first.dtype
+        ):
             raise FeatureError(
-                f"{key!r} of items {items[0].get('id')!r} and {item.get('id')!r} do not fit into one tensor: "
+                f"{key!r} of items {items[0].get('id')!r} and {item.get('id')!r} do not fit into "
+                "one tensor: "
                 f"{first.dtype} {tuple(first.shape)} and {tensor.dtype} {tuple(tensor.shape)}"
                 f"{'' if padded else f'; to have it padded, give {key}_lengths, too'}"
             )
@@ -78,6 +94,7 @@ def _joined(
 
 def rows_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
     """Return the memory of a contiguous tensor as one row of bytes for each element of axis 0."""
-    bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # numpy has no bfloat16
+    # numpy has no bfloat16
+    bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
     rows = bits.view(len(bits), -1).numpy()
     return rows.view(np.uint8)

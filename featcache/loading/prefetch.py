@@ -21,13 +21,13 @@ Job = tuple[int, Callable[[], T]]  # the bytes of its result, and what makes it
 class Prefetch(Generic[T]):
     """Iterator over the results of jobs, in their order; the next ones are worked on meanwhile.
 
-    Jobs are taken from their iterator in the caller's thread. Threads live only while there is a job to do: who stops
-    to iterate, by an exception or otherwise, leaves none behind once the few jobs that were taken are done.
+    Jobs are taken from their iterator in the caller's thread. Threads live only while there is a
+    job to do: who stops to iterate, by an exception or otherwise, leaves none behind once the few
+    jobs that were taken are done.
 
-    Args:
-        jobs: what to do.
-        threads: how many jobs are worked on side by side; 0 does each when its result is asked for.
-        most_bytes: jobs are taken ahead as long as their results, with those that wait, are not more than this, nor
+    Args: jobs: what to do. threads: how many jobs are worked on side by side; 0 does each when its
+        result is asked for. most_bytes: jobs are taken ahead as long as their results, with those
+        that wait, are not more than this, nor
             their number more than `MOST_AHEAD`; one is taken in any case.
 
     An error of a job, or of their iterator, is raised in its place: after the results before it.
@@ -48,7 +48,8 @@ class Prefetch(Generic[T]):
         self._at_work: set[int] = set()  # idents of the threads that are at a job
         # reentrant: the garbage collector may close an iteration in any thread, at any moment
         self._state = threading.Condition(threading.RLock())
-        self._closed = self._is_over = False  # no job is begun any more; none is being done any more
+        # no job is begun any more; none is being done any more
+        self._closed = self._is_over = False
         self._advance()
         _open.add(self)
 
@@ -57,7 +58,10 @@ class Prefetch(Generic[T]):
 
     def __next__(self) -> T:
         if getpid() != self._process:
-            raise ConfigError("this iteration belongs to the process that began it; begin another one in this process")
+            raise ConfigError(
+                "this iteration belongs to the process that began it; begin another one in this "
+                "process"
+            )
         self._take_jobs()
         with self._state:
             if not self._results:
@@ -82,7 +86,8 @@ class Prefetch(Generic[T]):
             self._next = self._error = None
             self._results.clear()
             self._todo.clear()
-            self._state.wait_for(lambda: self._at_work <= {me})  # also for one that iterates without threads
+            # also for one that iterates without threads
+            self._state.wait_for(lambda: self._at_work <= {me})
         for thread in self._threads:
             if thread.ident != me:
                 thread.join()  # without a job it ends at once
@@ -103,7 +108,8 @@ class Prefetch(Generic[T]):
             self._results.append((nbytes, future))
             self._todo.append((future, make))
             if self._busy < self._most_threads:
-                # as a daemon: else the interpreter would wait at its end until all jobs that were taken are done
+                # as a daemon: else the interpreter would wait at its end until all jobs that were
+                # taken are done
                 thread = threading.Thread(target=self._work, name="featcache-loader", daemon=True)
                 thread.start()
                 self._busy += 1
@@ -136,14 +142,16 @@ class Prefetch(Generic[T]):
                 self._at_work.add(me)
             try:
                 future.set_result(make())
-            except StopIteration as error:  # where the result is asked for, it would look like the end
+            except (
+                StopIteration
+            ) as error:  # where the result is asked for, it would look like the end
                 future.set_exception(RuntimeError(f"a job raised {error!r}"))
             except BaseException as error:  # it is raised where the result is asked for
                 future.set_exception(error)
 
 
-# An iteration that is left may live as long as the interpreter. Closed when that begins to end, it needs nothing of
-# what is taken apart then.
+# An iteration that is left may live as long as the interpreter. Closed when that begins to end, it
+# needs nothing of what is taken apart then.
 _open: weakref.WeakSet[Prefetch[Any]] = weakref.WeakSet()
 
 

@@ -1,8 +1,9 @@
 """Tensors that a DataLoader's worker hands over without a copy, in memory that it uses again.
 
-Fresh shared memory costs more in page faults than reading a batch takes. So a worker keeps its pieces of it (memfd,
-which have no name that could be left behind), and the process that got a tensor gives its piece back by clearing a byte
-in it when nothing refers to the tensor any more. Small tensors are sent by value.
+Fresh shared memory costs more in page faults than reading a batch takes. So a worker keeps its
+pieces of it (memfd, which have no name that could be left behind), and the process that got a
+tensor gives its piece back by clearing a byte in it when nothing refers to the tensor any more.
+Small tensors are sent by value.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ AVAILABLE = hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()  # Li
 
 
 class _Segment:
-    """A piece of memory that two processes map; its last page begins with 1 while the other one holds it."""
+    """A piece of memory that two processes map.
+
+    Its last page begins with 1 while the other one holds it.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -93,18 +97,30 @@ def worker_memory() -> Allocate:
 def _reduce(tensor: _SegmentTensor) -> Any:
     segment, plain = tensor.segment, tensor.as_subclass(torch.Tensor)
     if segment is None:
-        return _from_bytes, (bytearray(plain.view(-1).view(torch.uint8).numpy()), tuple(plain.shape), plain.dtype)
+        return _from_bytes, (
+            bytearray(plain.view(-1).view(torch.uint8).numpy()),
+            tuple(plain.shape),
+            plain.dtype,
+        )
     if segment.memory[segment.capacity]:  # it was sent before
         return reduce_tensor(plain)  # type: ignore[no-untyped-call]
     segment.memory[segment.capacity] = 1
-    return _mapped, (os.getpid(), segment.descriptor, segment.capacity, tuple(plain.shape), plain.dtype)
+    return _mapped, (
+        os.getpid(),
+        segment.descriptor,
+        segment.capacity,
+        tuple(plain.shape),
+        plain.dtype,
+    )
 
 
 def _from_bytes(data: bytearray, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(data, dtype=dtype).view(shape) if data else fresh(shape, dtype)
 
 
-def _mapped(pid: int, descriptor: int, capacity: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _mapped(
+    pid: int, descriptor: int, capacity: int, shape: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
     with Path(f"/proc/{pid}/fd/{descriptor}").open("r+b", buffering=0) as file:
         memory = mmap.mmap(file.fileno(), capacity + PAGE)
     lease = memoryview(memory)[: math.prod(shape) * dtype.itemsize]

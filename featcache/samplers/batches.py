@@ -1,4 +1,7 @@
-"""Batches of utterances as two arrays, so that a million of them take no longer to make than a sort."""
+"""Batches of utterances as two arrays.
+
+A million of them take no longer to make than a sort.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ Ints = NDArray[np.int64]
 
 
 class Batches(Sequence[list[int] | list[str]]):
-    """A list of batches, each the list of its utterances: row numbers, or ids where `keys` are given.
+    """A list of batches, each the list of its utterances.
 
-    `items` of all batches follow each other; batch b is items[ends[b]] to before items[ends[b + 1]]. `numbering` says
-    which utterances row numbers count, where that is known.
+    These are row numbers, or ids where `keys` are given.
+
+    `items` of all batches follow each other; batch b is items[ends[b]] to before items[ends[b +
+    1]]. `numbering` says which utterances row numbers count, where that is known.
 
     >>> Batches([2, 0, 1], [0, 1, 3])[1]
     [0, 1]

@@ -1,4 +1,7 @@
-"""`BucketBatchSampler`: batches of utterances of similar length, never more padded frames than asked for."""
+"""`BucketBatchSampler`: batches of utterances of similar length.
+
+They never have more padded frames than asked for.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +26,35 @@ from featcache.tables.numbering import Numbering, column_digest
 
 Ints = NDArray[np.int64]
 TOO_LONG = ("error", "skip")
-# Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the most that is padded
-# for it, and half of it on average.
+# Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the
+# most that is padded for it, and half of it on average.
 SPREAD = 1.05
 DRAWS = 20  # of an epoch's batches, until they are not too many; then the shortest come first
 
 
 class BucketBatchSampler(EpochSampler):
-    """Batches of row numbers of utterances of similar length, which change companions from epoch to epoch.
+    """Batches of row numbers of utterances of similar length.
 
-    Each utterance comes once per epoch. In every batch, the longest utterance times the number of utterances is at
-    most `max_frames`, and what all its padded features hold is at most `max_elements` numbers. All epochs have the same
-    number of batches: hosts ask for it once. For how ranks share an epoch and resume, and for the other arguments, see
-    `EpochSampler`.
+    The utterances change companions from epoch to epoch.
 
-    Args:
-        lengths: frames of each utterance, integers; or a list of such arrays, one per feature of the same utterances;
-            or a cache, its path, a `FeatureTable` or a data set, whose features with a time axis all count. Frames are
-            seconds divided by the frame shift: 400 s of 10 ms are 40,000.
-        ids: the utterances that `lengths` are of, in their order; of a cache those to take. Batches then hold ids.
+    Each utterance comes once per epoch. In every batch, the longest utterance times the number of
+    utterances is at most `max_frames`, and what all its padded features hold is at most
+    `max_elements` numbers. All epochs have the same number of batches: hosts ask for it once. For
+    how ranks share an epoch and resume, and for the other arguments, see `EpochSampler`.
+
+    Args: lengths: frames of each utterance, integers; or a list of such arrays, one per feature of
+        the same utterances;
+            or a cache, its path, a `FeatureTable` or a data set, whose features with a time axis
+            all count. Frames are seconds divided by the frame shift: 400 s of 10 ms are 40,000.
+        ids: the utterances that `lengths` are of, in their order; of a cache those to take. Batches
+            then hold ids.
         max_frames: the most frames in a batch, padding included; of each feature on its own.
-        max_elements: the most numbers in a batch, padding included, over all features: frames times the numbers of a
-            frame, which a cache knows; of arrays of lengths a frame counts as one.
+        max_elements: the most numbers in a batch, padding included, over all features: frames times
+            the numbers of a frame, which a cache knows; of arrays of lengths a frame counts as one.
         batch_size: the most utterances in a batch; one of the three limits is needed.
         shuffle: False gives the shortest first, the same in every epoch.
-        too_long: what becomes of utterances that are over a limit by themselves: "error", or "skip" to leave them out
-            with a warning. The attribute `too_long` holds their row numbers.
+        too_long: what becomes of utterances that are over a limit by themselves: "error", or "skip"
+            to leave them out with a warning. The attribute `too_long` holds their row numbers.
 
     Raises `ConfigError` for what cannot work.
 
@@ -77,13 +83,19 @@ class BucketBatchSampler(EpochSampler):
         if max_frames is max_elements is batch_size is None:
             raise ConfigError("a batch needs a limit: max_frames, max_elements or batch_size")
         if too_long not in TOO_LONG:
-            raise UnknownNameError(f"too_long has no choice {too_long!r}; {nearest(too_long, TOO_LONG)}")
+            raise UnknownNameError(
+                f"too_long has no choice {too_long!r}; {nearest(too_long, TOO_LONG)}"
+            )
         self.max_frames = None if max_frames is None else whole_number("max_frames", max_frames, 1)
-        self.max_elements = None if max_elements is None else whole_number("max_elements", max_elements, 1)
+        self.max_elements = (
+            None if max_elements is None else whole_number("max_elements", max_elements, 1)
+        )
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         self.shuffle = shuffle
         self._ids = None if ids is None else self._name(list(ids))
-        self._longest: Ints = self._lengths[0] if len(self._lengths) == 1 else np.max(self._lengths, axis=0)
+        self._longest: Ints = (
+            self._lengths[0] if len(self._lengths) == 1 else np.max(self._lengths, axis=0)
+        )
         rows = _argsort(self._longest)  # the shortest first
         fits = self._fits()[rows]
         self._rows, self.too_long = rows[fits], np.sort(rows[~fits])
@@ -93,19 +105,28 @@ class BucketBatchSampler(EpochSampler):
         self._count: int | None = None
 
     def __repr__(self) -> str:
-        limits = {"max_frames": self.max_frames, "max_elements": self.max_elements, "batch_size": self.batch_size}
+        limits = {
+            "max_frames": self.max_frames,
+            "max_elements": self.max_elements,
+            "batch_size": self.batch_size,
+        }
         given = "".join(f"{name}={limit}, " for name, limit in limits.items() if limit is not None)
         return f"<BucketBatchSampler: {len(self._rows)} utterances, {given}{self._where()}>"
 
     @property
     def padding_efficiency(self) -> float:
-        """Share of real frames among all frames of this epoch's batches, over all features and ranks."""
+        """Share of real frames among all frames of this epoch's batches.
+
+        It is over all features and ranks.
+        """
         batches = self._epoch(self.epoch)
         real = padded = 0.0
         for column in self._lengths:
             frames = column[batches.items]
             real += float(frames.sum(dtype=float))
-            padded += float(np.maximum.reduceat(frames, batches.ends[:-1]).astype(float) @ batches.sizes)
+            padded += float(
+                np.maximum.reduceat(frames, batches.ends[:-1]).astype(float) @ batches.sizes
+            )
         return real / padded if padded else 1.0
 
     @cached_property
@@ -124,7 +145,8 @@ class BucketBatchSampler(EpochSampler):
         random = np.random.default_rng((self.seed, epoch))
         for _ in range(DRAWS):
             rows = self._drawn(random)
-            # a first batch of any size moves the ends of all others: neighbours part also where utterances are few
+            # a first batch of any size moves the ends of all others: neighbours part also where
+            # utterances are few
             ends = self._cut(rows, random.random())
             if len(ends) - 1 <= self._count:
                 break
@@ -134,9 +156,16 @@ class BucketBatchSampler(EpochSampler):
         return batches.take(shuffled_in_groups(len(batches), random))
 
     def settings(self) -> State:
-        """Return what the order depends on: the limits, whether it is shuffled, and a digest of the lengths."""
+        """Return what the order depends on.
+
+        The limits, whether it is shuffled, and a digest of the lengths.
+        """
         if self._digest is None:
-            named = "" if self._ids is None else digest("\0".join(self._ids).encode(errors="surrogatepass"))
+            named = (
+                ""
+                if self._ids is None
+                else digest("\0".join(self._ids).encode(errors="surrogatepass"))
+            )
             self._digest = digest("".join([*map(column_digest, self._lengths), named]).encode())
         return {
             "data": self._digest,
@@ -175,7 +204,9 @@ class BucketBatchSampler(EpochSampler):
         if self.max_elements is None:
             return _ends(frames, cap, size)
         if len(self._lengths) == 1:
-            return _ends(frames, min(cap, self.max_elements // max(self._frame_elements[0], 1)), size)
+            return _ends(
+                frames, min(cap, self.max_elements // max(self._frame_elements[0], 1)), size
+            )
         columns = [column[rows] for column in self._lengths]
         return _ends_of_several(columns, self._frame_elements, cap, self.max_elements, size)
 
@@ -184,7 +215,9 @@ class BucketBatchSampler(EpochSampler):
         if self.max_frames is not None:
             fits &= self._longest <= self.max_frames
         if self.max_elements is not None:
-            elements = [n * column for n, column in zip(self._frame_elements, self._lengths, strict=True)]
+            elements = [
+                n * column for n, column in zip(self._frame_elements, self._lengths, strict=True)
+            ]
             fits &= np.sum(elements, axis=0) <= self.max_elements
         return fits
 
@@ -202,14 +235,19 @@ class BucketBatchSampler(EpochSampler):
         return ids
 
     def _report(self, longest: int, *, leave_out: bool) -> None:
-        named = f"row {longest}" if self.table is None else f"{self.table.id(longest)!r} (row {longest})"
+        named = (
+            f"row {longest}"
+            if self.table is None
+            else f"{self.table.id(longest)!r} (row {longest})"
+        )
         if self._ids is not None:
             named = repr(self._ids[longest])
         limits = {"max_frames": self.max_frames, "max_elements": self.max_elements}
         given = {name: limit for name, limit in limits.items() if limit is not None}
         what = (
             f"{len(self.too_long)} of {len(self._longest)} utterances are longer than "
-            f"{' or '.join(f'{name}={limit}' for name, limit in given.items())}, the longest is {named} with "
+            f"{' or '.join(f'{name}={limit}' for name, limit in given.items())}, the longest is "
+            f"{named} with "
             f"{self._longest[longest]} frames"
         )
         if leave_out and len(self._rows):
@@ -220,13 +258,16 @@ class BucketBatchSampler(EpochSampler):
 
 
 def _bucket_ends(frames: Ints, phase: float) -> list[int]:
-    """Return where sorted lengths pass from one bucket to the next, each SPREAD times as long as the one before."""
+    """Return where sorted lengths pass from one bucket to the next.
+
+    Each is SPREAD times as long as the one before.
+    """
     exponents = np.arange(np.log(max(frames[-1], 1)) / np.log(SPREAD) + 1) + phase
     return [0, *np.searchsorted(frames, SPREAD**exponents).tolist(), len(frames)]
 
 
 def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
-    """Give the ends of batches that take one utterance after the other until another would break a limit."""
+    """Give the ends of batches that take utterances in order until one would break a limit."""
     end = count = longest = 0
     # a loop over plain numbers takes 70 ns for each, whatever the size of the batches
     for length in frames.data:
@@ -240,8 +281,10 @@ def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
     yield len(frames)
 
 
-def _ends_of_several(columns: list[Ints], frame_elements: list[int], cap: int, most: int, size: int) -> Iterator[int]:
-    """Give the ends of batches of several features, which all together hold at most `most` numbers."""
+def _ends_of_several(
+    columns: list[Ints], frame_elements: list[int], cap: int, most: int, size: int
+) -> Iterator[int]:
+    """Give the ends of batches of several features, which together hold at most `most` numbers."""
     end = count = 0
     longest = [0] * len(columns)
     for lengths in zip(*(column.data for column in columns), strict=True):
@@ -258,4 +301,6 @@ def _ends_of_several(columns: list[Ints], frame_elements: list[int], cap: int, m
 def _argsort(lengths: Ints) -> Ints:
     """Sort the row numbers by length, rows of one length in their order."""
     # NumPy sorts 16 bits by radix: a third of the time
-    return np.argsort(lengths.astype(np.uint16) if lengths.max() < 1 << 16 else lengths, kind="stable")
+    return np.argsort(
+        lengths.astype(np.uint16) if lengths.max() < 1 << 16 else lengths, kind="stable"
+    )

@@ -1,4 +1,7 @@
-"""What all samplers share: an order of batches per epoch, shared out over ranks, that any number of ranks resumes."""
+"""The base of all samplers: an order of batches per epoch.
+
+It is shared out over ranks, and any number of ranks resumes it.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,16 @@ State: TypeAlias = dict[str, object]  # numbers, strings and None
 class EpochSampler(ABC):
     """An epoch's batches in an order that depends on seed and epoch alone, shared out over ranks.
 
-    Give it to a DataLoader as `batch_sampler`. In each step the ranks take `world_size` batches that follow each other
-    in that order, one each, so that all ranks have the same number of batches. Where they do not come out even, the
-    batches of the last step are cut smaller until each rank has one; no utterance is given twice to make up the number.
+    Give it to a DataLoader as `batch_sampler`. In each step the ranks take `world_size` batches
+    that follow each other in that order, one each, so that all ranks have the same number of
+    batches. Where they do not come out even, the batches of the last step are cut smaller until
+    each rank has one; no utterance is given twice to make up the number.
 
-    Without `rank` and `world_size`, those of `torch.distributed` when an iteration begins, or one rank if it is not in
-    use. An iteration begins with its first batch. One that came to its end is followed by the next epoch, one that was
-    left before by the same again; `set_epoch` has the last word. (A DataLoader with workers takes the last batches
-    before it delivers them: left between, it goes on to the next epoch.)
+    Without `rank` and `world_size`, those of `torch.distributed` when an iteration begins, or one
+    rank if it is not in use. An iteration begins with its first batch. One that came to its end is
+    followed by the next epoch, one that was left before by the same again; `set_epoch` has the last
+    word. (A DataLoader with workers takes the last batches before it delivers them: left between,
+    it goes on to the next epoch.)
 
     Args:
         seed: draws another order; the same on all ranks.
@@ -38,11 +43,17 @@ class EpochSampler(ABC):
         world_size: how many processes share the batches.
         drop_last: leave the last step's batches out instead of cutting them smaller.
 
-    Raises `ConfigError` for what cannot work; for too few utterances to share, when the epoch is begun.
+    Raises `ConfigError` for what cannot work; for too few utterances to share, when the epoch is
+    begun.
     """
 
     def __init__(
-        self, *, seed: int = 0, rank: int | None = None, world_size: int | None = None, drop_last: bool = False
+        self,
+        *,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        drop_last: bool = False,
     ) -> None:
         self.seed = whole_number("seed", seed, 0)
         self._given_place = None if rank is world_size is None else place(rank, world_size)
@@ -52,12 +63,16 @@ class EpochSampler(ABC):
         self._ended = False  # the loaded state is that of an epoch that had come to its end
         self._iteration: Iteration | None = None  # begun last, in this epoch
         self._waiting = False  # a newer one was made, and has not begun
-        self._batches: tuple[int, Batches] | None = None  # an epoch, and its batches of all ranks together
+        # an epoch, and its batches of all ranks together
+        self._batches: tuple[int, Batches] | None = None
         self._share: tuple[tuple[int, ...], Share] | None = None
 
     @property
     def rank(self) -> int:
-        """Number of this process, from 0, as it is now; raises `ConfigError` where it cannot be known."""
+        """Number of this process, from 0, as it is now.
+
+        Raises `ConfigError` where it cannot be known.
+        """
         return self._place()[0]
 
     @property
@@ -72,16 +87,23 @@ class EpochSampler(ABC):
 
     @abstractmethod
     def epoch_batches(self, epoch: int) -> Batches:
-        """Return an epoch's batches in the order in which all ranks together take them; none of them empty."""
+        """Return an epoch's batches in the order in which all ranks together take them.
+
+        None of them empty.
+        """
 
     @abstractmethod
     def settings(self) -> State:
-        """Return what the order depends on beside seed and epoch: settings, and a digest of the data as "data"."""
+        """Return what the order depends on beside seed and epoch.
+
+        Settings, and a digest of the data as "data".
+        """
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration.
 
-        The one that the sampler is in comes again; after `load_state_dict` what was left of it comes.
+        The one that the sampler is in comes again; after `load_state_dict` what was left of it
+        comes.
         """
         number = whole_number("epoch", epoch, 0)
         if number != self.epoch:
@@ -92,7 +114,10 @@ class EpochSampler(ABC):
                 self._iteration.told = True
 
     def __iter__(self) -> Iterator[list[int] | list[str]]:
-        """Give this rank's batches of the epoch: all, or after `load_state_dict` once those that were left."""
+        """Give this rank's batches of the epoch.
+
+        All, or after `load_state_dict` once those that were left.
+        """
         self._waiting = True
         return Iteration(self._begin)
 
@@ -103,11 +128,13 @@ class EpochSampler(ABC):
     def state_dict(self, steps: int | None = None) -> State:
         """Return where the epoch stands, the same on all ranks, as a dict that JSON can hold.
 
-        Any number of ranks can go on from it: "position" counts the utterances that all ranks together have taken.
+        Any number of ranks can go on from it: "position" counts the utterances that all ranks
+        together have taken.
 
-        Args:
-            steps: batches that this rank has trained on since the iteration began. By default as many as were taken
-                from the newest iterator; a DataLoader with workers takes more than it delivers: count these yourself.
+        Args: steps: batches that this rank has trained on since the iteration began. By default as
+            many as were taken
+                from the newest iterator; a DataLoader with workers takes more than it delivers:
+                count these yourself.
         """
         newest = None if self._waiting else self._iteration
         epoch, start = self._coming() if self._waiting else (self.epoch, self._start)
@@ -116,27 +143,34 @@ class EpochSampler(ABC):
         taken = 0 if newest is None else newest.steps
         done = taken if steps is None else whole_number("steps", steps, 0)
         if done > len(share):
-            raise ConfigError(f"steps={done} is more than the {len(share)} of this iteration of epoch {epoch}")
+            raise ConfigError(
+                f"steps={done} is more than the {len(share)} of this iteration of epoch {epoch}"
+            )
         return {
             **self._identity(),
             "epoch": epoch,
             "position": share.position(done),
-            "ended": ended and steps is None,  # then the next epoch comes, unless set_epoch names this one
+            # then the next epoch comes, unless set_epoch names this one
+            "ended": ended and steps is None,
             "order": self._order(epoch),
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go to where a state was saved, by any number of ranks: what is left of its epoch comes next.
+        """Go to where a state was saved, by any number of ranks.
 
-        Raises `ConfigError` for a state of other data, another seed or other settings, which it names, and for a dict
-        that is no state; the sampler is then as it was.
+        What is left of its epoch comes next.
+
+        Raises `ConfigError` for a state of other data, another seed or other settings, which it
+        names, and for a dict that is no state; the sampler is then as it was.
         """
         epoch, position, ended = self._check(state)
         items = len(self._epoch(epoch).items)
         if position > items or state["order"] != self._order(epoch):
             raise ConfigError(
-                f"epoch {epoch} has {items} utterances in another order than when the state was saved at position "
-                f"{position}; was that with another version of NumPy? begin the epoch anew, without the state"
+                f"epoch {epoch} has {items} utterances in another order than when the state was "
+                "saved at position "
+                f"{position}; was that with another version of NumPy? begin the epoch anew, "
+                "without the state"
             )
         self._go_to(epoch, position, ended)
 
@@ -173,7 +207,10 @@ class EpochSampler(ABC):
         return self._batches[1]
 
     def _shared(self, epoch: int, start: int) -> Share:
-        """Return an epoch's batches from a position on, as many in a row as there are ranks being one step."""
+        """Return an epoch's batches from a position on.
+
+        As many in a row as there are ranks are one step.
+        """
         rank, world_size = self._place()
         wanted = epoch, start, rank, world_size
         if self._share is None or self._share[0] != wanted:
@@ -192,20 +229,29 @@ class EpochSampler(ABC):
     def _check(self, state: Mapping[str, object]) -> tuple[int, int, bool]:
         """Return epoch, position and end of a state that is one of this sampler's."""
         if not isinstance(state, Mapping):
-            raise ConfigError(f"a sampler's state is the dict that state_dict() gave, not {state!r}")
+            raise ConfigError(
+                f"a sampler's state is the dict that state_dict() gave, not {state!r}"
+            )
         mine = self._identity()
         if state.get("sampler", mine["sampler"]) != mine["sampler"]:
-            raise ConfigError(f"the state is of a {state['sampler']}, and this is a {mine['sampler']}")
+            raise ConfigError(
+                f"the state is of a {state['sampler']}, and this is a {mine['sampler']}"
+            )
         keys = {*mine, "epoch", "position", "ended", "order"}
         if keys != set(state):
             found = sorted(map(str, state))
-            raise ConfigError(f"the state of a {mine['sampler']} has the keys {sorted(keys)}, not {found}")
-        others = [f"{name}={state[name]!r} (here {value!r})" for name, value in mine.items() if state[name] != value]
+            raise ConfigError(
+                f"the state of a {mine['sampler']} has the keys {sorted(keys)}, not {found}"
+            )
+        others = [
+            f"{name}={state[name]!r} (here {value!r})"
+            for name, value in mine.items()
+            if state[name] != value
+        ]
         if others:
             raise ConfigError(
-                f"the state was saved with {', '.join(others)}; go on with the same data and settings, or without it"
+                f"the state was saved with {', '.join(others)}; go on with the same data and "
+                "settings, or without it"
             )
         epoch = whole_number("epoch", state["epoch"], 0)
         return epoch, whole_number("position", state["position"], 0), state["ended"] is True
-
-

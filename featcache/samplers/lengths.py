@@ -21,7 +21,7 @@ Lengths = Frames | Sequence[Frames] | Cache | CachePath | FeatureTable | HasTabl
 
 
 def columns_of(lengths: Lengths) -> tuple[list[Ints], list[int], FeatureTable | None]:
-    """Return the lengths of each feature, the numbers of a frame, and the table that they come from, if any."""
+    """Return the lengths of each feature, the numbers of a frame, and their table, if any."""
     if isinstance(lengths, Cache | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
     table = lengths if isinstance(lengths, FeatureTable) else getattr(lengths, "table", None)
@@ -33,9 +33,14 @@ def columns_of(lengths: Lengths) -> tuple[list[Ints], list[int], FeatureTable | 
         frame_elements = [math.prod(table.dims(name)) for name in names]
         return [_checked(table.lengths(name)) for name in names], frame_elements, table
     several = isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) == 1
-    columns = [_checked(column) for column in (cast(list[object], lengths) if several else [lengths])]
+    columns = [
+        _checked(column) for column in (cast(list[object], lengths) if several else [lengths])
+    ]
     if len(set(map(len, columns))) > 1:
-        raise ConfigError(f"the features have lengths for {[*map(len, columns)]} utterances, not for the same ones")
+        raise ConfigError(
+            f"the features have lengths for {[*map(len, columns)]} utterances, not for the same "
+            "ones"
+        )
     return columns, [1] * len(columns), None
 
 
@@ -47,7 +52,8 @@ def _checked(lengths: object) -> Ints:
         what = f"{array.dtype} of shape {array.shape}"
         if array.dtype.kind == "O" and array.ndim == 0:
             what = (
-                f"a {type(lengths).__name__}; if Lightning puts it there to share batches out, which "
+                f"a {type(lengths).__name__}; if Lightning puts it there to share batches out, "
+                "which "
                 "the sampler does itself, set Trainer(use_distributed_sampler=False)"
             )
         raise ConfigError(f"lengths are frames of each utterance, integers, not {what}")

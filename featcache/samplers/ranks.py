@@ -1,4 +1,7 @@
-"""How ranks share the batches of an epoch, and how these are shuffled so that the ranks' batches are alike."""
+"""Sharing of an epoch's batches among ranks.
+
+They are shuffled so that the ranks' batches are alike.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,13 @@ GROUP_SIZES = (1, 2, 4, 6, 12, 24, 48)
 
 
 def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> Ints:
-    """Return where the batches from `position` on begin and end, their number a multiple of the ranks.
+    """Return where the batches from `position` on begin and end.
 
-    The incomplete last step's batches are cut into as many as there are ranks, from the largest on; where they have
-    too few utterances, those of the steps before it as well. Raises `ConfigError` where that cannot be done.
+    Their number is a multiple of the ranks.
+
+    The incomplete last step's batches are cut into as many as there are ranks, from the largest on;
+    where they have too few utterances, those of the steps before it as well. Raises `ConfigError`
+    where that cannot be done.
 
     >>> share_out(np.array([0, 4, 8, 13]), 0, 2, False).tolist()
     [0, 4, 8, 10, 13]
@@ -34,11 +40,14 @@ def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> In
         return rest[: count - over + 1]
     missing = world_size - over
     sizes = np.diff(rest)
-    spare = np.cumsum(sizes[::-1] - 1)  # more batches that can be made of the last one, the last two, ...
+    # more batches that can be made of the last one, the last two, ...
+    spare = np.cumsum(sizes[::-1] - 1)
     if drop_last or spare[-1] < missing:
         raise ConfigError(
-            f"{count} batches of {rest[-1] - position} utterances cannot be shared by {world_size} ranks"
-            f"{', and drop_last leaves nothing' if drop_last else ''}; use fewer ranks, smaller batches"
+            f"{count} batches of {rest[-1] - position} utterances cannot be shared by {world_size} "
+            "ranks"
+            f"{', and drop_last leaves nothing' if drop_last else ''}; use fewer ranks, smaller "
+            "batches"
             f"{'' if drop_last else ', or drop_last=True'}"
         )
     enough = int(np.searchsorted(spare, missing)) + 1
@@ -56,9 +65,10 @@ def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> In
 def shuffled_in_groups(count: int, random: np.random.Generator) -> Ints:
     """Return the numbers below `count` in random order, neighbours staying near each other.
 
-    Groups depend on the number of batches alone, never on the ranks, so that any number of ranks sees one order. They
-    hold up to its square root: with larger ones there is little to shuffle, in smaller ones few ranks find neighbours.
-    Those that fill no group come from anywhere, and last, so that all groups begin at a multiple of their size.
+    Groups depend on the number of batches alone, never on the ranks, so that any number of ranks
+    sees one order. They hold up to its square root: with larger ones there is little to shuffle, in
+    smaller ones few ranks find neighbours. Those that fill no group come from anywhere, and last,
+    so that all groups begin at a multiple of their size.
     """
     size = max(size for size in GROUP_SIZES if size * size <= max(count, 1))
     groups, over = divmod(count, size)
@@ -89,23 +99,33 @@ def split_up(ends: Ints, count: int) -> Ints:
 def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and number of ranks: those given, else those of `torch.distributed`, else 0 of 1.
 
-    Raises `ConfigError` for one without the other, a rank that there is not, and for one of several processes that a
-    launcher started but nothing has connected.
+    Raises `ConfigError` for one without the other, a rank that there is not, and for one of several
+    processes that a launcher started but nothing has connected.
     """
     if (rank is None) != (world_size is None):
-        raise ConfigError(f"rank and world_size are given together, not rank={rank!r} and world_size={world_size!r}")
+        raise ConfigError(
+            f"rank and world_size are given together, not rank={rank!r} and "
+            f"world_size={world_size!r}"
+        )
     if rank is not None:
         size, number = whole_number("world_size", world_size, 1), whole_number("rank", rank, 0)
         if number >= size:
-            raise ConfigError(f"rank must be below world_size={size}, not {number}; ranks count from 0")
+            raise ConfigError(
+                f"rank must be below world_size={size}, not {number}; ranks count from 0"
+            )
         return number, size
     torch = sys.modules.get("torch")  # a process that has not loaded it is in no group
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+    if (
+        torch is not None
+        and torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+    ):
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     if _launched_with_others():
         # alone, each of them would train on everything
         raise ConfigError(
-            "several processes were started, but they are not connected; call torch.distributed.init_process_group "
+            "several processes were started, but they are not connected; call "
+            "torch.distributed.init_process_group "
             "before the sampler is used, or give it rank and world_size"
         )
     return 0, 1
@@ -118,4 +138,6 @@ def _launched_with_others() -> bool:
     """
     numbers = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     found = {name: int(value) for name, value in numbers.items() if value.isdigit()}
-    return found.get("WORLD_SIZE", 1) > 1 or found.get("RANK", 0) > 0 or found.get("LOCAL_RANK", 0) > 0
+    return (
+        found.get("WORLD_SIZE", 1) > 1 or found.get("RANK", 0) > 0 or found.get("LOCAL_RANK", 0) > 0
+    )

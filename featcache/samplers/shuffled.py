@@ -15,11 +15,14 @@ from featcache.tables.numbering import Numbering
 
 
 class ShuffledBatchSampler(EpochSampler):
-    """Gives batches that were made before, in another order each epoch; the batches themselves stay as they are.
+    """Gives batches that were made before, in another order each epoch.
 
-    Batches that follow each other in the list are taken to be of similar length: they stay in one group, groups and the
-    batches in them are shuffled, and so the ranks get batches of similar length in the same step. For how ranks share
-    and resume, and for the other arguments, see `EpochSampler`.
+    The batches themselves stay as they are.
+
+    Batches that follow each other in the list are taken to be of similar length: they stay in one
+    group, groups and the batches in them are shuffled, and so the ranks get batches of similar
+    length in the same step. For how ranks share and resume, and for the other arguments, see
+    `EpochSampler`.
 
     Args:
         batches: `Batches`, or lists of row numbers or of ids; empty ones are left out.
@@ -63,7 +66,9 @@ class ShuffledBatchSampler(EpochSampler):
         """Return the batches in the order of an epoch."""
         if not self.shuffle:
             return self.batches
-        return self.batches.take(shuffled_in_groups(len(self.batches), np.random.default_rng((self.seed, epoch))))
+        return self.batches.take(
+            shuffled_in_groups(len(self.batches), np.random.default_rng((self.seed, epoch)))
+        )
 
     def settings(self) -> State:
         """Return what the order depends on: whether it is shuffled, and a digest of the batches."""
@@ -77,7 +82,9 @@ class ShuffledBatchSampler(EpochSampler):
 def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
     # a string would pass for a list of one-letter ids, a number is no list at all
     wrong = (str, int, float, np.number)
-    listed: list[list[object]] = [[None] if isinstance(batch, wrong) else list(batch) for batch in batches]
+    listed: list[list[object]] = [
+        [None] if isinstance(batch, wrong) else list(batch) for batch in batches
+    ]
     flat = [item for batch in listed for item in batch]
     ends = np.cumsum([0, *map(len, listed)])
     ids = [item for item in flat if isinstance(item, str)]

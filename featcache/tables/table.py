@@ -23,17 +23,22 @@ Ints = NDArray[np.int64]
 
 
 class FeatureTable:
-    """Features of numbered utterances: of a cache, of caches joined over the same ids, of caches one after another.
+    """Features of numbered utterances, of one cache or several.
 
-    Made by `FeatureTable.of`, `join` and `concat`. The rows of one cache are in the order of its ids' UTF-8 bytes, as
-    in `Cache.lengths`. Cheap to fork and to pickle; holds nothing but the open caches.
+    Caches are joined over the same ids, or come one after another.
+
+    Made by `FeatureTable.of`, `join` and `concat`. The rows of one cache are in the order of its
+    ids' UTF-8 bytes, as in `Cache.lengths`. Cheap to fork and to pickle; holds nothing but the open
+    caches.
     """
 
     def __init__(self, blocks: Sequence[Sequence[Cache]]) -> None:
         # blocks follow each other; the caches of one block hold different features of the same ids
         self._blocks = tuple(tuple(block) for block in blocks)
         self._arrays = [_features(block) for block in blocks]
-        self._starts: list[int] = np.cumsum([0, *(len(block[0]) for block in self._blocks)]).tolist()
+        self._starts: list[int] = np.cumsum(
+            [0, *(len(block[0]) for block in self._blocks)]
+        ).tolist()
 
     @classmethod
     def of(cls, source: FeatureTable | Cache | CachePath) -> FeatureTable:
@@ -41,7 +46,10 @@ class FeatureTable:
         if isinstance(source, FeatureTable):
             return source
         if not isinstance(source, Cache | str | os.PathLike):
-            raise ConfigError(f"a cache, its path, or caches put together by join or concat are needed, not {source!r}")
+            raise ConfigError(
+                "a cache, its path, or caches put together by join or concat are needed, not "
+                f"{source!r}"
+            )
         return cls([[source if isinstance(source, Cache) else Cache(source)]])
 
     def __len__(self) -> int:
@@ -52,7 +60,10 @@ class FeatureTable:
 
     @property
     def caches(self) -> tuple[tuple[Cache, ...], ...]:
-        """The caches: blocks follow each other, those of one block hold different features of the same ids."""
+        """The caches.
+
+        Blocks follow each other, those of one block hold different features of the same ids.
+        """
         return self._blocks
 
     @property
@@ -79,7 +90,10 @@ class FeatureTable:
         return self.arrays(feature, 0).declared_dtype
 
     def lengths(self, feature: str) -> Ints:
-        """Return the frames of all rows, int64, read-only; for one cache its mapped column, without a copy."""
+        """Return the frames of all rows, int64, read-only.
+
+        For one cache its mapped column, without a copy.
+        """
         columns = [self.arrays(feature, block).lengths for block in range(len(self._blocks))]
         lengths = columns[0].view() if len(columns) == 1 else np.concatenate(columns)
         lengths.flags.writeable = False
@@ -92,7 +106,7 @@ class FeatureTable:
         return self._blocks[block][0]._index.id(row - self._starts[block])
 
     def rows(self, ids: Iterable[str]) -> Ints:
-        """Return the rows of many ids, int64; raises `KeyNotFoundError` for one that is not there."""
+        """Return the rows of many ids, int64; raises `KeyNotFoundError` for an unknown one."""
         listed = list(ids)
         found = np.full(len(listed), -1, np.int64)
         for number, (block, start) in enumerate(zip(self._blocks, self._starts, strict=False)):
@@ -102,11 +116,16 @@ class FeatureTable:
         if found.min(initial=0) < 0:
             id = listed[int(found.argmin())]
             paths = " or ".join(repr(str(block[0].path)) for block in self._blocks)
-            raise KeyNotFoundError(f"no utterance {id!r} in {paths}; {self._blocks[0][0]._index.nearest(id)}")
+            raise KeyNotFoundError(
+                f"no utterance {id!r} in {paths}; {self._blocks[0][0]._index.nearest(id)}"
+            )
         return found
 
     def numbers(self, keys: Sequence[int | str]) -> Ints:
-        """Return the rows that ids or row numbers, also mixed, stand for; raises `KeyNotFoundError` or `RowError`."""
+        """Return the rows that ids or row numbers, also mixed, stand for.
+
+        Raises `KeyNotFoundError` or `RowError`.
+        """
         places = [place for place, key in enumerate(keys) if isinstance(key, str)]
         if len(places) == len(keys):
             return self.rows(cast(Sequence[str], keys))
@@ -119,7 +138,10 @@ class FeatureTable:
         return rows
 
     def lengths_of(self, feature: str, rows: Ints) -> Ints:
-        """Return the frames of some rows, checked against what is stored before memory is taken for them."""
+        """Return the frames of some rows, checked against what is stored.
+
+        This comes before memory is taken for them.
+        """
         lengths = np.empty(len(rows), np.int64)
         for arrays, places, inner in self._by_block(feature, rows):
             lengths[places] = found = arrays.lengths[inner]
@@ -127,8 +149,13 @@ class FeatureTable:
                 arrays.check_length(int(inner[extreme]))
         return lengths
 
-    def read_into(self, feature: str, rows: Ints, starts: Ints, lengths: Ints, out: NDArray[np.uint8]) -> None:
-        """Read `lengths` frames from `starts` on of each row into a row of `out`, its bytes, and zeros behind them."""
+    def read_into(
+        self, feature: str, rows: Ints, starts: Ints, lengths: Ints, out: NDArray[np.uint8]
+    ) -> None:
+        """Read `lengths` frames from `starts` on of each row into a row of `out`.
+
+        They go to the front of the row's bytes, and zeros behind them.
+        """
         for arrays, places, inner in self._by_block(feature, rows):
             mine = out if isinstance(places, slice) else [out[place] for place in places]
             arrays.read_many(inner, starts[places], lengths[places], mine)
@@ -136,8 +163,13 @@ class FeatureTable:
         for row, nbytes in zip(out, (lengths * frame_bytes).tolist(), strict=True):
             row[nbytes:] = 0
 
-    def _by_block(self, feature: str, rows: Ints) -> Iterator[tuple[FeatureArrays, Ints | slice, Ints]]:
-        """Iterate over the blocks with some of the rows: what reads them, their places in `rows`, rows in the block."""
+    def _by_block(
+        self, feature: str, rows: Ints
+    ) -> Iterator[tuple[FeatureArrays, Ints | slice, Ints]]:
+        """Iterate over the blocks with some of the rows.
+
+        Gives what reads them, their places in `rows`, rows in the block.
+        """
         if len(self._blocks) == 1:
             yield self.arrays(feature, 0), slice(None), rows
             return
@@ -151,19 +183,29 @@ class FeatureTable:
             raise RowError(f"no row {row}: there are {len(self)} utterances, counted from 0")
 
     def arrays(self, feature: str, block: int) -> FeatureArrays:
-        """Return what reads a feature in one block; raises `KeyNotFoundError` for an unknown feature."""
+        """Return what reads a feature in one block.
+
+        Raises `KeyNotFoundError` for an unknown feature.
+        """
         try:
             return self._arrays[block][feature]
         except KeyError:
-            raise KeyNotFoundError(f"no feature {feature!r}; {nearest(feature, self.features)}") from None
+            raise KeyNotFoundError(
+                f"no feature {feature!r}; {nearest(feature, self.features)}"
+            ) from None
 
     @cached_property
     def digest(self) -> str:
         """A digest of the ids in their order."""
-        return digest("".join(digest(block[0]._index.hashes.data) for block in self._blocks).encode())
+        return digest(
+            "".join(digest(block[0]._index.hashes.data) for block in self._blocks).encode()
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _unpickled, (self._blocks, [[cache.generation for cache in block] for block in self._blocks])
+        return _unpickled, (
+            self._blocks,
+            [[cache.generation for cache in block] for block in self._blocks],
+        )
 
 
 def _whole(key: object) -> int:
@@ -189,15 +231,20 @@ def join(*caches: Cache | CachePath) -> FeatureTable:
         _check_same_ids(first, cache)
         for name in cache.features:
             if name in seen:
-                raise ConfigError(f"feature {name!r} is in {str(seen[name].path)!r} and in {str(cache.path)!r}")
+                raise ConfigError(
+                    f"feature {name!r} is in {str(seen[name].path)!r} and in {str(cache.path)!r}"
+                )
             seen[name] = cache
     return FeatureTable([opened])
 
 
 def concat(*sources: FeatureTable | Cache | CachePath) -> FeatureTable:
-    """Put the utterances of several caches, or of joined caches, one after another; those of the first come first.
+    """Put the utterances of several caches, or of joined caches, one after another.
 
-    Raises `ConfigError` if their features differ in name, dtype, time axis or shape of a frame, or if they share an id.
+    Those of the first come first.
+
+    Raises `ConfigError` if their features differ in name, dtype, time axis or shape of a frame, or
+    if they share an id.
     """
     blocks = [block for source in sources for block in FeatureTable.of(source).caches]
     if not blocks:
@@ -217,12 +264,16 @@ def _check_same_features(first: Sequence[Cache], other: Sequence[Cache]) -> None
     features, others = _features(first), _features(other)
     paths = f"{str(first[0].path)!r} and {str(other[0].path)!r}"
     if features.keys() != others.keys():
-        raise ConfigError(f"caches {paths} have different features: {', '.join(features)} and {', '.join(others)}")
+        raise ConfigError(
+            f"caches {paths} have different features: {', '.join(features)} and {', '.join(others)}"
+        )
     either_empty = not len(first[0]) or not len(other[0])  # then the shape of a frame is not known
     for name, arrays in features.items():
         kinds = [_kind(arrays, either_empty), _kind(others[name], either_empty)]
         if kinds[0] != kinds[1]:
-            raise ConfigError(f"feature {name!r} of caches {paths} differs: {kinds[0]} and {kinds[1]}")
+            raise ConfigError(
+                f"feature {name!r} of caches {paths} differs: {kinds[0]} and {kinds[1]}"
+            )
 
 
 def _kind(arrays: FeatureArrays, any_dims: bool) -> str:
@@ -238,7 +289,8 @@ def _check_same_ids(first: Cache, other: Cache) -> None:
         alone = next((id for id in one if id not in two), None)
         if alone is not None:
             raise ConfigError(
-                f"joined caches need the same ids, but {alone!r} is in {str(one.path)!r} ({len(one)} utterances) and "
+                f"joined caches need the same ids, but {alone!r} is in {str(one.path)!r} "
+                f"({len(one)} utterances) and "
                 f"not in {str(two.path)!r} ({len(two)})"
             )
 
@@ -250,7 +302,9 @@ def _check_no_shared_id(first: Cache, other: Cache) -> None:
         for place in np.flatnonzero(many.hashes[places] == few.hashes).tolist():
             id = few.id(int(few.hash_rows[place]))
             if many.find(id) >= 0:
-                raise ConfigError(f"utterance {id!r} is in {str(first.path)!r} and in {str(other.path)!r}")
+                raise ConfigError(
+                    f"utterance {id!r} is in {str(first.path)!r} and in {str(other.path)!r}"
+                )
 
 
 def _unpickled(blocks: Sequence[Sequence[Cache]], generations: list[list[int]]) -> FeatureTable:
@@ -258,7 +312,8 @@ def _unpickled(blocks: Sequence[Sequence[Cache]], generations: list[list[int]]) 
         for cache, number in zip(block, numbers, strict=True):
             if cache.generation != number:
                 raise StaleCacheError(
-                    f"cache {str(cache.path)!r} was written on since it was opened (generation {number}, now "
+                    f"cache {str(cache.path)!r} was written on since it was opened (generation "
+                    f"{number}, now "
                     f"{cache.generation}), and its rows have other numbers now; open it again"
                 )
     return FeatureTable(blocks)

@@ -1,7 +1,7 @@
 """Tests that every storage format has to pass, ours and others'; needs `pytest` and `hypothesis`.
 
-A test module of three lines tests a backend, entered under the entry point group `featcache.backends`, with all its
-codecs::
+A test module of three lines tests a backend, entered under the entry point group
+`featcache.backends`, with all its codecs::
 
     from featcache.testing import BackendContract
     class TestMyBackend(BackendContract):

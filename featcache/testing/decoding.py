@@ -1,4 +1,4 @@
-"""Decoding: whatever lies on disk, a codec gives a block within its bounds or `CorruptCacheError`."""
+"""Decoding: of any bytes, a codec gives a block within its bounds or `CorruptCacheError`."""
 
 # ruff: noqa: D102 (the name of a test says what it tests)
 

@@ -198,7 +198,9 @@ def bytes_of(directory: Path, extent: Extent) -> bytes:
 
 
 def interrupted(run: Callable[[], None], number: int) -> int:
-    """Raise `Interruption` at a call of the system or of a file's method; returns how many there were.
+    """Raise `Interruption` at a call of the system or of a file's method.
+
+    Returns how many there were.
 
     Args:
         run: makes the calls.

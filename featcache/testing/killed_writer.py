@@ -1,7 +1,10 @@
-"""Writes utterances, commits, writes more and kills itself: `python -P killed_writer.py CACHE JOB ARRAYS.npz`.
+"""Writes utterances, commits, writes more and kills itself.
 
-JOB is JSON: the declared features, the ids to commit, the ids that are written after that. In ARRAYS,
-`<number>.<feature>` is an array of the utterance of that number, those to commit counted first.
+Run as `python -P killed_writer.py CACHE JOB ARRAYS.npz`.
+
+JOB is JSON: the declared features, the ids to commit, the ids that are written after that. In
+ARRAYS, `<number>.<feature>` is an array of the utterance of that number, those to commit counted
+first.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ def main(path: str, job: str, arrays: str) -> None:
         for number, id in enumerate(content["committed"] + content["lost"]):
             if number == len(content["committed"]):
                 assert writer.commit() == number
-            writer.write(id, {feature.name: file[f"{number}.{feature.name}"] for feature in features})
+            writer.write(
+                id, {feature.name: file[f"{number}.{feature.name}"] for feature in features}
+            )
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""Reading: frame windows, batches, tensors, with and without memory maps, without the format's library."""
+"""Reading: frame windows, batches, tensors, mapped or not, without the format's library."""
 
 # ruff: noqa: D102 (the name of a test says what it tests)
 
@@ -21,7 +21,14 @@ import pytest
 import featcache
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.registry import RAW
-from featcache.testing.storage import Storage, Utterances, assert_tensor, some_features, some_utterances, write
+from featcache.testing.storage import (
+    Storage,
+    Utterances,
+    assert_tensor,
+    some_features,
+    some_utterances,
+    write,
+)
 
 LENGTHS = {"long": 1203, "short": 6, "none": 0, "one": 1, "block": 500, "blocks": 1024}
 CUTS = (0, 1, 255, 256, 257, 499, 500, 501, 1000, 1202, 1203)  # around the borders of blocks
@@ -51,7 +58,11 @@ class Reading:
     @classmethod
     def stored(cls, storage: Storage, tmp_path_factory: pytest.TempPathFactory) -> Stored:
         features = some_features(storage)
-        stored = Stored(tmp_path_factory.mktemp("stored") / "cache", features, some_utterances(features, LENGTHS))
+        stored = Stored(
+            tmp_path_factory.mktemp("stored") / "cache",
+            features,
+            some_utterances(features, LENGTHS),
+        )
         write(stored.path, stored.features, stored.utterances)
         return stored
 
@@ -62,8 +73,13 @@ class Reading:
             for start, stop in windows(len(whole)):
                 window = cache.read(id, feature, start, stop)
                 assert window.dtype == whole.dtype
-                np.testing.assert_array_equal(window, whole[start:stop], str((id, feature, start, stop)))
-            assert cache.read(id, feature, stop=len(whole) // 2).shape == whole[: len(whole) // 2].shape
+                np.testing.assert_array_equal(
+                    window, whole[start:stop], str((id, feature, start, stop))
+                )
+            assert (
+                cache.read(id, feature, stop=len(whole) // 2).shape
+                == whole[: len(whole) // 2].shape
+            )
 
     def test_a_window_reads_its_own_bytes_only(
         self, storage: Storage, stored: Stored, monkeypatch: pytest.MonkeyPatch
@@ -88,7 +104,9 @@ class Reading:
             assert mapped.read(id, feature).tobytes() == unmapped.read(id, feature).tobytes()
             if feature != "speaker":
                 for start, stop in windows(LENGTHS[id]):
-                    here, there = (cache.read(id, feature, start, stop) for cache in (mapped, unmapped))
+                    here, there = (
+                        cache.read(id, feature, start, stop) for cache in (mapped, unmapped)
+                    )
                     assert here.tobytes() == there.tobytes()
 
     def test_what_is_read_belongs_to_the_reader(self, stored: Stored) -> None:
@@ -103,7 +121,13 @@ class Reading:
         for ids in (["short", "none", "long", "short"], ["none"], ["none", "none"], []):
             for feature in ("fbank", "energy"):
                 arrays = [cache.read(id, feature) for id in ids]
-                expected = np.zeros((len(ids), max(map(len, arrays), default=0), *cache.read("one", feature).shape[1:]))
+                expected = np.zeros(
+                    (
+                        len(ids),
+                        max(map(len, arrays), default=0),
+                        *cache.read("one", feature).shape[1:],
+                    )
+                )
                 for row, array in zip(expected, arrays, strict=True):
                     row[: len(array)] = array
                 batch = cache.read_batch(ids, feature)
@@ -112,7 +136,9 @@ class Reading:
                 assert batch.data.shape == expected.shape
                 assert batch.lengths.tolist() == [LENGTHS[id] for id in ids]
             speakers = [cache.read(id, "speaker") for id in ids]
-            assert cache.read_batch(ids, "speaker").data.tolist() == [speaker.tolist() for speaker in speakers]
+            assert cache.read_batch(ids, "speaker").data.tolist() == [
+                speaker.tolist() for speaker in speakers
+            ]
 
     def test_lengths_are_numbers_of_frames(self, stored: Stored) -> None:
         cache = featcache.open(stored.path)
@@ -135,13 +161,23 @@ class Reading:
 
 
 def windows(frames: int) -> Iterator[tuple[int, int]]:
-    """List first and last frames of windows: all of a short array, those around the borders of blocks of a long one."""
-    cuts = range(frames + 1) if frames < 10 else sorted({cut for cut in CUTS if cut <= frames} | {frames})
+    """List first and last frames of windows.
+
+    All of a short array, those around the borders of blocks of a long one.
+    """
+    cuts = (
+        range(frames + 1)
+        if frames < 10
+        else sorted({cut for cut in CUTS if cut <= frames} | {frames})
+    )
     return itertools.combinations_with_replacement(cuts, 2)
 
 
 def record_reading(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that takes the number of bytes of each piece of a file that is read, unmapped, from now on."""
+    """Return a list that takes the number of bytes of each piece of a file that is read.
+
+    It takes those read unmapped, from now on.
+    """
     pieces: list[int] = []
     preadv = os.preadv
 
@@ -156,7 +192,13 @@ def record_reading(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @functools.cache
 def packages(script: str, *arguments: object) -> set[str]:
     """List what is imported in a new process after running a script in it."""
-    command = [sys.executable, "-c", script + "\nimport json, sys; print(json.dumps([*sys.modules]))"]
+    command = [
+        sys.executable,
+        "-c",
+        script + "\nimport json, sys; print(json.dumps([*sys.modules]))",
+    ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    ended = subprocess.run([*command, *map(str, arguments)], env=environment, check=True, stdout=subprocess.PIPE)
+    ended = subprocess.run(
+        [*command, *map(str, arguments)], env=environment, check=True, stdout=subprocess.PIPE
+    )
     return {name.partition(".")[0] for name in json.loads(ended.stdout)}

@@ -17,19 +17,114 @@ from featcache.testing.storage import Storage, assert_tensor, random_bits, rando
 
 LENGTHS = (5, 0, 1, 1203, 2)  # the fourth longer than one block of any codec of ours
 IDS = [
-    *("a", "a/b", "a.b", "a%2Fb", "a%2fb", "a\\b", "a b", "a\nb", "a:b", "a?b", "a*", "a~", "ab", "a,b", "a/" * 500),
-    *(".", "..", "./a", "/", "/a", "a/", "//", "../a", "~", "-", "--help", " ", " a", "a ", "\n", "\t", "\x01", "\x7f"),
-    *("A", "B", "b", "ß", "ss", "ﬁ", "fi", "İ", "K", "\u212a", "語", "😀", "😀.😀/😀", "\U0010ffff", "é" * 1000),
-    *("\u00e9", "e\u0301", "\u00c9", "\u0301", "\u2028", "\u202e", "\ufeff", "\ufeffa", "\ufffe", "\x85", "\xa0"),
-    *("%", "%%", "%00", "%2E", "{a,b}", "[0]", "0", "00", "'", '"', "$HOME", "`", "&", ";", "<a>", "None", "con"),
-    *("__a__", "__key__", "fbank", "fbank.npy", "a.fbank.npy", "ids", "offsets", "zarr.json", "c/0", "c.0", "x.json"),
+    *(
+        "a",
+        "a/b",
+        "a.b",
+        "a%2Fb",
+        "a%2fb",
+        "a\\b",
+        "a b",
+        "a\nb",
+        "a:b",
+        "a?b",
+        "a*",
+        "a~",
+        "ab",
+        "a,b",
+        "a/" * 500,
+    ),
+    *(
+        ".",
+        "..",
+        "./a",
+        "/",
+        "/a",
+        "a/",
+        "//",
+        "../a",
+        "~",
+        "-",
+        "--help",
+        " ",
+        " a",
+        "a ",
+        "\n",
+        "\t",
+        "\x01",
+        "\x7f",
+    ),
+    *(
+        "A",
+        "B",
+        "b",
+        "ß",
+        "ss",
+        "ﬁ",
+        "fi",
+        "İ",
+        "K",
+        "\u212a",
+        "語",
+        "😀",
+        "😀.😀/😀",
+        "\U0010ffff",
+        "é" * 1000,
+    ),
+    *(
+        "\u00e9",
+        "e\u0301",
+        "\u00c9",
+        "\u0301",
+        "\u2028",
+        "\u202e",
+        "\ufeff",
+        "\ufeffa",
+        "\ufffe",
+        "\x85",
+        "\xa0",
+    ),
+    *(
+        "%",
+        "%%",
+        "%00",
+        "%2E",
+        "{a,b}",
+        "[0]",
+        "0",
+        "00",
+        "'",
+        '"',
+        "$HOME",
+        "`",
+        "&",
+        ";",
+        "<a>",
+        "None",
+        "con",
+    ),
+    *(
+        "__a__",
+        "__key__",
+        "fbank",
+        "fbank.npy",
+        "a.fbank.npy",
+        "ids",
+        "offsets",
+        "zarr.json",
+        "c/0",
+        "c.0",
+        "x.json",
+    ),
     *("x" * size for size in (99, 100, 101, 255, 256, 1000)),
 ]
 
 
 def quick(examples: int) -> settings:
     """Return the settings of a property: each example is a cache on disk."""
-    return settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    return settings(
+        max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 
 
 class RoundTrips:
@@ -38,7 +133,9 @@ class RoundTrips:
     examples: ClassVar[int] = 10
 
     def test_every_dtype_is_read_back_bit_for_bit(self, storage: Storage, tmp_path: Path) -> None:
-        features = [storage.declare(f"of_{dtype}", dtype, keep=storage.lossless) for dtype in storage.dtypes]
+        features = [
+            storage.declare(f"of_{dtype}", dtype, keep=storage.lossless) for dtype in storage.dtypes
+        ]
         make = random_bits if storage.lossless else random_numbers
         utterances = {
             f"utt-{number}": {
@@ -51,18 +148,33 @@ class RoundTrips:
         cache = featcache.open(tmp_path / "cache", verify="arrays")
         storage.assert_holds(cache, features, utterances)
         for feature in features:
-            assert_tensor(cache.reader(feature.name)("utt-0"), cache.read("utt-0", feature.name), feature.dtype)
+            assert_tensor(
+                cache.reader(feature.name)("utt-0"),
+                cache.read("utt-0", feature.name),
+                feature.dtype,
+            )
 
     def test_every_rank_is_read_back(self, storage: Storage, tmp_path: Path) -> None:
-        shapes = {"rank_0": (), "rank_1": (3,), "rank_2": (2, 3), "rank_3": (2, 1, 3), "rank_4": (2, 3, 1, 2)}
+        shapes = {
+            "rank_0": (),
+            "rank_1": (3,),
+            "rank_2": (2, 3),
+            "rank_3": (2, 1, 3),
+            "rank_4": (2, 3, 1, 2),
+        }
         framed = {f"framed_{name}": storage.declare(f"framed_{name}") for name in list(shapes)[:4]}
-        single = {f"single_{name}": storage.declare(f"single_{name}", time_axis=None) for name in shapes}
+        single = {
+            f"single_{name}": storage.declare(f"single_{name}", time_axis=None) for name in shapes
+        }
         features = [*framed.values(), *single.values()]
         utterances = {
             f"utt-{number}": {
                 feature.name: random_numbers(
                     feature.dtype,
-                    (*([frames] if feature.time_axis == 0 else []), *shapes[feature.name.partition("_")[2]]),
+                    (
+                        *([frames] if feature.time_axis == 0 else []),
+                        *shapes[feature.name.partition("_")[2]],
+                    ),
                     seed=number,
                 )
                 for feature in features
@@ -72,9 +184,13 @@ class RoundTrips:
         write(tmp_path / "cache", features, utterances)
         storage.assert_holds(featcache.open(tmp_path / "cache"), features, utterances)
 
-    def test_arrays_without_elements_keep_their_shapes(self, storage: Storage, tmp_path: Path) -> None:
+    def test_arrays_without_elements_keep_their_shapes(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
         shapes = {"none": (0, 3), "no_bins": (4, 0), "no_plane": (2, 3, 0), "neither": (0, 0, 2)}
-        features = [storage.declare(name) for name in shapes] + [storage.declare("single", time_axis=None)]
+        features = [storage.declare(name) for name in shapes] + [
+            storage.declare("single", time_axis=None)
+        ]
         arrays = {f.name: random_numbers(f.dtype, shapes.get(f.name, (2, 0))) for f in features}
         utterances = {"first": arrays, "second": arrays}
         write(tmp_path / "cache", features, utterances)
@@ -83,7 +199,9 @@ class RoundTrips:
         assert cache.lengths("none").tolist() == [0, 0]
         assert cache.read_batch(["second", "first"], "no_plane").data.shape == (2, 2, 3, 0)
 
-    def test_one_utterance_without_frames_is_a_cache(self, storage: Storage, tmp_path: Path) -> None:
+    def test_one_utterance_without_frames_is_a_cache(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
         feature = storage.declare()
         utterances = {"silent": {"fbank": random_numbers(feature.dtype, (0, 80))}}
         write(tmp_path / "cache", [feature], utterances)
@@ -91,7 +209,9 @@ class RoundTrips:
         storage.assert_holds(cache, [feature], utterances)
         assert cache.read_batch(["silent"], "fbank").data.shape == (1, 0, 80)
 
-    def test_features_of_other_codecs_stand_side_by_side(self, storage: Storage, tmp_path: Path) -> None:
+    def test_features_of_other_codecs_stand_side_by_side(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
         codecs = featcache.get_backend(storage.backend).codecs
         others = [Storage(storage.backend, codec) for codec in codecs if codec != storage.codec]
         mixed = [storage, *others]
@@ -108,7 +228,9 @@ class RoundTrips:
     def test_ids_are_any_text(self, storage: Storage, tmp_path: Path) -> None:
         features = [storage.declare("fbank"), storage.declare("npy")]
         utterances = {
-            id: {f.name: random_numbers(f.dtype, (1 + number % 3, 2), seed=number) for f in features}
+            id: {
+                f.name: random_numbers(f.dtype, (1 + number % 3, 2), seed=number) for f in features
+            }
             for number, id in enumerate(IDS)
         }
         assert len(utterances) == len(IDS)
@@ -125,7 +247,8 @@ class RoundTrips:
         @given(ids=strategies.id_lists())
         def check(ids: list[str]) -> None:
             utterances = {
-                id: {"fbank": random_numbers(feature.dtype, (number, 2), seed=number)} for number, id in enumerate(ids)
+                id: {"fbank": random_numbers(feature.dtype, (number, 2), seed=number)}
+                for number, id in enumerate(ids)
             }
             with tempfile.TemporaryDirectory() as directory:
                 write(Path(directory), [feature], utterances)
@@ -140,7 +263,9 @@ class RoundTrips:
             features, utterances = written
             with tempfile.TemporaryDirectory() as directory:
                 write(Path(directory), features, utterances)
-                cache = featcache.open(directory, verify="arrays", mapped=data.draw(st.booleans(), "mapped"))
+                cache = featcache.open(
+                    directory, verify="arrays", mapped=data.draw(st.booleans(), "mapped")
+                )
                 storage.assert_holds(cache, features, utterances)
                 for feature in features:
                     for id in cache if feature.time_axis == 0 else ():

@@ -1,4 +1,7 @@
-"""The promises of `featcache.interface`, asked of the backend, its `ContainerWriter` and its codec themselves."""
+"""The promises of `featcache.interface`, asked of the backend itself.
+
+Also of its `ContainerWriter` and its codec.
+"""
 
 # ruff: noqa: D102 (the name of a test says what it tests)
 
@@ -23,7 +26,14 @@ from featcache.interface import (
     SupportsPages,
 )
 from featcache.registry import RAW, get_codec
-from featcache.testing.storage import DIMS, Storage, encode, random_numbers, some_features, some_utterances
+from featcache.testing.storage import (
+    DIMS,
+    Storage,
+    encode,
+    random_numbers,
+    some_features,
+    some_utterances,
+)
 
 FRAMES = {"a": 3, "a/b": 700, "none": 0, "a.b": 1}
 
@@ -36,7 +46,9 @@ class Seam:
         backend, same = feature.make_backend(), feature.make_backend()
         assert isinstance(backend, Backend)
         assert dataclasses.is_dataclass(backend)
-        assert (backend, hash(backend)) == (same, hash(same)), "features with equal options share containers"
+        assert (backend, hash(backend)) == (same, hash(same)), (
+            "features with equal options share containers"
+        )
         assert len(set(backend.codecs)) == len(backend.codecs) > 0
         with pytest.raises(dataclasses.FrozenInstanceError):
             backend.anything = 1
@@ -73,13 +85,17 @@ class Seam:
             ], path
             assert PurePosixPath(path).as_posix() == path
 
-    def test_an_aborted_writer_leaves_flushed_bytes_in_place(self, storage: Storage, tmp_path: Path) -> None:
+    def test_an_aborted_writer_leaves_flushed_bytes_in_place(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
         writer, written = append_all(storage, tmp_path)
         writer.flush()
         writer.abort()
         assert_hold(tmp_path, written)
 
-    def test_a_writer_without_arrays_closes_and_aborts(self, storage: Storage, tmp_path: Path) -> None:
+    def test_a_writer_without_arrays_closes_and_aborts(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
         for end in ("close", "abort"):
             (tmp_path / end).mkdir()
             getattr(open_writer(storage, tmp_path / end)[0], end)()
@@ -134,7 +150,11 @@ def append_all(storage: Storage, directory: Path) -> tuple[ContainerWriter, Writ
     written: Written = []
     for id, arrays in some_utterances(features, FRAMES).items():
         encoded = {
-            feature.name: encode(spec, feature, arrays[feature.name] if spec.has_frames else arrays[feature.name][None])
+            feature.name: encode(
+                spec,
+                feature,
+                arrays[feature.name] if spec.has_frames else arrays[feature.name][None],
+            )
             for feature, spec in zip(features, specs, strict=True)
         }
         extents = writer.append(id, encoded)

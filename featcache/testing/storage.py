@@ -24,7 +24,8 @@ from featcache.store.writing.casts import ArrayLike
 if TYPE_CHECKING:
     import torch
 
-DIMS: Mapping[str, tuple[int, ...]] = {"fbank": (80,), "energy": (), "speaker": (4,)}  # of `some_features`
+# of `some_features`
+DIMS: Mapping[str, tuple[int, ...]] = {"fbank": (80,), "energy": (), "speaker": (4,)}
 
 Utterances = Mapping[str, Mapping[str, Array]]  # id -> feature -> array as it is stored
 
@@ -36,7 +37,8 @@ class Storage:
     backend: str
     codec: str
     options: Mapping[str, object] = dataclasses.field(default_factory=dict, hash=False)
-    tolerance: float | None = None  # how far a lossy codec may move a number; None: unknown, so any way
+    # how far a lossy codec may move a number; None: unknown, so any way
+    tolerance: float | None = None
 
     def __str__(self) -> str:
         return f"{self.backend}-{self.codec}"
@@ -54,7 +56,11 @@ class Storage:
         return tuple(sorted(names, key=lambda name: name != "float32"))
 
     def declare(
-        self, name: str = "fbank", dtype: str | None = None, time_axis: int | None = 0, keep: bool = False
+        self,
+        name: str = "fbank",
+        dtype: str | None = None,
+        time_axis: int | None = 0,
+        keep: bool = False,
     ) -> FeatureStorageConfig:
         """Declare a feature of this storage; `keep` allows NaN and infinity."""
         return FeatureStorageConfig(
@@ -77,7 +83,9 @@ class Storage:
             moved = np.abs(read.astype(np.float64) - expected.astype(np.float64))
             assert moved.max(initial=0) <= self.tolerance, what
 
-    def assert_holds(self, cache: Cache, features: Iterable[FeatureStorageConfig], utterances: Utterances) -> None:
+    def assert_holds(
+        self, cache: Cache, features: Iterable[FeatureStorageConfig], utterances: Utterances
+    ) -> None:
         """Fail unless a cache holds exactly `utterances`, in canonical order."""
         assert list(cache) == sorted(utterances, key=str.encode)
         for feature in features:
@@ -87,7 +95,10 @@ class Storage:
 
 
 def some_features(storage: Storage) -> list[FeatureStorageConfig]:
-    """Declare frames of several numbers, of one number (of another dtype, if there is), and an embedding."""
+    """Declare frames of several numbers, of one number, and an embedding.
+
+    The one number is of another dtype, if there is.
+    """
     return [
         storage.declare("fbank"),
         storage.declare("energy", storage.dtypes[-1]),
@@ -95,17 +106,24 @@ def some_features(storage: Storage) -> list[FeatureStorageConfig]:
     ]
 
 
-def some_utterances(features: Iterable[FeatureStorageConfig], frames: Mapping[str, int]) -> Utterances:
+def some_utterances(
+    features: Iterable[FeatureStorageConfig], frames: Mapping[str, int]
+) -> Utterances:
     """Make utterances of `some_features` of the given ids and numbers of frames."""
     utterances = {}
     for seed, (id, count) in enumerate(frames.items()):
-        shapes = {name: (count, *dims) for name, dims in DIMS.items()} | {"speaker": DIMS["speaker"]}
+        shapes = {name: (count, *dims) for name, dims in DIMS.items()} | {
+            "speaker": DIMS["speaker"]
+        }
         utterances[id] = {f.name: random_numbers(f.dtype, shapes[f.name], seed) for f in features}
     return utterances
 
 
 def write(
-    path: Path, features: Iterable[FeatureStorageConfig], utterances: Utterances, ids: Iterable[str] | None = None
+    path: Path,
+    features: Iterable[FeatureStorageConfig],
+    utterances: Utterances,
+    ids: Iterable[str] | None = None,
 ) -> None:
     """Write utterances, all or those of `ids` in that order, with a `CacheWriter` of their own."""
     features = list(features)
@@ -124,7 +142,7 @@ def as_given(stored: Array, dtype: str) -> ArrayLike:
 
 
 def assert_tensor(tensor: torch.Tensor, read: Array, dtype: str) -> None:
-    """Fail unless a `FeatureReader`'s tensor has the declared dtype and the bits that `Cache.read` gave."""
+    """Fail unless a `FeatureReader`'s tensor has the declared dtype and `Cache.read`'s bits."""
     assert str(tensor.dtype) == f"torch.{dtype}"
     exact = tensor.float() if dtype == "bfloat16" else tensor  # numpy has no bfloat16
     assert exact.numpy().shape == read.shape
@@ -132,7 +150,10 @@ def assert_tensor(tensor: torch.Tensor, read: Array, dtype: str) -> None:
 
 
 def random_bits(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Array:
-    """Return numbers of every bit pattern alike: NaN payloads, infinities and extremes are among them."""
+    """Return numbers of every bit pattern alike.
+
+    NaN payloads, infinities and extremes are among them.
+    """
     kind = storage_dtype(dtype)
     octets = np.random.default_rng(seed).integers(0, 256, (*shape, kind.itemsize), np.uint8)
     return (octets & 1 if dtype == "bool" else octets).reshape(-1).view(kind).reshape(shape)
@@ -159,4 +180,6 @@ def encode(spec: FeatureSpec, feature: FeatureStorageConfig, array: Array) -> En
     missing = -len(array) % rows if blocks.padded else 0
     padded = np.concatenate([array, np.zeros((missing, *spec.dims), array.dtype)])
     cut = np.split(padded, range(rows, len(padded), rows))
-    return EncodedArray(len(array), tuple(spec.codec.encode(np.ascontiguousarray(block)) for block in cut))
+    return EncodedArray(
+        len(array), tuple(spec.codec.encode(np.ascontiguousarray(block)) for block in cut)
+    )

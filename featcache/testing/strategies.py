@@ -1,6 +1,7 @@
 """Hypothesis strategies for utterance ids, declarations and the arrays that fit them.
 
-As in `featcache.testing.storage`, arrays are as they are stored: bfloat16 is the uint16 of its bits.
+As in `featcache.testing.storage`, arrays are as they are stored: bfloat16 is the uint16 of its
+bits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.interface import Array, storage_dtype
 from featcache.testing.storage import Storage
 
-_AWKWARD = "aAbé./%_\\ \n\t\x01\x7f\x85\u0301\u2028\ufeff😀~*?{}[]:'\"-0"  # what file formats stumble over
+# what file formats stumble over
+_AWKWARD = "aAbé./%_\\ \n\t\x01\x7f\x85\u0301\u2028\ufeff😀~*?{}[]:'\"-0"
 
 _RELATIVES: tuple[Callable[[str], str], ...] = (
     lambda id: id + "/b",  # a name that is a directory of another
@@ -32,14 +34,19 @@ _RELATIVES: tuple[Callable[[str], str], ...] = (
     lambda id: unicodedata.normalize("NFD", id),
 )
 
-CacheContent = tuple[list[FeatureStorageConfig], dict[str, dict[str, Array]]]  # declarations; id -> feature -> array
+# declarations; id -> feature -> array
+CacheContent = tuple[list[FeatureStorageConfig], dict[str, dict[str, Array]]]
 
 
 def ids(max_size: int = 1000) -> st.SearchStrategy[str]:
     """Utterance ids: any non-empty Unicode text without NUL."""
-    any_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40)
+    any_text = st.text(
+        st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=40
+    )
     awkward = st.text(st.sampled_from(_AWKWARD), min_size=1, max_size=12)
-    long = st.builds(lambda text, size: (text * size)[:size], awkward, st.sampled_from([100, 255, 256, max_size]))
+    long = st.builds(
+        lambda text, size: (text * size)[:size], awkward, st.sampled_from([100, 255, 256, max_size])
+    )
     return (any_text | awkward | long).map(lambda id: id[:max_size])
 
 
@@ -47,7 +54,10 @@ def ids(max_size: int = 1000) -> st.SearchStrategy[str]:
 def id_lists(draw: st.DrawFn, max_size: int = 10) -> list[str]:
     """Different ids, some of them so alike that a format could take one for the other."""
     roots = draw(st.lists(ids(), min_size=1, max_size=max(max_size // 2, 1)))
-    alike = [relative(draw(st.sampled_from(roots))) for relative in draw(st.lists(st.sampled_from(_RELATIVES)))]
+    alike = [
+        relative(draw(st.sampled_from(roots)))
+        for relative in draw(st.lists(st.sampled_from(_RELATIVES)))
+    ]
     return list(dict.fromkeys(roots + alike))[:max_size]
 
 
@@ -61,7 +71,9 @@ def arrays(dtype: str, shape: tuple[int, ...], lossless: bool = True) -> st.Sear
     kind = storage_dtype(dtype)
     if not lossless:
         if kind.kind == "f":
-            return hnp.arrays(kind, shape, elements=st.integers(-(10**6), 10**6).map(lambda value: value / 10**4))
+            return hnp.arrays(
+                kind, shape, elements=st.integers(-(10**6), 10**6).map(lambda value: value / 10**4)
+            )
         return hnp.arrays(kind, shape, elements=st.integers(0, 1 if dtype == "bool" else 100))
     bits = np.dtype(f"<u{kind.itemsize}")
     highest = 1 if dtype == "bool" else int(np.iinfo(bits).max)
@@ -76,25 +88,34 @@ def features(draw: st.DrawFn, storage: Storage, max_size: int = 3) -> list[Featu
     names = ["fbank", "Tokens_2", "_f0-hz"][: draw(st.integers(1, max_size))]
     return [
         storage.declare(
-            name, draw(st.sampled_from(storage.dtypes)), draw(st.sampled_from([0, None])), keep=storage.lossless
+            name,
+            draw(st.sampled_from(storage.dtypes)),
+            draw(st.sampled_from([0, None])),
+            keep=storage.lossless,
         )
         for name in names
     ]
 
 
 @st.composite
-def caches(draw: st.DrawFn, storage: Storage, max_utterances: int = 4, max_frames: int = 9) -> CacheContent:
+def caches(
+    draw: st.DrawFn, storage: Storage, max_utterances: int = 4, max_frames: int = 9
+) -> CacheContent:
     """Declarations, and utterances that fit them."""
     declared = draw(features(storage))
     dims = {feature.name: draw(frame_shapes()) for feature in declared}
     declared = [  # a single frame of two axes looks like a batch of one unless it is declared
-        dataclasses.replace(feature, dims=dims[feature.name] if len(dims[feature.name]) > 1 else None)
+        dataclasses.replace(
+            feature, dims=dims[feature.name] if len(dims[feature.name]) > 1 else None
+        )
         for feature in declared
     ]
     utterances = {}
     for id in draw(id_lists(max_utterances)):
         utterances[id] = {
-            feature.name: draw(arrays(feature.dtype, _shape(draw, feature, dims, max_frames), storage.lossless))
+            feature.name: draw(
+                arrays(feature.dtype, _shape(draw, feature, dims, max_frames), storage.lossless)
+            )
             for feature in declared
         }
     return declared, utterances
@@ -106,7 +127,10 @@ def windows(frames: int) -> st.SearchStrategy[Sequence[int]]:
 
 
 def _shape(
-    draw: st.DrawFn, feature: FeatureStorageConfig, dims: dict[str, tuple[int, ...]], max_frames: int
+    draw: st.DrawFn,
+    feature: FeatureStorageConfig,
+    dims: dict[str, tuple[int, ...]],
+    max_frames: int,
 ) -> tuple[int, ...]:
     frames = (draw(st.integers(0, max_frames)),) if feature.time_axis == 0 else ()
     return (*frames, *dims[feature.name])

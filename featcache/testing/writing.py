@@ -17,9 +17,25 @@ import featcache
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.reading.cache import Cache
-from featcache.testing.storage import Storage, Utterances, as_given, some_features, some_utterances, write
+from featcache.testing.storage import (
+    Storage,
+    Utterances,
+    as_given,
+    some_features,
+    some_utterances,
+    write,
+)
 
-FRAMES = {"utt-10": 600, "utt-9": 3, "Utt-9": 0, "spk/1": 1025, "spk.1": 1, "ü": 90, "u": 7, "z" * 300: 256}
+FRAMES = {
+    "utt-10": 600,
+    "utt-9": 3,
+    "Utt-9": 0,
+    "spk/1": 1025,
+    "spk.1": 1,
+    "ü": 90,
+    "u": 7,
+    "z" * 300: 256,
+}
 IDS = list(FRAMES)
 
 
@@ -42,25 +58,37 @@ class Writing:
         utterances = some_utterances(features, FRAMES)
         write(tmp_path / "once", features, utterances)
         write(tmp_path / "twice", features, utterances, ids=IDS[::2])
-        storage.assert_holds(featcache.open(tmp_path / "twice"), features, {id: utterances[id] for id in IDS[::2]})
+        storage.assert_holds(
+            featcache.open(tmp_path / "twice"), features, {id: utterances[id] for id in IDS[::2]}
+        )
         write(tmp_path / "twice", features, utterances, ids=IDS[1::2])
-        assert_equal(featcache.open(tmp_path / "twice", verify="arrays"), featcache.open(tmp_path / "once"))
+        assert_equal(
+            featcache.open(tmp_path / "twice", verify="arrays"), featcache.open(tmp_path / "once")
+        )
 
-    def test_statistics_are_those_of_the_written_arrays(self, storage: Storage, tmp_path: Path) -> None:
+    def test_statistics_are_those_of_the_written_arrays(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
         features = some_features(storage)
         utterances = some_utterances(features, FRAMES)
         for ids in (IDS[:3], IDS[3:]):
             write(tmp_path / "cache", features, utterances, ids)
         for feature in features:
             if feature.stats:
-                arrays = [from_storage(each[feature.name], feature.dtype) for each in utterances.values()]
-                frames = np.concatenate([a if feature.time_axis == 0 else a[None] for a in arrays]).astype(np.float64)
+                arrays = [
+                    from_storage(each[feature.name], feature.dtype) for each in utterances.values()
+                ]
+                frames = np.concatenate(
+                    [a if feature.time_axis == 0 else a[None] for a in arrays]
+                ).astype(np.float64)
                 stats = featcache.open(tmp_path / "cache").stats(feature.name)
                 assert stats.count == len(frames)
                 np.testing.assert_allclose(stats.mean, frames.mean(axis=0), rtol=1e-12)
                 np.testing.assert_allclose(stats.std, frames.std(axis=0), rtol=1e-12)
 
-    def test_what_was_committed_survives_a_killed_writer(self, storage: Storage, tmp_path: Path) -> None:
+    def test_what_was_committed_survives_a_killed_writer(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
         features = some_features(storage)
         utterances = some_utterances(features, FRAMES)
         path = tmp_path / "cache"
@@ -69,21 +97,28 @@ class Writing:
             assert all(id in writer for id in IDS[:5])
             for id in IDS:
                 if id not in writer:
-                    writer.write(id, {f.name: as_given(utterances[id][f.name], f.dtype) for f in features})
+                    writer.write(
+                        id, {f.name: as_given(utterances[id][f.name], f.dtype) for f in features}
+                    )
         storage.assert_holds(featcache.open(path, verify="arrays"), features, utterances)
         write(tmp_path / "alive", features, utterances)
         assert_equal(featcache.open(path), featcache.open(tmp_path / "alive"))
 
 
 def assert_equal(cache: Cache, other: Cache) -> None:
-    """Fail unless two caches hold the same, bit for bit; their statistics may differ by rounding."""
+    """Fail unless two caches hold the same, bit for bit; statistics may differ by rounding."""
     assert list(cache) == list(other)
     assert cache.fingerprint == other.fingerprint
     assert (cache.complete, other.complete) == (True, True)
     for feature in cache.features:
-        batch, expected = cache.read_batch(list(cache), feature), other.read_batch(list(cache), feature)
+        batch, expected = (
+            cache.read_batch(list(cache), feature),
+            other.read_batch(list(cache), feature),
+        )
         assert batch.data.tobytes() == expected.data.tobytes()
-        assert batch.lengths.tolist() == cache.lengths(feature).tolist() == expected.lengths.tolist()
+        assert (
+            batch.lengths.tolist() == cache.lengths(feature).tolist() == expected.lengths.tolist()
+        )
         if cache.fingerprint["features"][feature]["stats"]:
             stats, wanted = cache.stats(feature), other.stats(feature)
             assert stats.count == wanted.count
@@ -92,9 +127,13 @@ def assert_equal(cache: Cache, other: Cache) -> None:
 
 
 def write_until_killed(
-    path: Path, features: list[FeatureStorageConfig], utterances: Utterances, committed: list[str], lost: list[str]
+    path: Path,
+    features: list[FeatureStorageConfig],
+    utterances: Utterances,
+    committed: list[str],
+    lost: list[str],
 ) -> None:
-    """Write in another process, which kills itself with SIGKILL after writing, not committing, `lost`."""
+    """Write in a process that kills itself with SIGKILL after writing, not committing, `lost`."""
     arrays = {
         f"{number}.{feature.name}": from_storage(utterances[id][feature.name], feature.dtype)
         for number, id in enumerate(committed + lost)
@@ -102,7 +141,11 @@ def write_until_killed(
     }
     file = path.with_name("arrays.npz")
     np.savez(file, **arrays)  # type: ignore[arg-type]  # mypy takes them for `allow_pickle`
-    job = {"features": [feature.to_json() for feature in features], "committed": committed, "lost": lost}
+    job = {
+        "features": [feature.to_json() for feature in features],
+        "committed": committed,
+        "lost": lost,
+    }
     script = Path(__file__).with_name("killed_writer.py")
     ended = subprocess.run(
         [sys.executable, "-P", script, path, json.dumps(job), file],

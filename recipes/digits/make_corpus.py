@@ -1,9 +1,11 @@
-"""Synthesises the spoken digits that the recipe brings along: `python make_corpus.py` writes `corpus.zip` beside it.
+"""Synthesises the spoken digits that the recipe brings along: `python make_corpus.py` writes
+`corpus.zip` beside it.
 
-Only needed to make the corpus anew; needs espeak-ng (apt-get install espeak-ng). The same espeak-ng gives the same
-bytes. Six speakers (an accent and a voice variant each) say every digit 30 times, each time at a speaking rate, pitch,
-pitch range, intonation and level drawn for that recording alone. `corpus.zip` holds `{digit}_{speaker}_{index}.flac`,
-8 kHz mono 16 bit, silence at both ends cut off.
+Only needed to make the corpus anew; needs espeak-ng (apt-get install espeak-ng). The same espeak-ng
+gives the same bytes. Six speakers (an accent and a voice variant each) say every digit 30 times,
+each time at a speaking rate, pitch, pitch range, intonation and level drawn for that recording
+alone. `corpus.zip` holds `{digit}_{speaker}_{index}.flac`, 8 kHz mono 16 bit, silence at both ends
+cut off.
 """
 
 import io
@@ -19,7 +21,8 @@ from scipy.signal import resample_poly  # type: ignore[import-untyped]
 SEED = 1
 RECORDINGS = 30  # of each digit by each speaker
 SAMPLE_RATE_HZ = 8000
-STEP = 2.0**-7  # quantisation: the low byte of each sample is zero, which halves the size of the FLAC files
+# quantisation: the low byte of each sample is zero, which halves the size of the FLAC files
+STEP = 2.0**-7
 SILENCE = 0.01  # of the loudest sample
 SPEAKERS = {
     "alan": "en-gb-scotland+m1",
@@ -34,12 +37,28 @@ INTONATIONS = ("", ".", ",", "?", "!")
 
 
 def say(text: str, voice: str, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Let espeak-ng say `text` in a way drawn from `rng`: samples in -1..1 at 8 kHz, shape (samples,)."""
+    """Let espeak-ng say `text` in a way drawn from `rng`: samples in -1..1 at 8 kHz, shape
+    (samples,).
+    """
     prosody = f'<prosody range="{rng.integers(60, 160)}%">{text}{rng.choice(INTONATIONS)}</prosody>'
     rate, pitch = rng.integers(110, 230), rng.integers(20, 80)
-    command = ["espeak-ng", "-m", "-v", voice, "-s", str(rate), "-p", str(pitch), "-a", "50", "--stdout", prosody]
+    command = [
+        "espeak-ng",
+        "-m",
+        "-v",
+        voice,
+        "-s",
+        str(rate),
+        "-p",
+        str(pitch),
+        "-a",
+        "50",
+        "--stdout",
+        prosody,
+    ]
     wav = subprocess.run(command, capture_output=True, check=True).stdout
-    # espeak-ng cannot know the length when it writes the header, so that readers of WAV stumble over it
+    # espeak-ng cannot know the length when it writes the header, so that readers of WAV stumble
+    # over it
     samples, rate_hz = np.frombuffer(wav[44:], "<i2") / 32768, int.from_bytes(wav[24:28], "little")
     samples = resample_poly(samples, SAMPLE_RATE_HZ, rate_hz)
     peak = np.abs(samples).max()
@@ -51,7 +70,9 @@ def say(text: str, voice: str, rng: np.random.Generator) -> NDArray[np.float64]:
 def flac(samples: NDArray[np.float64]) -> bytes:
     """Encode samples in -1..1 as 16-bit FLAC."""
     file = io.BytesIO()
-    soundfile.write(file, samples, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16", compression_level=1.0)
+    soundfile.write(
+        file, samples, SAMPLE_RATE_HZ, format="FLAC", subtype="PCM_16", compression_level=1.0
+    )
     return file.getvalue()
 
 
@@ -63,7 +84,9 @@ def main() -> None:
                 for index in range(RECORDINGS):
                     samples = say(text, voice, np.random.default_rng((SEED, digit, number, index)))
                     # a ZipInfo made by hand carries no time of writing: reproducible to the byte
-                    corpus.writestr(zipfile.ZipInfo(f"{digit}_{speaker}_{index}.flac"), flac(samples))
+                    corpus.writestr(
+                        zipfile.ZipInfo(f"{digit}_{speaker}_{index}.flac"), flac(samples)
+                    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Recognises spoken digits from cached features: prepare, cache, train from the cache, test.
 
-    python recipes/digits/train.py recipes/digits/hparams.yaml [--data_folder folder] [--output_folder folder]
+    python recipes/digits/train.py recipes/digits/hparams.yaml [--data_folder folder]
+    [--output_folder folder]
 
 Stop it at any moment and run it again: what is in the cache is not computed again.
 """
@@ -38,24 +39,34 @@ STAGES = {"train": sb.Stage.TRAIN, "valid": sb.Stage.VALID, "test": sb.Stage.TES
 
 
 def split_of(index: int) -> str:
-    """Say where the recording of this number belongs; 0 to 4 are the Free Spoken Digit Dataset's test set."""
+    """Say where the recording of this number belongs; 0 to 4 are the Free Spoken Digit Dataset's
+    test set.
+    """
     return "test" if index < 5 else "valid" if index < 8 else "train"
 
 
 def prepare(data_folder: str | None, output_folder: Path, sample_rate_hz: int) -> None:
-    """Find the recordings, unpack the corpus if no folder is given, and write the manifest of each split."""
+    """Find the recordings, unpack the corpus if no folder is given, and write the manifest of each
+    split.
+    """
     folder = Path(data_folder) if data_folder else unpack(output_folder / "corpus")
     manifests: dict[str, dict[str, dict[str, object]]] = {split: {} for split in STAGES}
     for path in sorted(folder.resolve().iterdir()):
         if name := RECORDING.fullmatch(path.name):
             audio = soundfile.info(path)
             if audio.samplerate != sample_rate_hz:
-                sys.exit(f"{str(path)!r} has {audio.samplerate} samples a second; the recipe needs {sample_rate_hz}")
+                sys.exit(
+                    f"{str(path)!r} has {audio.samplerate} samples a second; the recipe needs "
+                    f"{sample_rate_hz}"
+                )
             entry = {"wav": str(path), "digit": int(name["digit"]), "num_samples": audio.frames}
             manifests[split_of(int(name["index"]))][path.stem] = entry
     for split, manifest in manifests.items():
         if not manifest:
-            sys.exit(f"no recordings {{digit}}_{{speaker}}_{{index}}.wav for the {split} set in {str(folder)!r}")
+            sys.exit(
+                f"no recordings {{digit}}_{{speaker}}_{{index}}.wav for the {split} set in "
+                f"{str(folder)!r}"
+            )
         (output_folder / f"{split}.json").write_text(json.dumps(manifest, indent=1))
 
 
@@ -65,7 +76,10 @@ def unpack(folder: Path) -> Path:
     with zipfile.ZipFile(CORPUS) as corpus:
         for name in corpus.namelist():
             if not RECORDING.fullmatch(name):
-                sys.exit(f"{name!r} in {str(CORPUS)!r} is no recording; make the corpus anew with make_corpus.py")
+                sys.exit(
+                    f"{name!r} in {str(CORPUS)!r} is no recording; make the corpus anew with "
+                    "make_corpus.py"
+                )
             (folder / name).write_bytes(corpus.read(name))
     return folder
 
@@ -73,7 +87,9 @@ def unpack(folder: Path) -> Path:
 def open_dataset(manifest: Path) -> DynamicItemDataset:
     """Open a split for computing features."""
     items = [{"func": sb.dataio.dataio.read_audio, "takes": ["wav"], "provides": "signal"}]
-    return DynamicItemDataset.from_json(manifest, dynamic_items=items, output_keys=["id", "signal", "num_samples"])
+    return DynamicItemDataset.from_json(
+        manifest, dynamic_items=items, output_keys=["id", "signal", "num_samples"]
+    )
 
 
 # Features
@@ -93,8 +109,12 @@ class Units(torch.nn.Module):
         return torch.cdist(frames, self.centroids).argmin(dim=1)
 
 
-def fit_units(path: Path, dataset: DynamicItemDataset, fbank: torch.nn.Module, number: int, seed: int) -> None:
-    """Fit the centroids on some training recordings, once: a run that goes on with a cache needs the same ones."""
+def fit_units(
+    path: Path, dataset: DynamicItemDataset, fbank: torch.nn.Module, number: int, seed: int
+) -> None:
+    """Fit the centroids on some training recordings, once: a run that goes on with a cache needs
+    the same ones.
+    """
     if path.exists():
         return
     ids = np.random.default_rng(seed).permutation(sorted(dataset.data_ids))[:300]
@@ -113,14 +133,18 @@ class DigitsBrain(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc] 
     waited_s: list[float]  # for data, in each epoch of training
 
     def compute_features(self, batch: Any, stage: Any) -> list[dict[str, Any]]:
-        """Compute of each recording log-mel energies in dB, float32 (frames, 80), and units, int64 (frames,).
+        """Compute of each recording log-mel energies in dB, float32 (frames, 80), and units, int64
+        (frames,).
 
-        One recording at a time, cut to its own number of samples. In a batch, padding adds frames, and matrix products
-        may round differently with the size of the batch. This way a recording's features are the same bits whatever
-        else is in its batch, and a cache made in two runs equals one made in a single run.
+        One recording at a time, cut to its own number of samples. In a batch, padding adds frames,
+        and matrix products may round differently with the size of the batch. This way a recording's
+        features are the same bits whatever else is in its batch, and a cache made in two runs
+        equals one made in a single run.
         """
         utterances = []
-        for id, signal, num_samples in zip(batch.id, batch.signal.data, batch.num_samples, strict=True):
+        for id, signal, num_samples in zip(
+            batch.id, batch.signal.data, batch.num_samples, strict=True
+        ):
             fbank = self.modules.fbank(signal[None, :num_samples])[0]
             utterances.append({"id": id, "fbank": fbank, "units": self.modules.units(fbank)})
         return utterances
@@ -129,7 +153,9 @@ class DigitsBrain(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc] 
         """Return log probabilities, (batch, 10)."""
         batch = batch.to(self.device)
         fbank, lengths = batch.fbank
-        frames = torch.cat([self.modules.mvn(fbank, lengths), self.modules.embedding(batch.units.data)], dim=2)
+        frames = torch.cat(
+            [self.modules.mvn(fbank, lengths), self.modules.embedding(batch.units.data)], dim=2
+        )
         return torch.log_softmax(self.modules.classifier(frames, lengths).squeeze(1), dim=1)
 
     def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Any) -> torch.Tensor:
@@ -147,23 +173,31 @@ class DigitsBrain(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc] 
         self.accuracy = self.correct / max(self.total, 1)  # an epoch may go on at its end
         if stage == sb.Stage.TRAIN:
             self.train_loss = stage_loss
-            self.waited_s.append(self.train_sampler.waited_s)  # of the FeatureLoader that `fit` was given
+            # of the FeatureLoader that `fit` was given
+            self.waited_s.append(self.train_sampler.waited_s)
         elif stage == sb.Stage.VALID:
             results = f"train loss {self.train_loss:.3f}, valid accuracy {self.accuracy:.3f}"
             print(f"epoch {epoch}: {results}, {self.waited_s[-1]:.3f} s waited for data")
-            self.checkpointer.save_and_keep_only(meta={"accuracy": self.accuracy}, max_keys=["accuracy"])
+            self.checkpointer.save_and_keep_only(
+                meta={"accuracy": self.accuracy}, max_keys=["accuracy"]
+            )
 
 
 def open_loader(
     split: str, dataset: DynamicItemDataset, cache: featcache.Cache, max_frames: int, seed: int
 ) -> featcache.FeatureLoader[Any]:
-    """Open the cache of a split: batches of recordings of similar length, with the digits to recognise."""
+    """Open the cache of a split: batches of recordings of similar length, with the digits to
+    recognise.
+    """
 
     def with_digit(item: dict[str, Any]) -> dict[str, Any]:
         return {**item, "digit": dataset.data[item["id"]]["digit"]}
 
-    # training: others in each epoch, shared by the ranks under torchrun; else the same, all of them for every rank
-    order: dict[str, Any] = {} if split == "train" else {"shuffle": False, "rank": 0, "world_size": 1}
+    # training: others in each epoch, shared by the ranks under torchrun; else the same, all of them
+    # for every rank
+    order: dict[str, Any] = (
+        {} if split == "train" else {"shuffle": False, "rank": 0, "world_size": 1}
+    )
     sampler = BucketBatchSampler(cache, max_frames=max_frames, seed=seed, **order)
     dtypes = {"units": "int64"}  # an embedding takes nothing smaller
     return featcache.FeatureLoader(
@@ -171,8 +205,10 @@ def open_loader(
     )
 
 
-def time_on_the_fly(brain: DigitsBrain, dataset: DynamicItemDataset, loader_options: Mapping[str, int]) -> float:
-    """Compute the features of a data set without keeping them, and return the seconds that it took."""
+def time_on_the_fly(
+    brain: DigitsBrain, dataset: DynamicItemDataset, loader_options: Mapping[str, int]
+) -> float:
+    """Compute a data set's features without keeping them, and return the seconds that it took."""
     start = time.perf_counter()
     with torch.no_grad():
         for batch in make_dataloader(dataset, **loader_options):
@@ -198,13 +234,21 @@ def main(arguments: list[str]) -> None:
     datasets = {split: open_dataset(output_folder / f"{split}.json") for split in STAGES}
     centroids, modules = output_folder / "centroids.npy", hparams["modules"]
     run_on_main(
-        fit_units, args=[centroids, datasets["train"], modules["fbank"], hparams["number_of_units"], hparams["seed"]]
+        fit_units,
+        args=[
+            centroids,
+            datasets["train"],
+            modules["fbank"],
+            hparams["number_of_units"],
+            hparams["seed"],
+        ],
     )
     modules["units"] = Units(np.load(centroids))
     brain = DigitsBrain(modules, hparams["opt_class"], hparams, run_opts, hparams["checkpointer"])
     brain.waited_s = []
 
-    # 1. Cache. What is named here is checked when a run goes on, beside what `compute_features` itself makes use of.
+    # 1. Cache. What is named here is checked when a run goes on, beside what `compute_features`
+    # itself makes use of.
     made_from = {"data_folder": data_folder}
     loaders = {}
     for split, stage in STAGES.items():
@@ -215,7 +259,9 @@ def main(arguments: list[str]) -> None:
             fingerprint=made_from,
             parallel=hparams["parallel"] or None,
         )
-        loaders[split] = open_loader(split, datasets[split], cache, hparams["max_frames"], hparams["seed"])
+        loaders[split] = open_loader(
+            split, datasets[split], cache, hparams["max_frames"], hparams["seed"]
+        )
 
     # 2. Train from the cache: its statistics normalise the features, its lengths make the batches.
     train = hparams["storage"].cache("train")
@@ -225,7 +271,9 @@ def main(arguments: list[str]) -> None:
     if brain.waited_s:  # nothing where no epoch was left
         waited_s = sum(brain.waited_s) / len(brain.waited_s)
         computed_s = time_on_the_fly(brain, datasets["train"], hparams["cache_loader"])
-        compared = f"{waited_s:.3f} waiting for the cache, {computed_s:.2f} computing features on the fly"
+        compared = (
+            f"{waited_s:.3f} waiting for the cache, {computed_s:.2f} computing features on the fly"
+        )
         print(f"seconds per epoch: {compared} ({waited_s / computed_s:.2%})")
 
     # 3. Test.

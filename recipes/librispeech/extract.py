@@ -1,8 +1,11 @@
-"""Caches features of LibriSpeech, or of anything like it, on many workers: filterbanks or an SSL encoder, and tokens.
+"""Caches features of LibriSpeech, or of anything like it, on many workers: filterbanks or an SSL
+encoder, and tokens.
 
-    python recipes/librispeech/extract.py recipes/librispeech/settings.yaml --data_folder path/to/LibriSpeech
+    python recipes/librispeech/extract.py recipes/librispeech/settings.yaml --data_folder
+    path/to/LibriSpeech
 
-Stop it at any moment and run it again, on any number of workers: what is in a cache is not computed again.
+Stop it at any moment and run it again, on any number of workers: what is in a cache is not computed
+again.
 """
 
 import sys
@@ -30,28 +33,38 @@ Settings = dict[str, Any]
 def prepare(split: Path, cuts: Path, *, skip: bool) -> Path:
     """Return the lhotse cuts of a split; those of a directory are made once, into the file `cuts`.
 
-    Recordings that cannot be opened are named, and left out if `skip` says so; else they end the run.
+    Recordings that cannot be opened are named, and left out if `skip` says so; else they end the
+    run.
     """
     if split.is_file():
         return split
     if not cuts.exists():
         if not (found := sorted(split.glob("*/*/*.flac"))):
-            sys.exit(f"no <speaker>/<chapter>/*.flac in {str(split)!r}, which is no file of cuts either")
+            sys.exit(
+                f"no <speaker>/<chapter>/*.flac in {str(split)!r}, which is no file of cuts either"
+            )
         cuts.parent.mkdir(parents=True, exist_ok=True)
         aside = cuts.with_name(f"partial-{cuts.name}")
         unreadable: list[str] = []
         CutSet.from_cuts(cuts_of(found, unreadable)).to_file(aside)
         if unreadable:
-            what = f"{len(unreadable)} of {len(found)} recordings cannot be read:\n" + "\n".join(unreadable)
+            what = f"{len(unreadable)} of {len(found)} recordings cannot be read:\n" + "\n".join(
+                unreadable
+            )
             if not skip:
                 sys.exit(f"{what}\nmend or remove them, or leave them out: --on_error skip")
-            print(f"{what}\nthey are left out; mend them and remove {str(cuts)!r} to have them", file=sys.stderr)
+            print(
+                f"{what}\nthey are left out; mend them and remove {str(cuts)!r} to have them",
+                file=sys.stderr,
+            )
         aside.replace(cuts)
     return cuts
 
 
 def cuts_of(recordings: list[Path], unreadable: list[str]) -> Iterator[Any]:
-    """Yield a cut for each recording, with its text and speaker; add those that cannot be read to `unreadable`."""
+    """Yield a cut for each recording, with its text and speaker; add those that cannot be read to
+    `unreadable`.
+    """
     chapter, texts = Path(), dict[str, str]()
     for path in recordings:
         if path.parent != chapter:
@@ -64,12 +77,21 @@ def cuts_of(recordings: list[Path], unreadable: list[str]) -> Iterator[Any]:
         except Exception:  # lhotse's backends raise what their libraries do
             unreadable.append(str(path))
             continue
-        whole = {"id": cut.id, "recording_id": cut.id, "start": 0, "duration": cut.duration, "channel": cut.channel}
-        cut.supervisions = [SupervisionSegment(**whole, text=texts.get(cut.id), speaker=path.parts[-3])]
+        whole = {
+            "id": cut.id,
+            "recording_id": cut.id,
+            "start": 0,
+            "duration": cut.duration,
+            "channel": cut.channel,
+        }
+        cut.supervisions = [
+            SupervisionSegment(**whole, text=texts.get(cut.id), speaker=path.parts[-3])
+        ]
         yield cut
 
 
-# Features. One recording at a time: padding would add frames, and change some of the encoders' others.
+# Features. One recording at a time: padding would add frames, and change some of the encoders'
+# others.
 
 
 class Fbank(torch.nn.Module):
@@ -81,7 +103,10 @@ class Fbank(torch.nn.Module):
 
     def compute_features(self, batch: list[Any]) -> list[dict[str, Any]]:
         """Compute of each recording "fbank", float32 (frames, mels)."""
-        return [{"id": item["id"], "fbank": self(item["samples"], item["sample_rate_hz"])} for item in batch]
+        return [
+            {"id": item["id"], "fbank": self(item["samples"], item["sample_rate_hz"])}
+            for item in batch
+        ]
 
     def forward(self, samples: NDArray[np.float32], sample_rate_hz: int) -> torch.Tensor:
         """Turn samples within -1 to 1 into energies of 16-bit integers, as Kaldi takes them."""
@@ -108,12 +133,19 @@ class Ssl(torch.nn.Module):
     @torch.no_grad()
     def compute_features(self, batch: list[Any]) -> list[dict[str, Any]]:
         """Compute of each recording "ssl", float32 (frames, dims)."""
-        return [{"id": item["id"], "ssl": self(item["samples"], item["sample_rate_hz"])} for item in batch]
+        return [
+            {"id": item["id"], "ssl": self(item["samples"], item["sample_rate_hz"])}
+            for item in batch
+        ]
 
     def forward(self, samples: NDArray[np.float32], sample_rate_hz: int) -> torch.Tensor:
         """Encode samples."""
-        inputs = self.normalise(samples, sampling_rate=sample_rate_hz, return_tensors="pt").to(self.encoder.device)
-        hidden: torch.Tensor = self.encoder(**inputs, output_hidden_states=True).hidden_states[self.layer][0]
+        inputs = self.normalise(samples, sampling_rate=sample_rate_hz, return_tensors="pt").to(
+            self.encoder.device
+        )
+        hidden: torch.Tensor = self.encoder(**inputs, output_hidden_states=True).hidden_states[
+            self.layer
+        ][0]
         return hidden
 
 
@@ -136,17 +168,27 @@ class Tokens(torch.nn.Module):
         return torch.cdist(frames.to(self.centroids), self.centroids).argmin(dim=1)
 
 
-def fit_tokens(path: Path, cache: featcache.Cache, feature: str, clusters: int, frames: int, seed: int) -> None:
-    """Fit the centroids on frames of some utterances, once: a run that goes on with a cache needs the same ones."""
+def fit_tokens(
+    path: Path, cache: featcache.Cache, feature: str, clusters: int, frames: int, seed: int
+) -> None:
+    """Fit the centroids on frames of some utterances, once: a run that goes on with a cache needs
+    the same ones.
+    """
     if path.exists():
         if (found := len(np.load(path))) != clusters:
-            sys.exit(f"{str(path)!r} holds {found} clusters, not {clusters}; give another output_folder")
+            sys.exit(
+                f"{str(path)!r} holds {found} clusters, not {clusters}; give another output_folder"
+            )
         return
     order = np.random.default_rng(seed).permutation(np.array(list(cache), dtype=object))
     enough = np.searchsorted(np.cumsum(cache.lengths(feature, order.tolist())), frames) + 1
-    taken = np.concatenate([np.asarray(cache.read(id, feature), np.float32) for id in order[:enough]])
+    taken = np.concatenate(
+        [np.asarray(cache.read(id, feature), np.float32) for id in order[:enough]]
+    )
     if len(taken) < clusters:
-        sys.exit(f"{len(taken)} frames cannot make {clusters} clusters; set tokens to fewer, or to null")
+        sys.exit(
+            f"{len(taken)} frames cannot make {clusters} clusters; set tokens to fewer, or to null"
+        )
     fitted = MiniBatchKMeans(clusters, batch_size=10000, random_state=seed, n_init=1).fit(taken)
     aside = path.with_suffix(".partial")
     with aside.open("wb") as file:
@@ -199,15 +241,24 @@ class Naming(featcache.EnvironmentProvider):
 
 
 def load_settings(file: str, *overrides: str) -> Settings:
-    """Read the settings; what is given on the command line, `--name value`, takes the place of what is there."""
+    """Read the settings; what is given on the command line, `--name value`, takes the place of what
+    is there.
+    """
     if len(overrides) % 2:
         sys.exit(f"settings are given as --name value; {overrides[-1]!r} has none")
-    given = {name.removeprefix("--"): value for name, value in zip(overrides[::2], overrides[1::2], strict=True)}
+    given = {
+        name.removeprefix("--"): value
+        for name, value in zip(overrides[::2], overrides[1::2], strict=True)
+    }
     with Path(file).open() as stream:
-        settings: Settings = load_hyperpyyaml(stream, "\n".join(f"{name}: {value}" for name, value in given.items()))
+        settings: Settings = load_hyperpyyaml(
+            stream, "\n".join(f"{name}: {value}" for name, value in given.items())
+        )
     if settings["feature"] not in ("fbank", "ssl"):
         sys.exit(f"feature is 'fbank' or 'ssl', not {settings['feature']!r}")
-    settings["splits"] = {split: source for split, source in settings["splits"].items() if source is not None}
+    settings["splits"] = {
+        split: source for split, source in settings["splits"].items() if source is not None
+    }
     if settings["tokens"] is not None and "train" not in settings["splits"]:
         sys.exit("tokens are fitted on the split 'train', which splits does not name")
     return settings
@@ -216,20 +267,27 @@ def load_settings(file: str, *overrides: str) -> Settings:
 def main(arguments: list[str]) -> None:
     """Run the recipe."""
     settings = load_settings(*arguments)
-    folder, feature, storage = Path(settings["output_folder"]), settings["feature"], settings["storage"]
+    folder, feature, storage = (
+        Path(settings["output_folder"]),
+        settings["feature"],
+        settings["storage"],
+    )
     shared = {"batch_size": settings["batch_size"], "on_error": settings["on_error"]}
 
     # 1. Features, split by split, on the workers.
     features = {}
     for split, source in settings["splits"].items():
         recordings = Path(settings["data_folder"], source).resolve()
-        cuts = prepare(recordings, folder / "cuts" / f"{split}.jsonl.gz", skip=settings["on_error"] == "skip")
+        cuts = prepare(
+            recordings, folder / "cuts" / f"{split}.jsonl.gz", skip=settings["on_error"] == "skip"
+        )
         features[split] = featcache.extract(
             Encoding(cuts, settings),
             folder / "features" / split,
             [storage[feature]],
             parallel=settings["parallel"],
-            fingerprint={"recordings": str(recordings)},  # besides code, settings and weights of the encoder
+            # besides code, settings and weights of the encoder
+            fingerprint={"recordings": str(recordings)},
             **shared,
         )
 
@@ -241,14 +299,21 @@ def main(arguments: list[str]) -> None:
         for split, cache in features.items():
             naming, made_from = Naming(cache, feature, centroids), {feature: cache.fingerprint}
             tokens = featcache.extract(
-                naming, folder / "tokens" / split, [storage["tokens"]], fingerprint=made_from, **shared
+                naming,
+                folder / "tokens" / split,
+                [storage["tokens"]],
+                fingerprint=made_from,
+                **shared,
             )
             caches[split].append(tokens)
 
     # 3. Both side by side, as training gets them.
     for split, found in caches.items():
         table = featcache.join(*found)
-        print(f"{split}: {len(table)} utterances, {table.lengths(feature).sum()} frames of {', '.join(table.features)}")
+        print(
+            f"{split}: {len(table)} utterances, {table.lengths(feature).sum()} frames of "
+            f"{', '.join(table.features)}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Damaged blocks of our codecs, with all their options; FEATCACHE_DAMAGED_BLOCKS=100000 tries more."""
+"""Damaged blocks of our codecs, with all options; FEATCACHE_DAMAGED_BLOCKS=100000 tries more."""
 
 from __future__ import annotations
 

@@ -40,9 +40,7 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
     return wrongs
 
 
-def see(
-    path: Path, promise: Promise, oracle: Oracle, wrongs: dict[str, str]
-) -> featcache.Cache:
+def see(path: Path, promise: Promise, oracle: Oracle, wrongs: dict[str, str]) -> featcache.Cache:
     """Read everything and compare it with what readers may see."""
     try:
         cache = featcache.open(path, verify="arrays")

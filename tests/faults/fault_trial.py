@@ -21,9 +21,8 @@ from tracebacks import places
 import featcache
 from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
 
-REMEDY = re.compile(
-    r"\bagain\b|free some space|\bremove\b|put it back|another directory"
-)  # what to do, in an error's text
+# what to do, in an error's text
+REMEDY = re.compile(r"\bagain\b|free some space|\bremove\b|put it back|another directory")
 HOLDER = "writer.json"
 
 
@@ -67,9 +66,8 @@ def run_trial(
     trial: Trial, before: Path, path: Path, injector: Injector
 ) -> tuple[bool, list[Finding]]:
     """Run a trial in this process; returns whether the fault came to pass, and broken promises."""
-    sys.unraisablehook = lambda unraisable: (
-        None
-    )  # formats that failed to start close with a warning
+    # formats that failed to start close with a warning
+    sys.unraisablehook = lambda unraisable: None
     if before.exists():
         shutil.copytree(before, path)
     holders = _holders(path)  # of a writer that died before

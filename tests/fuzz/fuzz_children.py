@@ -23,9 +23,8 @@ LIMIT_S = 1.0
 HANGS_S = 10.0  # then the child is killed
 LIMIT_BYTES = 300 << 20
 ADDRESS_BYTES = 4 << 30  # beyond that there is a MemoryError
-Work = Callable[
-    [int, Path], str | None
-]  # input, directory to work in -> what is wrong, if anything
+# input, directory to work in -> what is wrong, if anything
+Work = Callable[[int, Path], str | None]
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ train("resumed", again, range(1, 3))
 
 train("sampler", data_loader(bucket(), num_workers=1))  # left out of prepare: the sampler shares
 
-# its own sharing: batches of the beginning come twice to make up the number, which is accelerate's rule
+# its own sharing: batches of the beginning come twice to make up the number, which is accelerate's
+# rule
 train("all", accelerator.prepare(data_loader(bucket(rank=0, world_size=1))))
 
 for sampler in (bucket(), bucket(rank=accelerator.process_index, world_size=2)):

@@ -110,10 +110,12 @@ trainer = make_trainer(folder, loader, **options)
 step = len(loader) + 2
 trainer.add_callback(StopAt(step))
 trainer.train()
-make_trainer(folder, bucket(cache), **options).train(resume_from_checkpoint=str(folder / f"checkpoint-{{step}}"))
+checkpoint = str(folder / f"checkpoint-{{step}}")
+make_trainer(folder, bucket(cache), **options).train(resume_from_checkpoint=checkpoint)
 
 plain = make_trainer(folder / "data", None, **options)
-plain.train_dataset, plain.data_collator = featcache.FeatureDataset(cache), featcache.FeatureDataset.collate
+plain.train_dataset = featcache.FeatureDataset(cache)
+plain.data_collator = featcache.FeatureDataset.collate
 plain.train()
 """
 

@@ -55,9 +55,8 @@ def test_the_numbers_in_a_wav_file_mean_what_the_file_means(
     path = tmp_path / "tone.wav"
     soundfile.write(path, TONE, RATE_HZ, subtype=subtype)
     data = path.read_bytes()
-    raw = np.frombuffer(data[data.index(b"data") + 8 :], dtype)[
-        : len(TONE)
-    ]  # as `wave` and scipy give them
+    # as `wave` and scipy give them
+    raw = np.frombuffer(data[data.index(b"data") + 8 :], dtype)[: len(TONE)]
     np.testing.assert_array_equal(
         samples_of({"array": raw, "sampling_rate": RATE_HZ}), samples_of(path)
     )

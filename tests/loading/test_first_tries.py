@@ -61,7 +61,10 @@ def test_batches_of_a_size_come_in_order_or_shuffled_anew_in_each_epoch(
         ({"batch_size": 2, "seed": 1}, "seed=1 is for shuffle=True"),
         ({"batch_sampler": [[0]], "batch_size": 2}, "either batch_sampler, or batch_size"),
         ({"batch_sampler": [[0]], "shuffle": False}, "either batch_sampler, or batch_size"),
-        ({"batch_size": 2, "dtypes": {"fbank": torch.complex64}}, "dtype torch.complex64 cannot be used"),
+        (
+            {"batch_size": 2, "dtypes": {"fbank": torch.complex64}},
+            "dtype torch.complex64 cannot be used",
+        ),
         ({"batch_size": 2, "dtypes": {"fbank": float}}, "did you mean 'float64'"),
         ({"batch_size": 2, "num_workers": 4}, "has no setting 'num_workers'"),
         ({"batch_size": 2, "device": "gpu"}, "device='gpu' cannot be used here"),

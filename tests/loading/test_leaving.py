@@ -19,7 +19,9 @@ def slow(item):
     time.sleep(0.5)
     return item
 
-loader = featcache.FeatureLoader(sys.argv[1], batch_size=1, threads=int(sys.argv[2]), transform=slow, device=DEVICE)
+loader = featcache.FeatureLoader(
+    sys.argv[1], batch_size=1, threads=int(sys.argv[2]), transform=slow, device=DEVICE
+)
 batches = iter(loader)
 next(batches)
 print(time.time(), flush=True)
@@ -30,10 +32,16 @@ LEAVE = {
     "break": "for batch in loader: break",
     "an error": "for batch in loader: raise ValueError('mine')",
     "sys.exit": "for batch in loader: sys.exit(3)",
-    "a generator of its own": "def steps():\n    for batch in loader: yield batch\nsteps = steps(); next(steps)",
-    "a cycle": "class Keeps: pass\nkeeps = Keeps(); keeps.keeps = keeps; keeps.batches = batches; del batches",
+    "a generator of its own": (
+        "def steps():\n    for batch in loader: yield batch\nsteps = steps(); next(steps)"
+    ),
+    "a cycle": (
+        "class Keeps: pass\n"
+        "keeps = Keeps(); keeps.keeps = keeps; keeps.batches = batches; del batches"
+    ),
     "a thread that iterates": (
-        "import threading\nthread = threading.Thread(target=lambda: list(loader), daemon=True); thread.start()\n"
+        "import threading\n"
+        "thread = threading.Thread(target=lambda: list(loader), daemon=True); thread.start()\n"
         "time.sleep(0.3)"
     ),
 }

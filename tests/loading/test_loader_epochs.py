@@ -1,4 +1,4 @@
-"""A loader's epochs: a finished one is followed by the next, one that was left by the same again."""
+"""A loader's epochs: a finished one is followed by the next, one that was left comes again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A core install: a look at the package never fails, and what is missing is said when it is used."""
+"""A core install: looking at the package never fails; what is missing is said when it is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ sys.meta_path.insert(0, Blocker())
 import featcache
 from featcache.errors import MissingDependencyError
 """
-EXTRAS = "distributed,dask,dask_jobqueue,cloudpickle,h5py,zarr,numcodecs,lilcom,webdataset,lhotse,datasets,speechbrain"
+EXTRAS = (
+    "distributed,dask,dask_jobqueue,cloudpickle,h5py,zarr,numcodecs,lilcom,webdataset,lhotse,"
+    "datasets,speechbrain"
+)
 
 
 def run_without(libraries: str, program: str) -> str:
@@ -38,7 +41,8 @@ def run_without(libraries: str, program: str) -> str:
         "import inspect; assert dict(inspect.getmembers(featcache))['get_client'].__doc__",
         "from featcache import *",
         "assert 'get_client' in dir(featcache)",
-        "import rlcompleter; assert rlcompleter.Completer(globals()).complete('featcache.get_cl', 0)",
+        "import rlcompleter; assert rlcompleter.Completer(globals()).complete('featcache.get_cl', "
+        "0)",
         "import unittest.mock; unittest.mock.create_autospec(featcache)",
         "import inspect; inspect.signature(featcache.get_client)",
     ],

@@ -1,4 +1,5 @@
-"""Mistakes of first users in declarations and around them: each is answered by name, with what to do.
+"""Mistakes of first users in declarations and around them: each is answered by name, with what to
+do.
 
 The numbers are those of a list of 135 mistakes that were tried on an early version.
 """

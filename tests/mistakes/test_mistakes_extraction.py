@@ -1,4 +1,5 @@
-"""First users' mistakes with extraction: each is refused, or done rightly, in words that name what is wrong.
+"""First users' mistakes with extraction: each is refused, or done rightly, in words that name what
+is wrong.
 
 The numbers are those of the rows of the table of mistakes that the project keeps.
 """
@@ -250,9 +251,8 @@ def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) 
 
 def test_104_utterances_of_another_split_are_refused_by_its_name(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    brain.cache_features(
-        numbered(3, 6)
-    )  # the validation set, its stage forgotten, before there was a training cache
+    # the validation set, its stage forgotten, before there was a training cache
+    brain.cache_features(numbered(3, 6))
     with pytest.raises(ConfigError) as caught:
         brain.cache_features(numbered(4, 9), VALID)
     says(
@@ -300,9 +300,8 @@ def test_102_a_data_set_without_ids_is_compared_by_what_is_in_it(
     ):
         brain.cache_features(hide(numbered(4, 8)), loader_kwargs=COLLATED)
     brain.calls.clear()
-    cache = brain.cache_features(
-        hide(numbered(2, 6)), loader_kwargs=COLLATED
-    )  # as many, two of them new
+    # as many, two of them new
+    cache = brain.cache_features(hide(numbered(2, 6)), loader_kwargs=COLLATED)
     assert sorted({id for batch in brain.calls for id in batch}) == ["spk/utt-4", "spk/utt-5"]
     assert_holds(cache, expected(brain, make_dataset(6)))
 
@@ -435,28 +434,28 @@ def test_99_an_id_that_comes_twice_is_named(storage: FeatureStorage) -> None:
         (lambda batch: {"ssl": batch.sig.data}, ("dicts with the key 'id'",)),  # 92
         (lambda batch: [batch.sig.data], ("dicts with the key 'id', not of 'Tensor'",)),  # 92
         (lambda batch: [], ("0 dicts for 'spk/utt-0' instead of one",)),  # 93
-        (
+        (  # 93
             lambda batch: [{"id": "other"}],
             ("'other', which is not in the batch", "'spk/utt-0'"),
-        ),  # 93
-        (
+        ),
+        (  # 93
             lambda batch: [{"id": "spk/utt-0"}] * 2,
             ("2 dicts for 'spk/utt-0' instead of one",),
-        ),  # 93
-        (
+        ),
+        (  # 94
             lambda batch: [{"id": "spk/utt-0", "ssl": torch.zeros(1, 4)}],
             ("'spk/utt-0'", "'units' is missing"),
-        ),  # 94
+        ),
         (
             lambda batch: [
                 {"id": "spk/utt-0", "ssk": torch.zeros(1, 4), "units": torch.zeros(1).long()}
             ],
             ("'spk/utt-0'", "'ssk' is not declared", "'ssl'"),  # 94
         ),
-        (
+        (  # 96
             lambda batch: unpad(batch.id, torch.ones(1), ssl=torch.zeros(1, 3, 4)),
             ("must be frames", "relative"),
-        ),  # 96
+        ),
     ],
 )
 def test_92_to_96_a_result_that_does_not_fit_is_explained(

@@ -21,7 +21,10 @@ NUMBERS = re.compile(r"(?:test_)?(\d{2,3}(?:(?:_to_|[-_])\d{2,3})*)[-_ ][a-zA-Z]
 ELSEWHERE = {  # what takes processes, jobs, small disks or time: the tests that do it
     73: "store/test_unclosed_writers.py::test_a_script_that_forgets_to_close_has_stored_everything",
     80: "store/test_forked_writers.py::test_a_pool_of_forked_children_is_refused",
-    81: "store/test_forked_writers.py::test_a_cache_writer_refuses_in_a_forked_child_and_goes_on_in_its_own_process",
+    81: (
+        "store/test_forked_writers.py::"
+        "test_a_cache_writer_refuses_in_a_forked_child_and_goes_on_in_its_own_process"
+    ),
     88: "test_store_full_disk.py::test_what_is_committed_survives_a_full_disk",
     89: "test_store_kill.py::test_a_killed_writer_goes_on_where_it_was",
     91: "test_parallel_stopping.py::test_ctrl_c_ends_workers_that_hang",

@@ -1,4 +1,6 @@
-"""A real SLURM of one node on this machine, for all tests of this directory; `start.sh install` installs it."""
+"""A real SLURM of one node on this machine, for all tests of this directory; `start.sh install`
+installs it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if os.geteuid() != 0:
         pytest.skip("only root can start SLURM")
     directory = tmp_path_factory.mktemp("slurm")
-    started = subprocess.run([START, "start", directory], capture_output=True, text=True, timeout=60)
+    started = subprocess.run(
+        [START, "start", directory], capture_output=True, text=True, timeout=60
+    )
     try:
         if started.returncode != 0:
             pytest.fail(f"SLURM does not start: {started.stderr}")
@@ -39,4 +43,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, object]:
     """Of jobs that share the node."""
-    return {"cores": 1, "processes": 1, "memory": "1GB", "interface": "lo", "log_directory": str(tmp_path / "logs")}
+    return {
+        "cores": 1,
+        "processes": 1,
+        "memory": "1GB",
+        "interface": "lo",
+        "log_directory": str(tmp_path / "logs"),
+    }

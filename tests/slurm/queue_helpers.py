@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 def squeue() -> list[str]:
     """The jobs that wait or run."""
-    listed = subprocess.run(["squeue", "--noheader", "--format=%i"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["squeue", "--noheader", "--format=%i"], capture_output=True, text=True, check=True
+    )
     return listed.stdout.split()
 
 

@@ -31,7 +31,9 @@ def jobs_at_work(client: Client, tasks: int) -> list[str]:
     return jobs
 
 
-def test_two_jobs_share_the_work_and_one_goes_on_without_the_other(options: dict[str, object]) -> None:
+def test_two_jobs_share_the_work_and_one_goes_on_without_the_other(
+    options: dict[str, object],
+) -> None:
     with get_client(ParallelConfig("slurm", 2, options | {"walltime": 600})) as client:
         client.wait_for_workers(2, timeout=60)
         jobs = set(jobs_at_work(client, 10))
@@ -54,21 +56,29 @@ def test_two_jobs_share_the_work_and_one_goes_on_without_the_other(options: dict
     assert the_queue_empties()
 
 
-def test_a_worker_computes_one_task_at_a_time_with_all_of_its_cores(options: dict[str, object]) -> None:
+def test_a_worker_computes_one_task_at_a_time_with_all_of_its_cores(
+    options: dict[str, object],
+) -> None:
     def setup() -> dict[str, object]:
         import os
 
         return {"threads": os.environ["OMP_NUM_THREADS"], "job": os.environ["SLURM_JOB_ID"]}
 
     cores = len(os.sched_getaffinity(0))
-    wanted = options | {"cores": cores, "processes": None, "job_script_prologue": ["export OF_THE_USER=1"]}
+    wanted = options | {
+        "cores": cores,
+        "processes": None,
+        "job_script_prologue": ["export OF_THE_USER=1"],
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
         with get_client({"env": "slurm", "n_workers": 1, "options": wanted}, setup) as client:
             env = client.submit(worker_env).result()
             assert env == {"threads": str(cores), "job": squeue()[0]}
             assert client.submit(os.getenv, "OF_THE_USER").result() == "1"
-            assert [worker["nthreads"] for worker in client.scheduler_info()["workers"].values()] == [1]
+            assert [
+                worker["nthreads"] for worker in client.scheduler_info()["workers"].values()
+            ] == [1]
     assert the_queue_empties()
 
 
@@ -99,7 +109,9 @@ def test_a_job_that_is_refused_is_an_error_with_what_slurm_says(options: dict[st
     assert the_queue_empties()
 
 
-def test_an_error_of_the_environment_is_raised_and_cancels_the_jobs(options: dict[str, object]) -> None:
+def test_an_error_of_the_environment_is_raised_and_cancels_the_jobs(
+    options: dict[str, object],
+) -> None:
     def fails() -> dict[str, object]:
         raise LookupError("no model 'hubert.pt'")
 

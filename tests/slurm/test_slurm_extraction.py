@@ -1,4 +1,6 @@
-"""The recipe's extraction of spoken digits by jobs of a real SLURM, whatever becomes of them, equals a serial one."""
+"""The recipe's extraction of spoken digits by jobs of a real SLURM, whatever becomes of them,
+equals a serial one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TASK = 2 * BATCH  # a 64th of the utterances, and the rest of a batch
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Hold the recordings of `SPEAKERS`, for training all but two a digit, and what all drivers have in common."""
+    """Hold the recordings of `SPEAKERS`, for training all but two a digit, and what all drivers
+    have in common.
+    """
     folder = tmp_path_factory.mktemp("shared")
     with zipfile.ZipFile(RECIPE / "corpus.zip") as corpus:
         for digit in range(10):
@@ -61,7 +65,9 @@ def is_amid(run: Extraction) -> bool:
 
 
 def assert_little_was_done_again(run: Extraction, kept: set[str], since: int, tasks: int) -> None:
-    """What was committed was not computed again, nor anything but the tasks that ran in jobs that ended."""
+    """What was committed was not computed again, nor anything but the tasks that ran in jobs that
+    ended.
+    """
     assert not kept & {id for id, _ in run.noted()[since:]}
     again = [id for id, times in Counter(id for id, _ in run.noted()).items() if times > 1]
     assert len(again) <= tasks * TASK
@@ -91,7 +97,8 @@ def test_jobs_whose_driver_was_killed_end_and_another_goes_on_without_slurm(
     run.driver.kill()
     assert len(squeue()) == 2
     local = {"env": "local", "n_workers": 1}
-    with Extraction(shared, run.folder, local, batch_size=BATCH, seconds=0) as next_one:  # the jobs still end
+    # the jobs still end
+    with Extraction(shared, run.folder, local, batch_size=BATCH, seconds=0) as next_one:
         assert next_one.driver.wait(120) == 0, next_one.log()
     jobs = [job for _, job in run.noted()]
     assert set(jobs[jobs.index("none") :]) == {"none"}
@@ -100,7 +107,9 @@ def test_jobs_whose_driver_was_killed_end_and_another_goes_on_without_slurm(
     assert_same(featcache.open(run.cache, verify="arrays"), expected)
 
 
-def test_ctrl_c_cancels_the_jobs_keeps_what_was_committed_and_says_how_to_go_on(run: Extraction) -> None:
+def test_ctrl_c_cancels_the_jobs_keeps_what_was_committed_and_says_how_to_go_on(
+    run: Extraction,
+) -> None:
     kept = set[str]().union(*run.committed())
     run.driver.send_signal(signal.SIGINT)
     assert run.driver.wait(60) not in (0, None), run.log()

@@ -69,7 +69,10 @@ def in_child(job: Callable[[], object], seconds: int = 20) -> str:
 
 
 def refusal(path: Path) -> str:
-    return f"the writer of {str(path)!r} belongs to process {os.getpid()}, and this is CHILD, forked from it"
+    return (
+        f"the writer of {str(path)!r} belongs to process {os.getpid()}, and this is CHILD, forked "
+        "from it"
+    )
 
 
 @pytest.mark.parametrize("call", [*CALLS, *CALLS_OF_CACHE_WRITERS])

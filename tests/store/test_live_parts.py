@@ -1,4 +1,6 @@
-"""Recovery beside living writers: nothing that lives is removed, and nobody is refused for being looked at."""
+"""Recovery beside living writers: nothing that lives is removed, and nobody is refused for being
+looked at.
+"""
 
 from __future__ import annotations
 
@@ -142,9 +144,8 @@ def test_what_is_recovered_is_published_when_a_writer_opens(tmp_path: Path) -> N
     writer = CacheWriter(died, two_features(), FINGERPRINT)
     check_cache(died, range(10), complete=False)
     with PartWriter(died, two_features(), FINGERPRINT) as part:
-        assert (
-            len(part._stored) == 1
-        )  # the published index, mapped; no part's ids in memory of its own
+        # the published index, mapped; no part's ids in memory of its own
+        assert len(part._stored) == 1
         assert all(id_of(number) in part for number in range(10))
     writer.close()
     check_cache(died, range(10))

@@ -1,4 +1,6 @@
-"""A disk that fills up, files that run out, formats that refuse: the writer stays usable where that is promised."""
+"""A disk that fills up, files that run out, formats that refuse: the writer stays usable where that
+is promised.
+"""
 
 from __future__ import annotations
 
@@ -257,9 +259,13 @@ def test_the_root_of_splits_lists_the_caches_below_it(tmp_path: Path, verify: An
 
 @pytest.mark.parametrize("path", [None, 5, b"cache", ["cache"], SimpleNamespace()])
 def test_what_is_no_path_is_refused_with_what_is_wanted(path: Any) -> None:
-    with pytest.raises(featcache.ConfigError, match="a cache is given as the path of a directory, not"):
+    with pytest.raises(
+        featcache.ConfigError, match="a cache is given as the path of a directory, not"
+    ):
         featcache.open(path)
-    with pytest.raises(featcache.ConfigError, match="a cache is given as the path of a directory, not"):
+    with pytest.raises(
+        featcache.ConfigError, match="a cache is given as the path of a directory, not"
+    ):
         CacheWriter(path, two_features())
 
 
@@ -270,7 +276,10 @@ def test_one_lost_part_of_several_is_computed_again_and_a_lost_container_is_not(
         make_cache(tmp_path, range(first, first + 3))
     one, other, _ = sorted((tmp_path / "parts").iterdir())
     (one / "fbank.npy").unlink()
-    message = r"fbank.npy' is missing; put it back, or remove its part, '.*', to compute its utterances again"
+    message = (
+        r"fbank.npy' is missing; put it back, or remove its part, '.*', "
+        "to compute its utterances again"
+    )
     for overwrite in (False, True):
         with pytest.raises(featcache.CorruptCacheError, match=message):
             CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""A part that its writer left is sealed where it lies if its formats can be finished, else copied."""
+"""A part that its writer left is sealed in place if its formats can be finished, else copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Caches that several users share: modes follow the umask, and who may not write is told what to do."""
+"""Caches that several users share: modes follow the umask, and who may not write is told what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ BECOME = """
 import tempfile
 def warm_up(backend="memmap"):
     # the modules of this installation may be root's alone
-    check_cache(make_cache(Path(tempfile.mkdtemp()), range(3), two_features(backend, backend)), range(3))
+    features = two_features(backend, backend)
+    check_cache(make_cache(Path(tempfile.mkdtemp()), range(3), features), range(3))
 
 def become(user, group):
     os.setgroups([]); os.setgid(group); os.setuid(user)
@@ -110,7 +113,9 @@ READ = (
     + """
 warm_up()
 become(65534, 65534)
-for settings in ({}, {"verify": "columns"}, {"verify": "arrays"}, {"check_reads": True}, {"mapped": False}):
+for settings in (
+    {}, {"verify": "columns"}, {"verify": "arrays"}, {"check_reads": True}, {"mapped": False}
+):
     cache = featcache.open(path, **settings)
     for id in cache:
         cache.read(id, "fbank")

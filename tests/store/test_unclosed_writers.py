@@ -1,4 +1,4 @@
-"""Writers that nobody closes: what they took is stored and published as incomplete, with a warning."""
+"""Writers that nobody closes: what they took is stored, published as incomplete, with a warning."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ for number in range(20):
 def test_however_a_script_ends_what_its_writer_took_is_stored(tmp_path: Path, end: str) -> None:
     statement, code = ENDS[end]
     done = run_script(
-        f"writer = CacheWriter(path, two_features(), FINGERPRINT)\nwrite(writer, range(5))\n{statement}",
+        "writer = CacheWriter(path, two_features(), FINGERPRINT)\nwrite(writer, "
+        f"range(5))\n{statement}",
         tmp_path,
         options=("-W", "always::ResourceWarning"),
     )
     assert done.returncode == code
-    assert (
-        done.stderr.count(f"the writer of {str(tmp_path)!r} {TOLD}") == 2
-    )  # a line of the log, a warning
+    # a line of the log, a warning
+    assert done.stderr.count(f"the writer of {str(tmp_path)!r} {TOLD}") == 2
     assert done.stderr.count("ResourceWarning: the writer") == 1
     assert ("Traceback" in done.stderr) == (end == "an error")
     check_cache(tmp_path, range(5), complete=False)
@@ -217,7 +217,10 @@ def test_a_part_writer_that_is_dropped_but_runs_on_is_said_to_be_of_this_process
     part = PartWriter(tmp_path, two_features(), FINGERPRINT)
     part.write(id_of(1), arrays_of(1))
     writer.close()
-    message = r"part .* is still being written by process \d+ on .*, which is this one: close the other writer"
+    message = (
+        r"part .* is still being written by process \d+ on .*, which is this one: "
+        "close the other writer"
+    )
     with pytest.raises(CacheLockedError, match=message):
         CacheWriter(tmp_path, two_features(), FINGERPRINT)
     part.close()

@@ -1,7 +1,8 @@
-"""The demo, killed at random moments while it caches, then run again: nothing committed is computed again or lost.
+"""The demo, killed at random moments while it caches, then run again: nothing committed is computed
+again or lost.
 
-Takes some minutes; `make torture` runs it. `FEATCACHE_TORTURE_DATA` names a folder of recordings to use instead of the
-corpus that comes with the recipe.
+Takes some minutes; `make torture` runs it. `FEATCACHE_TORTURE_DATA` names a folder of recordings to
+use instead of the corpus that comes with the recipe.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", RUN, str(folder / "noted"), str(RECIPE / "train.py"), str(RECIPE / "hparams.yaml")]
+    command = [
+        sys.executable,
+        "-c",
+        RUN,
+        str(folder / "noted"),
+        str(RECIPE / "train.py"),
+        str(RECIPE / "hparams.yaml"),
+    ]
     command += ["--output_folder", str(folder / "out"), "--number_of_epochs", "1"]
     if data := os.environ.get("FEATCACHE_TORTURE_DATA"):
         command += ["--data_folder", data]
@@ -75,7 +83,10 @@ def is_done(folder: Path) -> bool:
 
 def assert_same_caches(folder: Path, reference: Path) -> None:
     for split in SPLITS:
-        cache, expected = (featcache.open(f / "out" / "features" / split, verify="arrays") for f in (folder, reference))
+        cache, expected = (
+            featcache.open(f / "out" / "features" / split, verify="arrays")
+            for f in (folder, reference)
+        )
         assert_same(cache, expected)
 
 

@@ -1,4 +1,5 @@
-"""The demo's extraction on workers, which are killed at random moments, and so is their driver: the cache is the same.
+"""The demo's extraction on workers, which are killed at random moments, and so is their driver: the
+cache is the same.
 
 Takes some minutes; `make torture` runs it.
 """
@@ -22,7 +23,9 @@ WORKER_KILLS, DRIVER_KILLS = 30, 10
 
 def workers_of(run: Extraction) -> list[int]:
     """The processes that have a part open."""
-    parts = [path.parent for path in run.cache.glob("parts/*/journal.jsonl") if is_locked(path.parent)]
+    parts = [
+        path.parent for path in run.cache.glob("parts/*/journal.jsonl") if is_locked(path.parent)
+    ]
     return [who.pid for who in map(holder, parts) if who is not None]
 
 
@@ -53,7 +56,9 @@ def test_a_killed_extraction_ends_with_the_same_cache(tmp_path: Path) -> None:
         done = False
         while not done:
             parallel = {"env": "local", "n_workers": moments.randint(1, 3)}
-            with Extraction(shared, tmp_path / f"build-{builds}", parallel, batch_size=8, seconds=0.008) as run:
+            with Extraction(
+                shared, tmp_path / f"build-{builds}", parallel, batch_size=8, seconds=0.008
+            ) as run:
                 done = goes_to_its_end(run, moments, killed, seen)
         noted = ids_noted(run)
         for kept, since in seen:
@@ -61,11 +66,17 @@ def test_a_killed_extraction_ends_with_the_same_cache(tmp_path: Path) -> None:
         computed += len(noted)
         assert_same(featcache.open(run.cache, verify="arrays"), expected)
     again = computed - builds * len(expected)
-    print(f"{killed} over {builds} builds of {len(expected)} utterances, {again} of them computed again")
+    print(
+        f"{killed} over {builds} builds of {len(expected)} utterances, {again} of them computed "
+        "again"
+    )
 
 
 def goes_to_its_end(
-    run: Extraction, moments: random.Random, killed: dict[str, int], seen: list[tuple[set[str], int]]
+    run: Extraction,
+    moments: random.Random,
+    killed: dict[str, int],
+    seen: list[tuple[set[str], int]],
 ) -> bool:
     """Kill workers of a run, and perhaps its driver: False then."""
     doomed = killed["driver"] < DRIVER_KILLS and moments.random() < 0.7
@@ -78,7 +89,11 @@ def goes_to_its_end(
         if doomed and time.monotonic() > end and run.driver.poll() is None:
             run.driver.kill()
             killed["driver"] += 1
-        elif (workers := workers_of(run)) and killed["worker"] < WORKER_KILLS and run.driver.poll() is None:
+        elif (
+            (workers := workers_of(run))
+            and killed["worker"] < WORKER_KILLS
+            and run.driver.poll() is None
+        ):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(moments.choice(workers), signal.SIGKILL)
                 killed["worker"] += 1

@@ -16,7 +16,14 @@ from featcache.cluster.workers import Staff
 from featcache.errors import ComputeError, IncompleteError
 from featcache.extraction.failures import failure_of
 from featcache.extraction.progress import Account, Progress
-from featcache.extraction.workers.plan import PLAN, Task, hashes_of, load_batches, missing_from, save_batches
+from featcache.extraction.workers.plan import (
+    PLAN,
+    Task,
+    hashes_of,
+    load_batches,
+    missing_from,
+    save_batches,
+)
 from featcache.extraction.workers.tasks import Job, run_task
 from featcache.samplers.batches import Batches
 
@@ -51,13 +58,19 @@ class Crew:
         self._lists = 0  # of batches that are to be done again
 
     def work(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Have all ranges of the plan computed; whatever happens, the workers' parts are sealed in the end."""
+        """Have all ranges of the plan computed.
+
+        Whatever happens, the workers' parts are sealed in the end.
+        """
         for start, stop in ranges:
             self._dispatch.add(Task(PLAN, start, stop))
         client, topic = self._staff.client, self._staff.env
         client.subscribe_topic(topic, self._reports.put)  # type: ignore[no-untyped-call]
         self._account.begin()
-        with closed_after(partial(client.unsubscribe_topic, topic)), closed_after(self._dispatch.finish):
+        with (
+            closed_after(partial(client.unsubscribe_topic, topic)),
+            closed_after(self._dispatch.finish),
+        ):
             for task, outcome in self._dispatch.outcomes(self._between):
                 if isinstance(outcome, Lost):
                     self._account.drop(task.number)
@@ -84,7 +97,9 @@ class Crew:
         else:
             batches = load_batches(self._job.directory, task.name)[task.start : task.stop]
             at = np.repeat(np.arange(task.start, task.stop) == lost.batch, batches.sizes)
-            missing = missing_from(self._job.path, hashes_of([self._ids[index] for index in batches.items.tolist()]))
+            missing = missing_from(
+                self._job.path, hashes_of([self._ids[index] for index in batches.items.tolist()])
+            )
             self._account.found(int((~missing).sum()))
             self._again(_some_of(batches, missing & ~at), whole=True)
             suspected: list[int] = batches.items[missing & at].tolist()
@@ -97,7 +112,10 @@ class Crew:
             ) from lost.error
 
     def _accused(self, alone: list[int], error: Exception) -> list[int]:
-        """Take note of an utterance that was alone when its worker died; returns it if it is to be tried again."""
+        """Take note of an utterance that was alone when its worker died.
+
+        Returns it if it is to be tried again.
+        """
         for index in alone:
             self._deaths[index] += 1
             if self._deaths[index] <= self._job.retries:
@@ -105,7 +123,8 @@ class Crew:
             id = self._ids[index]
             times = "once" if self._deaths[index] == 1 else f"{self._deaths[index]} times"
             failure = ComputeError(
-                f"the worker that computed {id!r} died {times}: out of memory, or a crash in a library; its log may "
+                f"the worker that computed {id!r} died {times}: out of memory, or a crash in a "
+                "library; its log may "
                 "say more"
             )
             if not self._job.skip_failures:
@@ -121,7 +140,9 @@ class Crew:
         self._lists += 1
         name = f"again-{self._lists:06d}"
         save_batches(self._job.directory, name, batches)
-        for start, stop in [(0, len(batches))] if whole else [(k, k + 1) for k in range(len(batches))]:
+        for start, stop in (
+            [(0, len(batches))] if whole else [(k, k + 1) for k in range(len(batches))]
+        ):
             self._dispatch.add(Task(name, start, stop))
 
 

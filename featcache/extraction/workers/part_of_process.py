@@ -19,14 +19,18 @@ class Share:
 
     def __init__(self) -> None:
         self.stopping = False  # whether the task that runs is to end after its batch
-        self._one_at_a_time = threading.Lock()  # a worker may have several threads, its environment is made for one
+        # a worker may have several threads, its environment is made for one
+        self._one_at_a_time = threading.Lock()
         self._writer: PartWriter | None = None
 
     @contextlib.contextmanager
     def attempt(self, claims: Path, number: int) -> Iterator[Claim]:
-        """Claim an attempt at a task; what was written is committed before anybody may take the task back.
+        """Claim an attempt at a task.
 
-        Raises `TaskTakenError` if another process has, or had, this attempt, `IncompleteError` if the run is over.
+        What was written is committed before anybody may take the task back.
+
+        Raises `TaskTakenError` if another process has, or had, this attempt, `IncompleteError` if
+        the run is over.
         """
         with self._one_at_a_time:
             if self.stopping:
@@ -34,12 +38,17 @@ class Share:
             try:
                 claim = Claim(claims, number)
             except FileNotFoundError as error:
-                raise IncompleteError(f"{str(claims)!r} is gone: the run is over, or the cache was removed") from error
+                raise IncompleteError(
+                    f"{str(claims)!r} is gone: the run is over, or the cache was removed"
+                ) from error
             with contextlib.closing(claim), closed_after(self.commit):
                 yield claim
 
     def writer(
-        self, path: Path, features: Mapping[str, FeatureStorageConfig], fingerprint: Mapping[str, object]
+        self,
+        path: Path,
+        features: Mapping[str, FeatureStorageConfig],
+        fingerprint: Mapping[str, object],
     ) -> PartWriter:
         """Return the writer of this process's part, which is opened when it is first asked for."""
         if self._writer is None:

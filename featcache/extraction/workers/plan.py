@@ -47,14 +47,18 @@ def batches_of(indices: Ints, lengths: NDArray[np.float64] | None, batch_size: i
 
 
 def cut(batches: Batches, lengths: NDArray[np.float64] | None, tasks: int) -> list[tuple[int, int]]:
-    """Cut batches that follow each other into at most `tasks` ranges of about equal total length (or count).
+    """Cut batches that follow each other into at most `tasks` ranges.
+
+    These are of about equal total length (or count).
 
     No range is longer than an equal share plus its last batch.
 
     >>> cut(Batches.of([[0], [1], [2], [3]]), np.array([6.0, 2, 2, 2]), 2)
     [(0, 1), (1, 4)]
     """
-    weights = np.ones(len(batches.items)) if lengths is None else np.maximum(lengths[batches.items], 0)
+    weights = (
+        np.ones(len(batches.items)) if lengths is None else np.maximum(lengths[batches.items], 0)
+    )
     sums = np.append(0, np.cumsum(weights))[batches.ends[1:]]
     if not len(sums) or sums[-1] == 0:
         return [(0, len(sums))] if len(sums) else []
@@ -67,8 +71,8 @@ def cut(batches: Batches, lengths: NDArray[np.float64] | None, tasks: int) -> li
 def hashes_of(ids: Collection[str]) -> Ints:
     """Return a number for each id: a tenth of the memory of the ids.
 
-    Two of ten million ids share one once in some hundred thousand runs, and other ones then: numbers of texts differ
-    from process to process.
+    Two of ten million ids share one once in some hundred thousand runs, and other ones then:
+    numbers of texts differ from process to process.
     """
     return np.fromiter(map(hash, ids), np.int64, len(ids))
 
@@ -82,7 +86,7 @@ def digest_of(ids: Iterable[str]) -> str:
 
 
 def check_ids(ids: Sequence[str], hashes: Ints) -> None:
-    """Raise `DuplicateIdError` if two utterances share an id, `FeatureError` for what can be none."""
+    """Raise `DuplicateIdError` if utterances share an id, `FeatureError` for what can be none."""
     for id in ids:
         check_id(id)
     ordered = np.sort(hashes)
@@ -90,11 +94,13 @@ def check_ids(ids: Sequence[str], hashes: Ints) -> None:
     if same:
         id, number = Counter(id for id in ids if hash(id) in same).most_common(1)[0]
         if number > 1:
-            raise DuplicateIdError(f"the dataset has {number} utterances of the id {id!r}; ids name one utterance each")
+            raise DuplicateIdError(
+                f"the dataset has {number} utterances of the id {id!r}; ids name one utterance each"
+            )
 
 
 def missing_from(cache: Path, hashes: Ints) -> NDArray[np.bool_]:
-    """Say which of some utterances are not committed in the build of the cache that is being written."""
+    """Say which of some utterances are not committed in the build that is being written."""
     return ~np.isin(hashes, np.fromiter(map(hash, committed(cache)), np.int64))
 
 
@@ -105,10 +111,15 @@ def check_lengths(lengths: object, size: int) -> NDArray[np.float64]:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"lengths are numbers, one for each utterance: {error}") from error
     if found.shape != (size,):
-        raise ConfigError(f"lengths are {size} numbers, one for each utterance, not an array of {found.shape}")
+        raise ConfigError(
+            f"lengths are {size} numbers, one for each utterance, not an array of {found.shape}"
+        )
     if not np.isfinite(found).all():
         number = int(np.isfinite(found).argmin())
-        raise ConfigError(f"lengths are finite numbers, one for each utterance, but number {number} is {found[number]}")
+        raise ConfigError(
+            f"lengths are finite numbers, one for each utterance, but number {number} is "
+            f"{found[number]}"
+        )
     return found
 
 
@@ -120,14 +131,17 @@ def save_batches(directory: Path, name: str, batches: Batches) -> None:
 
 def load_batches(directory: Path, name: str) -> Batches:
     """Map a list of batches into memory."""
-    items, ends = (np.load(directory / f"{name}-{column}.npy", mmap_mode="r") for column in ("items", "ends"))
+    items, ends = (
+        np.load(directory / f"{name}-{column}.npy", mmap_mode="r") for column in ("items", "ends")
+    )
     return Batches(items, ends)
 
 
 def remove_runs(cache: Path) -> None:
     """Remove the directories of runs; what cannot be removed does no harm.
 
-    By another name first: a worker that wakes up late then finds its run over, and writes nothing more into it.
+    By another name first: a worker that wakes up late then finds its run over, and writes nothing
+    more into it.
     """
     for directory in cache.glob(f"{RUN}*"):
         gone = directory.with_name(f"work-removed-{secrets.token_hex(4)}")

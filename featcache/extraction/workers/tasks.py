@@ -25,9 +25,17 @@ from featcache.extraction.workers.part_of_process import Share
 from featcache.extraction.workers.plan import Task, digest_of, load_batches
 
 REPORT_EVERY_S = 1.0
-# of a loader's own processes: Dask's worker processes may not have any, ask for more workers instead
+# of a loader's own processes: Dask's worker processes may not have any, ask for more workers
+# instead
 _OF_LOADER_WORKERS = (
-    *("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn"),
+    *(
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+        "multiprocessing_context",
+        "timeout",
+        "worker_init_fn",
+    ),
     *("batch_size", "batch_sampler", "sampler"),
 )
 Environment = Mapping[str, Any]
@@ -48,7 +56,10 @@ class Job:
 
 
 class Work:
-    """A process's share in a run: its environment, built when the first task comes, and its part of the cache."""
+    """A process's share in a run.
+
+    Its environment, built when the first task comes, and its part of the cache.
+    """
 
     def __init__(self, job: Job, build: Callable[[], Environment]) -> None:
         self.job = job
@@ -57,8 +68,13 @@ class Work:
         self.share = Share()
         self._sealing = Interval(job.seal_every_s)
 
-    def run(self, task: Task, report: Callable[[Progress], object]) -> tuple[Progress, list[Failure]]:
-        """Compute the utterances of a task and commit them; tells `report` how far it is, about once a second."""
+    def run(
+        self, task: Task, report: Callable[[Progress], object]
+    ) -> tuple[Progress, list[Failure]]:
+        """Compute the utterances of a task and commit them.
+
+        Tells `report` how far it is, about once a second.
+        """
         # not inference_mode, as in `FeatureCacheMixin`
         with self.share.attempt(self.job.directory, task.number) as claim, torch.no_grad():
             return self._compute(task, claim, report)
@@ -102,7 +118,8 @@ class Work:
     def _checked(self, env: Environment) -> Environment:
         if digest_of(env["ids"]) != self.job.ids:
             raise ConfigError(
-                f"the dataset of this process has other ids than that of the driver, or another order; it has "
+                "the dataset of this process has other ids than that of the driver, or another "
+                "order; it has "
                 f"{len(env['ids'])} utterances; let each process build the same"
             )
         return env
@@ -119,17 +136,26 @@ def make_batches(env: Environment, directory: Path, task: Task) -> DatasetBatche
 
 
 def checked_environment(env: Environment) -> Environment:
-    """Fill in what an environment may leave out; raises `ConfigError` if it lacks what it must have."""
+    """Fill in what an environment may leave out.
+
+    Raises `ConfigError` if it lacks what it must have.
+    """
     if not isinstance(env, Mapping):
         raise ConfigError(f"an environment is a dict by name, not {env!r}")
     for name in ("dataset", "compute_features"):
         if name not in env:
-            raise ConfigError(f"the environment needs {name!r}; it has {', '.join(map(repr, env)) or 'nothing'}")
+            raise ConfigError(
+                f"the environment needs {name!r}; it has {', '.join(map(repr, env)) or 'nothing'}"
+            )
     dataset = env["dataset"]
     if not callable(env["compute_features"]):
-        raise ConfigError(f"'compute_features' is a function of a batch, not {env['compute_features']!r}")
+        raise ConfigError(
+            f"'compute_features' is a function of a batch, not {env['compute_features']!r}"
+        )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(f"'dataset' needs a length and items by number, not {type(dataset).__name__!r}")
+        raise ConfigError(
+            f"'dataset' needs a length and items by number, not {type(dataset).__name__!r}"
+        )
     ids = env.get("ids")
     if ids is None:
         ids = visible_ids(dataset)
@@ -140,7 +166,8 @@ def checked_environment(env: Environment) -> Environment:
         ids = as_ids(ids)
     if ids is None or not hasattr(ids, "__getitem__") or len(ids) != len(dataset):
         raise ConfigError(
-            f"the ids of {type(dataset).__name__!r} are not known before it is loaded; give it an attribute `ids`, or "
+            f"the ids of {type(dataset).__name__!r} are not known before it is loaded; give it an "
+            "attribute `ids`, or "
             f"put 'ids' into the environment: {len(dataset)} strings, one for each utterance"
         )
     loader_kwargs = env.get("loader_kwargs")

@@ -16,8 +16,9 @@ Ints = NDArray[np.int64]
 def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> Batches:
     """Deal out categories in random order; a batch passes over those that it has enough of.
 
-    It has one utterance of a category, or batch_size // categories + 1 where there are fewer categories. What is passed
-    over is lost for the epoch, and so is a last batch that does not fill: ESPnet's way.
+    It has one utterance of a category, or batch_size // categories + 1 where there are fewer
+    categories. What is passed over is lost for the epoch, and so is a last batch that does not
+    fill: ESPnet's way.
     """
     shuffles = Shuffles(epoch)
     categories = len(members.ends) - 1
@@ -27,12 +28,18 @@ def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> 
     partners = [shuffles.partners(size) for size in sizes.tolist()]
     dealt = np.repeat(np.arange(categories), sizes)[shuffles.permutation(len(members.rows))]
     taken = _taken(dealt, batch_size, most)
-    # each category hands out its shuffled utterances from the last one on: no others need to be shuffled
+    # each category hands out its shuffled utterances from the last one on: no others need to be
+    # shuffled
     turns, ends = grouped(dealt[taken], categories)
     used = np.diff(ends)
     starts = np.cumsum(sizes) - sizes
     steps = np.repeat(starts + sizes - used, used) + _counted(used)
-    at = places(np.concatenate([part + start for part, start in zip(partners, starts.tolist(), strict=True)]), steps)
+    at = places(
+        np.concatenate(
+            [part + start for part, start in zip(partners, starts.tolist(), strict=True)]
+        ),
+        steps,
+    )
     last_first = np.repeat(np.cumsum(used), used) - 1 - _counted(used)
     source = at[last_first] - np.repeat(starts - members.ends[:-1][order], used)
     rows = np.empty(len(taken), np.int64)
@@ -46,9 +53,13 @@ def _counted(sizes: Ints) -> Ints:
 
 
 def _taken(dealt: Ints, batch_size: int, most: int) -> Ints:
-    """Return the places of `dealt` that full batches take, at most `most` of one category in a batch."""
+    """Return the places of `dealt` that full batches take.
+
+    There are at most `most` of one category in a batch.
+    """
     order, ends = grouped(dealt)
-    earlier = np.empty(len(dealt), np.int32)  # the place where the category was dealt `most` times before, or -1
+    # the place where the category was dealt `most` times before, or -1
+    earlier = np.empty(len(dealt), np.int32)
     earlier[order[most:]] = order[:-most]
     heads = ends[:-1, None] + np.arange(most)
     earlier[order[heads[heads < ends[1:, None]]]] = -1

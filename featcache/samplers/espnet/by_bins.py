@@ -6,7 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.cut import chain, ends_over_area, ends_over_sum, spread_short_last, stable_order, turned
+from featcache.samplers.espnet.cut import (
+    chain,
+    ends_over_area,
+    ends_over_sum,
+    spread_short_last,
+    stable_order,
+    turned,
+)
 from featcache.samplers.espnet.shapes import Shapes
 
 Ints = NDArray[np.int64]
@@ -19,7 +26,10 @@ def frame_counts(shapes: list[Shapes]) -> Ints:
 
 
 def element_counts(shapes: list[Shapes], padding: bool) -> Ints:
-    """Return the numbers of each utterance, over all features; to be padded, frames must have one shape."""
+    """Return the numbers of each utterance, over all features.
+
+    To be padded, frames must have one shape.
+    """
     for shape in shapes if padding else ():
         shape.require_one_frame_shape()
     counts: Ints = np.sum([shape.elements for shape in shapes], axis=0)
@@ -27,12 +37,19 @@ def element_counts(shapes: list[Shapes], padding: bool) -> Ints:
 
 
 def binned_batches(
-    lengths: Ints, bins: Ints, most: int, min_batch_size: int, drop_last: bool, padding: bool, inside: str, order: str
+    lengths: Ints,
+    bins: Ints,
+    most: int,
+    min_batch_size: int,
+    drop_last: bool,
+    padding: bool,
+    inside: str,
+    order: str,
 ) -> Batches:
     """Cut rows by length: a batch ends with the utterance that makes it larger than `most`.
 
-    `bins` are the frames or numbers of each utterance; padded, a batch has as many as its utterances times those of its
-    last one, which is the longest in the first feature.
+    `bins` are the frames or numbers of each utterance; padded, a batch has as many as its
+    utterances times those of its last one, which is the longest in the first feature.
     """
     rows = stable_order(lengths)
     measure = ends_over_area if padding else ends_over_sum

@@ -1,4 +1,7 @@
-"""Batches of a number of utterances: unsorted, sorted by length, or fewer where they are long (folded)."""
+"""Batches of a number of utterances.
+
+Unsorted, sorted by length, or fewer where they are long (folded).
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,39 @@ from featcache.samplers.espnet.cut import (
 Ints = NDArray[np.int64]
 
 
-def unsorted_batches(count: int, batch_size: int, drop_last: bool, categories: Ints | None) -> Batches:
-    """Cut rows as they come; with categories each category by itself, in the order of their first rows."""
+def unsorted_batches(
+    count: int, batch_size: int, drop_last: bool, categories: Ints | None
+) -> Batches:
+    """Cut rows as they come.
+
+    With categories each category by itself, in the order of their first rows.
+    """
     codes = np.zeros(count, np.int64) if categories is None else by_appearance(categories)
     rows, ends = grouped(codes)
     return joined(
         [
-            turned(rows[start:end], even_ends(end - start, batch_size, drop_last), inside=False, order=False)
+            turned(
+                rows[start:end],
+                even_ends(end - start, batch_size, drop_last),
+                inside=False,
+                order=False,
+            )
             for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
         ]
     )
 
 
-def sorted_batches(lengths: Ints, batch_size: int, drop_last: bool, inside: str, order: str) -> Batches:
-    """Cut rows by length; batches come in the order that they are sorted in inside, or turned around."""
+def sorted_batches(
+    lengths: Ints, batch_size: int, drop_last: bool, inside: str, order: str
+) -> Batches:
+    """Cut rows by length.
+
+    Batches come in the order that they are sorted in inside, or turned around.
+    """
     rows = stable_order(lengths.max() - lengths if inside == "descending" else lengths)
-    return turned(rows, even_ends(len(rows), batch_size, drop_last), inside=False, order=inside != order)
+    return turned(
+        rows, even_ends(len(rows), batch_size, drop_last), inside=False, order=inside != order
+    )
 
 
 def folded_batches(
@@ -49,11 +69,21 @@ def folded_batches(
     order: str,
     categories: Ints | None,
 ) -> Batches:
-    """Cut rows by length: with each `fold` that the shortest of a batch is longer, the batch holds fewer of them."""
-    factors = np.max([(length / fold).astype(np.int64) for length, fold in zip(lengths, folds, strict=True)], axis=0)
+    """Cut rows by length, with fewer in a batch where they are long.
+
+    With each `fold` that the shortest of a batch is longer, the batch holds fewer of them.
+    """
+    factors = np.max(
+        [(length / fold).astype(np.int64) for length, fold in zip(lengths, folds, strict=True)],
+        axis=0,
+    )
     sizes = np.maximum((batch_size / (1 + factors)).astype(np.int64), min_batch_size)
     by_length = stable_order(lengths[0])
-    codes = np.zeros(len(by_length), np.int64) if categories is None else by_appearance(categories[by_length])
+    codes = (
+        np.zeros(len(by_length), np.int64)
+        if categories is None
+        else by_appearance(categories[by_length])
+    )
     rows, ends = grouped(codes)
     rows = by_length[rows]
     batches: list[Batches] = []

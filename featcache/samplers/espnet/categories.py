@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Members:
-    """The rows of each category, one after the other: category c has rows[ends[c] : ends[c + 1]]."""
+    """The rows of each category, one after another: category c has rows[ends[c] : ends[c + 1]]."""
 
     rows: Ints
     ends: Ints
@@ -33,7 +33,10 @@ class Members:
         return np.repeat(np.arange(len(self.ends) - 1), self.sizes)
 
     def renumbered(self, rows: Ints) -> Members:
-        """Return the same categories of other rows, one for each of these; without those that become -1."""
+        """Return the same categories of other rows, one for each of these.
+
+        Without those that become -1.
+        """
         kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows >= 0)])
         return Members(rows[rows >= 0], kept[self.ends])
 
@@ -43,12 +46,17 @@ class Members:
 
 
 def read_members(path: str) -> tuple[Keys, Members]:
-    """Read a file of a category and its utterances on each line, in the order of the file; rows number what is read."""
+    """Read a file of a category and its utterances on each line, in the order of the file.
+
+    Rows number what is read.
+    """
     table = read_table(path)
     counts = table.widths - 1
     if counts.min() == 0:
         line = int(counts.argmin())
-        raise ConfigError(f"{path!r}, line {line + 1}: {table.keys[line]!r} has no utterances; remove the line")
+        raise ConfigError(
+            f"{path!r}, line {line + 1}: {table.keys[line]!r} has no utterances; remove the line"
+        )
     member = np.ones(len(table.starts), bool)
     member[table.heads[:-1]] = False
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])

@@ -17,16 +17,15 @@ def stable_order(values: Ints) -> Ints:
         return np.argsort(values.astype(np.uint16), kind="stable")  # by counting
     if most.bit_length() + bits > 63:
         return np.argsort(values, kind="stable")
-    order: Ints = (values << bits) | np.arange(
-        len(values)
-    )  # numbers are sorted several times faster than rows by number
+    # numbers are sorted several times faster than rows by number
+    order: Ints = (values << bits) | np.arange(len(values))
     order.sort()
     order &= (1 << bits) - 1
     return order
 
 
 def grouped(codes: Ints, groups: int = 0) -> tuple[Ints, Ints]:
-    """Return the rows group by group, rows of a group in order, and where each group ends, after a 0.
+    """Return the rows group by group, in order, and where each group ends, after a 0.
 
     Group g holds the rows of code g; a code without rows, up to `groups`, gives an empty group.
     """
@@ -37,14 +36,17 @@ def grouped(codes: Ints, groups: int = 0) -> tuple[Ints, Ints]:
 def by_appearance(codes: Ints) -> Ints:
     """Number the codes anew, in the order of their first rows."""
     first = np.full(int(codes.max(initial=-1)) + 1, len(codes))
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several values for one place the last stays
+    # of several values for one place the last stays
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
     ranks = np.empty(len(first), np.int64)
     ranks[np.argsort(first, kind="stable")] = np.arange(len(first))
     return ranks[codes]
 
 
 def even_ends(count: int, batch_size: int, drop_last: bool) -> Ints:
-    """Cut into batches of about `batch_size`: at least so many in each, or exactly so many and the rest dropped.
+    """Cut into batches of about `batch_size`.
+
+    At least so many in each, or exactly so many and the rest dropped.
 
     Fewer utterances than that give one batch.
     """
@@ -52,10 +54,15 @@ def even_ends(count: int, batch_size: int, drop_last: bool) -> Ints:
     return np.minimum(batches * batch_size, count) if drop_last else batches * count // batches[-1]
 
 
-def ends_over_sum(sizes: Ints, most: int, min_batch_size: int, max_batch_size: int | None = None) -> Ints:
-    """Return for each start the end of a batch: with its last utterance it is larger than `most` in sum.
+def ends_over_sum(
+    sizes: Ints, most: int, min_batch_size: int, max_batch_size: int | None = None
+) -> Ints:
+    """Return for each start the end of a batch.
 
-    It has at least `min_batch_size` utterances, at most `max_batch_size`; len(sizes) + 1 where it does not get there.
+    With its last utterance it is larger than `most` in sum.
+
+    It has at least `min_batch_size` utterances, at most `max_batch_size`; len(sizes) + 1 where it
+    does not get there.
     """
     until = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     starts = np.arange(len(sizes))
@@ -67,7 +74,9 @@ def ends_over_sum(sizes: Ints, most: int, min_batch_size: int, max_batch_size: i
 
 
 def ends_over_area(sizes: Ints, most: int, min_batch_size: int) -> Ints:
-    """Return for each start the end of a batch: its utterances times the size of its last one is more than `most`.
+    """Return for each start the end of a batch.
+
+    Its utterances times the size of its last one is more than `most`.
 
     It has at least `min_batch_size` utterances; len(sizes) + 1 where it does not get there.
     """
@@ -75,13 +84,14 @@ def ends_over_area(sizes: Ints, most: int, min_batch_size: int) -> Ints:
     needed = np.full(count, count + 1)  # utterances of a batch that closes with this one
     np.floor_divide(min(most, 2**62), sizes, out=needed, where=sizes > 0)
     needed = np.clip(needed + 1, min_batch_size, count + 1)
-    latest = np.maximum.accumulate(np.arange(count) + 1 - needed)  # a batch that starts here or before is closed by now
+    # a batch that starts here or before is closed by now
+    latest = np.maximum.accumulate(np.arange(count) + 1 - needed)
     closed_before = np.cumsum(np.bincount(np.maximum(latest + 1, 0), minlength=count + 1))
     return closed_before[:count] + 1
 
 
 def chain(ends: Ints) -> Ints:
-    """Follow the batches from the first utterance on, as long as they close: their ends, after a 0."""
+    """Follow batches from the first utterance on, as long as they close: their ends, after a 0."""
     count, chained = len(ends), [0]
     while chained[-1] < count and (end := ends.item(chained[-1])) <= count:
         chained.append(end)
@@ -89,9 +99,10 @@ def chain(ends: Ints) -> Ints:
 
 
 def spread_short_last(ends: Ints, min_batch_size: int, skip: int) -> Ints:
-    """Share the utterances of a last batch of fewer than `min_batch_size` among the batches before it.
+    """Share a last batch of fewer than `min_batch_size` among the batches before it.
 
-    One after the other from the last of them backwards, and around; `skip` 1 begins with the second to last.
+    One after the other from the last of them backwards, and around; `skip` 1 begins with the second
+    to last.
     """
     sizes = np.diff(ends)
     if len(sizes) < 2 or sizes[-1] >= min_batch_size:
@@ -104,9 +115,13 @@ def spread_short_last(ends: Ints, min_batch_size: int, skip: int) -> Ints:
 
 
 def turned(rows: Ints, ends: Ints, inside: bool, order: bool) -> Batches:
-    """Make batches of rows, turned around inside of each batch, or the order of the batches turned, or both."""
+    """Make batches of rows, some of it turned around.
+
+    Inside of each batch, or the order of the batches, or both.
+    """
     if inside:
-        rows, ends = rows[: ends[-1]][::-1], ends[-1] - ends[::-1]  # all turned around: the order of the batches, too
+        # all turned around: the order of the batches, too
+        rows, ends = rows[: ends[-1]][::-1], ends[-1] - ends[::-1]
     batches = Batches(rows[: ends[-1]], ends)
     return batches.take(np.arange(len(batches))[::-1]) if inside != order else batches
 
@@ -116,4 +131,6 @@ def joined(batches: list[Batches]) -> Batches:
     if len(batches) == 1:
         return batches[0]
     sizes = np.concatenate([part.sizes for part in batches])
-    return Batches(np.concatenate([part.items for part in batches]), np.concatenate([[0], np.cumsum(sizes)]))
+    return Batches(
+        np.concatenate([part.items for part in batches]), np.concatenate([[0], np.cumsum(sizes)])
+    )

@@ -27,7 +27,10 @@ Lengths = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | H
 
 @dataclass(frozen=True)
 class Utterances:
-    """Numbered utterances and their shapes, one `Shapes` for each shape file, array or feature with a time axis."""
+    """Numbered utterances and their shapes.
+
+    There is one `Shapes` for each shape file, array or feature with a time axis.
+    """
 
     name: str
     count: int
@@ -40,7 +43,10 @@ class Utterances:
         return self.ids if isinstance(self.ids, Keys) else None
 
     def batches(self, rows: Batches) -> Batches:
-        """Return batches of rows by what they name utterances by; row numbers know which utterances they count."""
+        """Return batches of rows by what they name utterances by.
+
+        Row numbers know which utterances they count.
+        """
         if isinstance(self.ids, Keys):
             return Batches(rows.items, rows.ends, self.ids)
         lengths = [shapes.lengths for shapes in self.shapes]
@@ -48,9 +54,15 @@ class Utterances:
         return Batches(rows.items, rows.ends, numbering=numbering)
 
     def find(self, ids: Keys, where: str) -> Ints:
-        """Return the row of each id, -1 where there is none; raises `ConfigError` if rows have no ids."""
+        """Return the row of each id, -1 where there is none.
+
+        Raises `ConfigError` if rows have no ids.
+        """
         if self.ids is None:
-            raise ConfigError(f"{where} names utterances, but {self.name} has no ids: give a cache, or labels of rows")
+            raise ConfigError(
+                f"{where} names utterances, but {self.name} has no ids: give a cache, or labels of "
+                "rows"
+            )
         if isinstance(self.ids, Keys):
             return self.ids.match(ids)
         listed = list(ids)
@@ -60,7 +72,10 @@ class Utterances:
             return np.array([_row(self.ids, id) for id in listed], np.int64)
 
     def rows(self, ids: Keys, lines: Ints, where: str) -> Ints:
-        """Return the row of each id; raises `ConfigError` for ids that are not there, with lines (from 0) of some."""
+        """Return the row of each id.
+
+        Raises `ConfigError` for ids that are not there, with lines (from 0) of some.
+        """
         rows = self.find(ids, where)
         _require_all(rows, ids, lines, f"{where} names", self.name)
         return rows
@@ -82,9 +97,15 @@ def _require_all(rows: Ints, ids: Keys, lines: Ints, who: str, where: str) -> No
 
 
 def utterances_of(
-    shape_files: Sequence[str] | None, lengths: Lengths | None, separator: str = ",", shaped: int | None = None
+    shape_files: Sequence[str] | None,
+    lengths: Lengths | None,
+    separator: str = ",",
+    shaped: int | None = None,
 ) -> Utterances:
-    """Return what is to be batched; of shape files the first `shaped` are parsed (0: only the ids of the first)."""
+    """Return what is to be batched.
+
+    Of shape files the first `shaped` are parsed (0: only the ids of the first).
+    """
     if (shape_files is None) == (lengths is None):
         raise ConfigError(
             "give either shape_files=[...] or lengths=, a cache or arrays, "
@@ -107,7 +128,9 @@ def utterances_of(
         _require_all(rows, keys, np.arange(len(keys)), f"shape file {first!r} has", more.name)
         if len(others) > len(keys):
             lines = np.arange(len(others))
-            _require_all(keys.match(others), others, lines, f"{more.name} has", f"shape file {first!r}")
+            _require_all(
+                keys.match(others), others, lines, f"{more.name} has", f"shape file {first!r}"
+            )
         all_shapes.append(more.take(rows))
     return Utterances(shapes.name, len(keys), all_shapes, keys)
 
@@ -133,7 +156,11 @@ def _of_table(table: FeatureTable, features: Sequence[str]) -> Utterances:
     if len(table) == 0:
         raise ConfigError(f"{table!r} is empty: there is nothing to batch")
     shapes = [
-        Shapes(f"feature {name!r}", table.lengths(name), np.array([table.dims(name)], np.int64).reshape(1, -1))
+        Shapes(
+            f"feature {name!r}",
+            table.lengths(name),
+            np.array([table.dims(name)], np.int64).reshape(1, -1),
+        )
         for name in features
         if table.has_frames(name)
     ]
@@ -154,7 +181,10 @@ def codes_of(labels: Labels, count: int, argument: str) -> Ints:
 
 
 def category_codes(found: Utterances, path: str) -> Ints:
-    """Return a number for the category of each row from a file of an utterance and its category on each line."""
+    """Return a number for the category of each row.
+
+    The file has an utterance and its category on each line.
+    """
     table = read_table(path)
     keys = table.keys
     rows = found.rows(keys, np.arange(len(keys)), f"category file {path!r}")
@@ -163,7 +193,10 @@ def category_codes(found: Utterances, path: str) -> Ints:
     if missing.any():
         row = int(missing.argmax())
         name = repr(found.ids[row]) if isinstance(found.ids, Keys) else f"row {row}"
-        raise ConfigError(f"category file {path!r} has no category for {int(missing.sum())} utterances, such as {name}")
+        raise ConfigError(
+            f"category file {path!r} has no category for {int(missing.sum())} utterances, such as "
+            f"{name}"
+        )
     codes = np.empty(found.count, np.int64)
     codes[rows] = codes_of([table.value(line) for line in range(len(table))], len(table), path)
     return codes

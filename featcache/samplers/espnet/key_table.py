@@ -1,4 +1,7 @@
-"""The text tables of speech toolkits (a key, then values, on each line) as spans of one block of bytes."""
+"""The text tables of speech toolkits as spans of one block of bytes.
+
+They have a key, then values, on each line.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,14 @@ PAD = bytes(8)  # before and after the text, so that 8 bytes can be read from an
 _UNUSUAL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
-_KEEP = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)  # the first `width` bytes of a word
+# the first `width` bytes of a word
+_KEEP = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)
 
 
 class Keys(Sequence[str]):
-    """Strings as spans of one block of UTF-8 bytes, decoded when looked at: a million take 16 MB beside the text.
+    """Strings as spans of one block of UTF-8 bytes, decoded when looked at.
+
+    A million take 16 MB beside the text.
 
     >>> keys = Keys.of(["a", "bc"])
     >>> keys[1], keys.match(Keys.of(["bc", "x"])).tolist()
@@ -61,14 +67,21 @@ class Keys(Sequence[str]):
         return Keys(self._data, self._starts[rows], self._stops[rows])
 
     def words(self) -> Iterator[tuple[Ints | slice, Words]]:
-        """Yield rows and 8 bytes of each, from the first bytes on, zeros after a string's end, until all have ended."""
+        """Yield rows and 8 bytes of each, from the first bytes on, until all have ended.
+
+        After a string's end come zeros.
+        """
         lengths = self._stops - self._starts
         anywhere: Words = np.ndarray(len(self._data) - 7, "<u8", self._data, strides=(1,))
         for begin in range(0, int(lengths.max(initial=0)), 8):
             longer: Ints | slice = slice(None)
             if lengths.min() <= begin:
                 longer = np.flatnonzero(lengths > begin)
-            yield longer, anywhere[self._starts[longer] + begin] & _KEEP[np.minimum(lengths[longer] - begin, 8)]
+            yield (
+                longer,
+                anywhere[self._starts[longer] + begin]
+                & _KEEP[np.minimum(lengths[longer] - begin, 8)],
+            )
 
     @cached_property
     def hashes(self) -> Words:
@@ -100,14 +113,18 @@ class Keys(Sequence[str]):
         return None
 
     def match(self, others: Keys) -> Ints:
-        """Return the row of each of `others` among these, which are distinct; -1 where there is none."""
+        """Return the row of each of `others` among these, which are distinct.
+
+        -1 where there is none.
+        """
         if len(self) == len(others) and self._same_hashes(others, np.arange(len(self))).all():
             return np.arange(len(self))
         if len(self) == 0:
             return np.full(len(others), -1)
         mine, theirs = np.argsort(self.hashes), np.argsort(others.hashes)
         ordered, asked = self.hashes[mine], others.hashes[theirs]
-        if not np.array_equal(ordered, asked):  # both in order: the search walks through memory once
+        # both in order: the search walks through memory once
+        if not np.array_equal(ordered, asked):
             mine = mine[np.minimum(np.searchsorted(ordered, asked), len(mine) - 1)]
         rows = np.empty(len(others), np.int64)
         rows[theirs] = mine
@@ -154,8 +171,10 @@ class Table:
 
 
 def read_table(path: str | Path) -> Table:
-    """Read a UTF-8 text of a key and values on each line; raises `ConfigError` for a file without lines, a blank line
-    or a key that is there twice, with the file and the line.
+    """Read a UTF-8 text of a key and values on each line.
+
+    Raises `ConfigError` for a file without lines, a blank line or a key that is there twice, with
+    the file and the line.
     """
     try:
         raw = Path(path).read_bytes()
@@ -173,21 +192,31 @@ def read_table(path: str | Path) -> Table:
     else:
         starts, stops = starts[filled], stops[filled]
         ends_line = np.cumsum(filled)[newline]
-    table = Table(str(path), data, starts, stops, np.concatenate([np.zeros(1, np.int64), ends_line]))
+    table = Table(
+        str(path), data, starts, stops, np.concatenate([np.zeros(1, np.int64), ends_line])
+    )
     if len(table) == 0:
-        raise ConfigError(f"{table.path!r} has no lines: an utterance and its values are expected on each")
+        raise ConfigError(
+            f"{table.path!r} has no lines: an utterance and its values are expected on each"
+        )
     if not table.widths.all():
-        raise ConfigError(f"{table.path!r}, line {int(table.widths.argmin()) + 1}: a blank line; remove it")
+        raise ConfigError(
+            f"{table.path!r}, line {int(table.widths.argmin()) + 1}: a blank line; remove it"
+        )
     keys = table.keys
     if (twice := keys.duplicate()) is not None:
         raise ConfigError(
-            f"{table.path!r}, line {twice[1] + 1}: {keys[twice[1]]!r} is there twice, first on line {twice[0] + 1}"
+            f"{table.path!r}, line {twice[1] + 1}: {keys[twice[1]]!r} is there twice, first on "
+            f"line {twice[0] + 1}"
         )
     return table
 
 
 def _broken(raw: bytes) -> tuple[bytes, Ints]:
-    """Return a text with `PAD` around and a newline after each line, and where tokens may end, after one before it."""
+    """Return a text with newlines and `PAD` around it, and where tokens may end.
+
+    There is a newline after each line; ends come after one before it.
+    """
     data = b"".join([PAD, raw, b"" if raw.endswith(b"\n") or not raw else b"\n", PAD])
     return data, np.flatnonzero(np.frombuffer(data, np.uint8) <= 32)[len(PAD) - 1 : -len(PAD)]
 
@@ -198,7 +227,9 @@ def _plain_spaces(raw: bytes, path: str) -> bytes:
         text = raw.decode()
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path!r}, line {line}: byte {raw[error.start]:#x} is not UTF-8") from error
+        raise ConfigError(
+            f"{path!r}, line {line}: byte {raw[error.start]:#x} is not UTF-8"
+        ) from error
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     for space in _UNUSUAL_SPACES:
         text = text.replace(space, " ")
@@ -207,5 +238,7 @@ def _plain_spaces(raw: bytes, path: str) -> bytes:
     odd = np.flatnonzero((control < 32) & (control != 9) & (control != 10))
     if len(odd):
         line = raw.count(b"\n", 0, int(odd[0])) + 1
-        raise ConfigError(f"{path!r}, line {line}: control character {chr(raw[odd[0]])!r}; is it a text file?")
+        raise ConfigError(
+            f"{path!r}, line {line}: control character {chr(raw[odd[0]])!r}; is it a text file?"
+        )
     return raw

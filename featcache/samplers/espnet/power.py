@@ -1,4 +1,7 @@
-"""Batches drawn by category, rare ones more often than they are there (catpow, catpow_balance_dataset)."""
+"""Batches drawn by category, rare ones more often than they are there.
+
+These are ESPnet's catpow and catpow_balance_dataset.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a batch becomes: it ends with the utterance that makes it larger than `bins` frames."""
+    """The size that a batch reaches.
+
+    It ends with the utterance that makes it larger than `bins` frames.
+    """
 
     bins: int
     min_batch_size: int
@@ -29,12 +35,15 @@ class Limits:
 
 @dataclass(frozen=True)
 class Pools:
-    """Pools that are drawn from, by data set (those that have any) and category, with their chances."""
+    """Pools that are drawn from, by data set and category, with their chances.
+
+    Data sets that have none are left out.
+    """
 
     members: Members
-    datasets: (
-        Floats | None
-    )  # the chance of each data set, 0 of one without utterances of any category; None: by category alone
+    # the chance of each data set, 0 of one without utterances of any category; None: by category
+    # alone
+    datasets: Floats | None
     first: Ints  # the first pool of each data set, then the number of pools
     chances: list[Floats]  # of the pools of each data set
     frames: int  # to draw
@@ -48,19 +57,29 @@ def category_pools(lengths: Ints, members: Members, upsampling: float, scaling: 
 
 
 def dataset_pools(
-    lengths: Ints, members: Members, datasets: Members, upsampling: float, dataset_upsampling: float, scaling: float
+    lengths: Ints,
+    members: Members,
+    datasets: Members,
+    upsampling: float,
+    dataset_upsampling: float,
+    scaling: float,
 ) -> Pools:
     """Return a pool for each category in each data set, in the order of the category's utterances.
 
-    Chance of a category in a data set as in `category_pools`; of a data set (its frames / all) ** dataset_upsampling.
+    Chance of a category in a data set as in `category_pools`; of a data set (its frames / all) **
+    dataset_upsampling.
     """
     codes, pools = _crossed(len(lengths), members, datasets)
     sums = pools.sums(lengths)
     count = len(datasets.ends) - 1
     first = np.searchsorted(codes // (len(members.ends) - 1), np.arange(count + 1))
     chances, frames = [], np.zeros(count)
-    for number, (start, end) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
-        chances.append(_chances(sums[start:end].tolist(), upsampling, f"data set number {number + 1}"))
+    for number, (start, end) in enumerate(
+        zip(first[:-1].tolist(), first[1:].tolist(), strict=True)
+    ):
+        chances.append(
+            _chances(sums[start:end].tolist(), upsampling, f"data set number {number + 1}")
+        )
         if end > start:  # floats, added in order: what is drawn depends on the last bit
             frames[number] = np.cumsum(sums[start:end].sum() * chances[-1])[-1]
     total = np.cumsum(frames)[-1]
@@ -76,14 +95,19 @@ def dataset_pools(
 def _chances(sums: list[int], upsampling: float, where: str) -> Floats:
     total = sum(sums)
     if sums and total == 0:
-        raise ConfigError(f"all utterances of {where} have length 0: nothing can be drawn by length")
+        raise ConfigError(
+            f"all utterances of {where} have length 0: nothing can be drawn by length"
+        )
     powers = np.array([(part / total) ** upsampling for part in sums])
     chances: Floats = powers / powers.sum()
     return chances
 
 
 def _crossed(count: int, members: Members, datasets: Members) -> tuple[Ints, Members]:
-    """Return the number of each pair of a data set and a category that have rows in common, and these rows."""
+    """Return the number of each pair of a data set and a category, and its rows.
+
+    Only pairs that have rows in common count.
+    """
     categories = len(members.ends) - 1
     by_row = stable_order(datasets.rows)
     dataset = datasets.codes[by_row]
@@ -98,7 +122,8 @@ def _crossed(count: int, members: Members, datasets: Members) -> tuple[Ints, Mem
         raise ConfigError("no utterance is both in a category and in a data set")
     order = stable_order(pair)
     rows, pair = rows[order], pair[order]
-    once = np.sort(np.unique(pair * count + rows, return_index=True)[1])  # an utterance may be named twice on a line
+    # an utterance may be named twice on a line
+    once = np.sort(np.unique(pair * count + rows, return_index=True)[1])
     rows, pair = rows[once], pair[once]
     ends = np.concatenate([[0], np.flatnonzero(pair[1:] != pair[:-1]) + 1, [len(pair)]])
     return pair[ends[:-1]], Members(rows, ends)
@@ -114,7 +139,10 @@ def shuffled(members: Members, epoch: int) -> Members:
 
 
 def drawn_batches(lengths: Ints, pools: Pools, limits: Limits, epoch: int) -> Batches:
-    """Draw from shuffled pools, each one in turn from its first utterance on and around, and cut into batches."""
+    """Draw from shuffled pools and cut into batches.
+
+    Each pool is drawn in turn from its first utterance on and around.
+    """
     draws = int(pools.frames / lengths.mean())
     pool = _drawn_pools(pools, draws, epoch)
     members = pools.members
@@ -122,8 +150,12 @@ def drawn_batches(lengths: Ints, pools: Pools, limits: Limits, epoch: int) -> Ba
     sizes = np.diff(ends)
     turn = np.arange(draws) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     rows = np.empty(draws, np.int64)
-    rows[order] = members.rows[np.repeat(members.ends[:-1], sizes) + turn % np.repeat(members.sizes, sizes)]
-    cut = chain(ends_over_sum(lengths[rows], limits.bins, limits.min_batch_size, limits.max_batch_size))
+    rows[order] = members.rows[
+        np.repeat(members.ends[:-1], sizes) + turn % np.repeat(members.sizes, sizes)
+    ]
+    cut = chain(
+        ends_over_sum(lengths[rows], limits.bins, limits.min_batch_size, limits.max_batch_size)
+    )
     if not limits.drop_last and draws - cut[-1] >= limits.min_batch_size:
         cut = np.append(cut, draws)
     return Batches(rows[: cut[-1]], cut)

@@ -1,4 +1,7 @@
-"""Python's own shuffle, element for element, at numpy's speed, for samplers that shuffle lists of a million ids."""
+"""Python's own shuffle, element for element, at numpy's speed.
+
+It is for samplers that shuffle lists of a million ids.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,15 @@ class Shuffles:
         return places(partners, np.arange(size))
 
     def partners(self, size: int) -> Ints:
-        """Return the element up to i that each i, from the last one down to 1, changes places with; the 0th is 0."""
+        """Return the element up to i that each i, from the last one down to 1, changes places with.
+
+        The 0th is 0.
+        """
         partners = np.zeros(size, np.int64)
         high = size - 1
         while high > 0:
-            bits = (high + 1).bit_length()  # random() draws so many bits, again until they are at most i
+            # random() draws so many bits, again until they are at most i
+            bits = (high + 1).bit_length()
             low = max((1 << (bits - 1)) - 1, 1)
             draw = self._many if high >= _FEW else self._each
             partners[low : high + 1] = draw(low, high, 32 - bits)[::-1]
@@ -62,14 +69,16 @@ class Shuffles:
     def _many(self, low: int, high: int, shift: int) -> Ints:
         """Take the same decisions for many numbers at once.
 
-        The t-th number is kept if it is at most high - (how many were kept before it). Guess how many, decide, count,
-        and again until the count is the guess: the decisions are then those of one after the other.
+        The t-th number is kept if it is at most high - (how many were kept before it). Guess how
+        many, decide, count, and again until the count is the guess: the decisions are then those of
+        one after the other.
         """
         drawn = []
         while high >= low:
             words = self._look(min(_AHEAD, 3 * (high - low) // 2 + 64)) >> shift
             seen = np.arange(len(words), dtype=np.float32) / np.float32(1 << (32 - shift))
-            before = ((high + 1) * seen * (1 - seen / 2 * (1 - seen / 3))).astype(np.int32)  # expected: 1 - exp(-seen)
+            # expected: 1 - exp(-seen)
+            before = ((high + 1) * seen * (1 - seen / 2 * (1 - seen / 3))).astype(np.int32)
             while True:
                 kept = words <= high - before
                 counted = np.cumsum(kept, dtype=np.int32)
@@ -85,24 +94,30 @@ class Shuffles:
 
     def _look(self, count: int) -> NDArray[np.uint32]:
         if len(self._ahead) < count:
-            more = self._generator.random_raw(max(count - len(self._ahead), _AHEAD)).astype(np.uint32)
+            more = self._generator.random_raw(max(count - len(self._ahead), _AHEAD)).astype(
+                np.uint32
+            )
             self._ahead = np.concatenate([self._ahead, more])
         return self._ahead[:count]
 
 
 def places(partners: Ints, steps: Ints) -> Ints:
-    """Return which element ends at each place of `steps` after all have changed places with their partners.
+    """Return which element ends at each place of `steps` after all changes of places.
 
-    Steps go from the last place to the first, and partners[i] <= i. With a place, `steps` has all later ones of the
-    same list. What ends at i was at its partner before: put there by the step before with the same partner, which had
-    it from its own place, where a step before may have put it, and so on upwards.
+    Each changes places with its partner.
+
+    Steps go from the last place to the first, and partners[i] <= i. With a place, `steps` has all
+    later ones of the same list. What ends at i was at its partner before: put there by the step
+    before with the same partner, which had it from its own place, where a step before may have put
+    it, and so on upwards.
     """
     order = (partners[steps] << 32) | steps
     order.sort()  # by partner, then by step
     partner, step = (order >> 32).astype(np.int32), order.astype(np.int32)
     earlier = np.full(len(step), -1, np.int32)  # the step before in time with the same partner
     np.copyto(earlier[:-1], step[1:], where=partner[1:] == partner[:-1])
-    first = np.full(len(partners), -1, np.int32)  # the last step in time that puts something at a place
+    # the last step in time that puts something at a place
+    first = np.full(len(partners), -1, np.int32)
     first[partner[::-1]] = step[::-1]  # of several the last stays, which is the lowest step
     ends = np.where(earlier >= 0, earlier, partner)
     moving = np.flatnonzero(earlier >= 0)

@@ -18,7 +18,10 @@ _LARGEST = 2**62  # sums of two stay within int64
 
 @dataclass(frozen=True)
 class Shapes:
-    """Lengths of the utterances, int64, and the shape of a frame, which may be another one for each utterance."""
+    """Lengths of the utterances, int64, and the shape of a frame.
+
+    This may be another one for each utterance.
+    """
 
     name: str
     lengths: Ints
@@ -29,7 +32,9 @@ class Shapes:
         """Elements of each utterance: length times the shape of a frame."""
         factors = np.where(self.dims < 0, 1, self.dims)
         if (
-            self.lengths.max(initial=0) * factors.prod(1, dtype=np.float64).max(initial=1) * len(self.lengths)
+            self.lengths.max(initial=0)
+            * factors.prod(1, dtype=np.float64).max(initial=1)
+            * len(self.lengths)
             > _LARGEST
         ):
             raise ConfigError(f"the elements of {self.name} are too many to count in 64 bits")
@@ -37,12 +42,17 @@ class Shapes:
         return counts
 
     def require_one_frame_shape(self) -> None:
-        """Raise `ConfigError` where frames differ in shape, so that they cannot be padded to one array."""
+        """Raise `ConfigError` where frames differ in shape.
+
+        They cannot be padded to one array then.
+        """
         differing = np.flatnonzero((self.dims != self.dims[:1]).any(1))
         if len(differing):
             raise ConfigError(
-                f"with padding=True all frames must have one shape: {self.name} has {self._frame(0)} for the first "
-                f"utterance and {self._frame(int(differing[0]))} for number {int(differing[0]) + 1}; try padding=False"
+                f"with padding=True all frames must have one shape: {self.name} has "
+                f"{self._frame(0)} for the first "
+                f"utterance and {self._frame(int(differing[0]))} for number "
+                f"{int(differing[0]) + 1}; try padding=False"
             )
 
     def _frame(self, row: int) -> tuple[int, ...]:
@@ -50,32 +60,38 @@ class Shapes:
 
     def take(self, rows: Ints) -> Shapes:
         """Return the shapes of these rows."""
-        return Shapes(self.name, self.lengths[rows], self.dims if len(self.dims) == 1 else self.dims[rows])
+        return Shapes(
+            self.name, self.lengths[rows], self.dims if len(self.dims) == 1 else self.dims[rows]
+        )
 
 
 def shapes_of(name: str, array: Ints) -> Shapes:
     """Check an integer array of lengths, shape (n,), or of shapes, (n, dims + 1)."""
     if array.ndim not in (1, 2) or array.dtype.kind not in "iu" or array.shape[-1:] == (0,):
         raise ConfigError(
-            f"{name} must be integers of shape (utterances,) or (utterances, dims), not {array.dtype} {array.shape}"
+            f"{name} must be integers of shape (utterances,) or (utterances, dims), not "
+            f"{array.dtype} {array.shape}"
         )
     whole = array.astype(np.int64, copy=False).reshape(len(array), -1)
     if whole.min() < 0:
         row = int(whole.min(1).argmin())
         raise ConfigError(f"{name}: row {row} is negative: {array[row].tolist()!r}")
     dims = whole[:, 1:]
-    return Shapes(name, np.ascontiguousarray(whole[:, 0]), dims[:1] if (dims == dims[:1]).all() else dims)
+    return Shapes(
+        name, np.ascontiguousarray(whole[:, 0]), dims[:1] if (dims == dims[:1]).all() else dims
+    )
 
 
 def read_shapes(path: str | Path, separator: str = ",") -> tuple[Keys, Shapes]:
-    """Read a shape file: an utterance and its length, or whole shape, on each line ("utt-1 575,80").
+    """Read a shape file.
 
-    Args:
-        path: the file, UTF-8.
-        separator: what stands between the numbers: a comma, or a space, as category samplers read them.
+    It has an utterance and its length, or whole shape, on each line ("utt-1 575,80").
 
-    Raises `ConfigError` with file and line for a duplicate, a blank line, a key without numbers, a number that is no
-    integer or negative.
+    Args: path: the file, UTF-8. separator: what stands between the numbers: a comma, or a space, as
+        category samplers read them.
+
+    Raises `ConfigError` with file and line for a duplicate, a blank line, a key without numbers, a
+    number that is no integer or negative.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file:
@@ -94,11 +110,18 @@ def read_shapes(path: str | Path, separator: str = ",") -> tuple[Keys, Shapes]:
 
 
 def _plain_numbers(table: Table, separator: str) -> Ints | None:
-    """Parse lines of one value of equally many numbers of at most 8 digits; None where a line is of another kind."""
+    """Parse lines of one value of equally many numbers of at most 8 digits.
+
+    None where a line is of another kind.
+    """
     if not (table.widths == 2).all():
         return None
     starts, stops = table.starts[1::2], table.stops[1::2]
-    commas = np.flatnonzero(np.frombuffer(table.data, np.uint8) == 44) if separator == "," else np.zeros(0, np.int64)
+    commas = (
+        np.flatnonzero(np.frombuffer(table.data, np.uint8) == 44)
+        if separator == ","
+        else np.zeros(0, np.int64)
+    )
     if len(commas) % len(table):
         return None
     between = commas.reshape(len(table), -1)
@@ -115,16 +138,18 @@ def _plain_numbers(table: Table, separator: str) -> Ints | None:
 
 
 def _digits(data: bytes, starts: Ints, stops: Ints) -> Ints | None:
-    """Parse decimal numbers that end before `stops`, or return None where one is not of 1 to 8 digits."""
+    """Parse decimal numbers that end before `stops`; None where one is not of 1 to 8 digits."""
     widths = stops - starts
     if widths.min() < 1 or widths.max() > 8:
         return None
     until: NDArray[np.uint64] = np.ndarray(len(data) - 7, "<u8", data, strides=(1,))[stops - 8]
     blank = (8 * (8 - widths)).astype(np.uint64)
-    number = ((until ^ np.uint64(0x3030303030303030)) >> blank) << blank  # one digit a byte, zeros before the first
+    # one digit a byte, zeros before the first
+    number = ((until ^ np.uint64(0x3030303030303030)) >> blank) << blank
     if ((number | (number + np.uint64(0x0606060606060606))) & np.uint64(0xF0F0F0F0F0F0F0F0)).any():
         return None  # a byte that is none of 0 to 9
-    # neighbours join to pairs, fours, eights of digits: Lemire, "Quickly parsing eight digits", lemire.me, 2018
+    # neighbours join to pairs, fours, eights of digits: Lemire, "Quickly parsing eight digits",
+    # lemire.me, 2018
     number = (number * np.uint64(10) + (number >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
     number = (number * np.uint64(100) + (number >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
     number = (number * np.uint64(10000) + (number >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
@@ -147,7 +172,11 @@ def _numbers(table: Table, line: int, separator: str) -> list[int]:
     except ValueError:
         numbers = [-1]
     if min(numbers) < 0:
-        kind = "lengths and shapes are" if separator == "," else "this sampler needs one length for each utterance,"
+        kind = (
+            "lengths and shapes are"
+            if separator == ","
+            else "this sampler needs one length for each utterance,"
+        )
         raise ConfigError(
             f"shape file {table.path!r}, line {line + 1}: {value!r} after {table.keys[line]!r}; "
             f"{kind} integers from 0 on, as in {'575 or 575,80' if separator == ',' else '575'}"

@@ -1,4 +1,6 @@
-"""A sealed file of columns: any number of arrays of numbers, mapped at once, each with its checksum.
+"""A sealed file of columns.
+
+Any number of arrays of numbers, mapped at once, each with its checksum.
 
 On disk::
 
@@ -33,21 +35,22 @@ from featcache.store.format.sealed_json import natural, pack_json, unpack_json
 
 Number = TypeVar("Number", bound=np.generic)
 ALIGNMENT = 64
-FOOTER_GUESS = (
-    1 << 16
-)  # bytes at the end that are read at once, in the hope that they hold the footer
+# bytes at the end that are read at once, in the hope that they hold the footer
+FOOTER_GUESS = 1 << 16
 MOST_FOOTER_BYTES = 64 << 20
-SMALL_BYTES = (
-    1 << 16
-)  # files up to this are read: a mapping takes one of the files that a process may open
+# files up to this are read: a mapping takes one of the files that a process may open
+SMALL_BYTES = 1 << 16
 DTYPE = re.compile(r"[|<][biuf][1248]")  # of a column; of those that a reader does not know, too
 
 
 def save_columns(path: Path, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:
-    """Write a new file of columns durably (its directory must still be synced), and return its digest.
+    """Write a new file of columns durably, and return its digest.
 
-    The columns are taken one by one, so that they need not be in memory together. Digests are of what
-    was in memory, and the size on disk is compared: a write that went wrong unseen is an error here.
+    Its directory must still be synced.
+
+    The columns are taken one by one, so that they need not be in memory together. Digests are of
+    what was in memory, and the size on disk is compared: a write that went wrong unseen is an error
+    here.
     """
     with path.open("xb", buffering=0) as file:
         named: dict[str, tuple[str, int, int, str]] = {}
@@ -81,7 +84,8 @@ class ColumnFile:
         mapped: map the file into memory; False reads each column when it is asked for.
         expected: the digest of the footer; None takes any footer.
 
-    Raises `CorruptCacheError` for what `save_columns` did not write, `FileNotFoundError` without a file.
+    Raises `CorruptCacheError` for what `save_columns` did not write, `FileNotFoundError` without a
+    file.
     """
 
     def __init__(
@@ -120,7 +124,10 @@ class ColumnFile:
         return name in self._columns
 
     def column(self, name: str, dtype: type[Number]) -> NDArray[Number]:
-        """Return a column, read-only; raises `CorruptCacheError` if it is not there or of another dtype."""
+        """Return a column, read-only.
+
+        Raises `CorruptCacheError` if it is not there or of another dtype.
+        """
         try:
             kind, length, offset, _ = self._columns[name]
         except KeyError:
@@ -143,7 +150,8 @@ class ColumnFile:
                 state.update(self._read(start, min(1 << 20, end - start)))
             if state.hexdigest() != expected:
                 found.append(
-                    f"{str(self.path)!r} is damaged: the checksum of column {name!r} does not match; {self._remedy}"
+                    f"{str(self.path)!r} is damaged: the checksum of column {name!r} does not "
+                    f"match; {self._remedy}"
                 )
         return found
 

@@ -1,4 +1,7 @@
-"""Looks at what writers have committed, in parts of every state: sealed, open, or left by writers that died."""
+"""Looks at what writers have committed, in parts of every state.
+
+Parts are sealed, open, or left by writers that died.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from featcache.store.format.part import list_parts, read_part
 
 
 def committed_builds(cache: Path) -> dict[str, int]:
-    """Return, by fingerprint, the latest build that any part, sealed or not, holds committed utterances of."""
+    """Return, by fingerprint, the latest build that any part holds utterances of.
+
+    They are committed ones; the part may be sealed or not.
+    """
     builds: dict[str, int] = {}
     for name, sealed in list_parts(cache):
         journal = None if sealed is not None else read_journal(cache, f"{PARTS}/{name}")
@@ -23,7 +29,10 @@ def committed_builds(cache: Path) -> dict[str, int]:
 
 
 def committed(cache: Path) -> Iterator[str]:
-    """Iterate over the ids in all parts of the build that is being written: sealed, left by dead writers, or open."""
+    """Iterate over the ids in all parts of the build that is being written.
+
+    Parts are sealed, left by dead writers, or open.
+    """
     manifest = read_manifest(cache)
     current = (manifest.building, manifest.building_fingerprint)
     for name, sealed in list(list_parts(cache)):

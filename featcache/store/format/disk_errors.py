@@ -13,10 +13,15 @@ GO_ON = "run the same again, it goes on from there"
 FREE_SPACE = f"free some space and {GO_ON}"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDIES = {
-    errno.EACCES: f"get the right to write there (or open the cache with featcache.open to read it), and {GO_ON}",
+    errno.EACCES: (
+        "get the right to write there (or open the cache with featcache.open to read it), and "
+        f"{GO_ON}"
+    ),
     errno.EPERM: f"get the right to write there, and {GO_ON}",
     errno.EROFS: "its file system is read-only: mount it for writing, or give another directory",
-    errno.EMFILE: f"this process has too many files open: close some or raise `ulimit -n`, and {GO_ON}",
+    errno.EMFILE: (
+        f"this process has too many files open: close some or raise `ulimit -n`, and {GO_ON}"
+    ),
     errno.ENFILE: f"this machine has too many files open: close some, and {GO_ON}",
     errno.EFBIG: f"the file is larger than is allowed (`ulimit -f`): raise that, and {GO_ON}",
 }
@@ -24,7 +29,10 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise an error of the system while a cache is read as a `CacheError` that names the path and says what to do."""
+    """Raise a system error while a cache is read as a `CacheError`.
+
+    It names the path and says what to do.
+    """
     try:
         yield
     except FeatcacheError:
@@ -45,7 +53,9 @@ def read_remedy(error: OSError) -> str:
 
 @contextlib.contextmanager
 def explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
-    """Raise an error of the system as a `CacheError`, or `StorageFullError`, that names the path and says what to do.
+    """Raise a system error as a `CacheError`, or `StorageFullError`.
+
+    It names the path and says what to do.
 
     Args:
         path: the cache directory.
@@ -64,7 +74,8 @@ def explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
         else:
             remedy = _REMEDIES.get(error.errno or 0, f"see to the disk, and {GO_ON}")
             told = CacheError(
-                f"cache {str(path)!r} cannot be written{where}: {error.strerror or error}; {kept()}: {remedy}"
+                f"cache {str(path)!r} cannot be written{where}: {error.strerror or error}; "
+                f"{kept()}: {remedy}"
             )
         told.errno = error.errno
         raise told from error

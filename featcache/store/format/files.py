@@ -51,7 +51,10 @@ def make_directory(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a whole file under its final name, by way of a temporary one; its neighbours are durable before it."""
+    """Write a whole file under its final name, by way of a temporary one.
+
+    Its neighbours are durable before it.
+    """
     aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this writer alone
     try:
         with aside.open("xb", buffering=0) as file:
@@ -67,7 +70,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what writers that were killed in `write_durably` left of the JSON files of a directory."""
+    """Remove what killed writers left in `write_durably` of a directory's JSON files."""
     for left in directory.glob(f"*.json.{'[0-9a-f]' * 8}.tmp"):
         left.unlink(missing_ok=True)
 
@@ -100,15 +103,20 @@ def open_there(root: Path, path: str) -> int:
         return open_within(root, path)
     except FileNotFoundError as error:
         raise CorruptCacheError(
-            f"{str(root / path)!r} is missing; put it back, or open the cache again if it was overwritten meanwhile"
+            f"{str(root / path)!r} is missing; put it back, or open the cache again if it was "
+            "overwritten meanwhile"
         ) from error
 
 
 def check_own_directory(directory: Path) -> None:
-    """Raise `CorruptCacheError` if a directory to write in is a link, or none: what it leads to is not ours."""
+    """Raise `CorruptCacheError` if a directory to write in is a link, or none.
+
+    What a link leads to is not ours.
+    """
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise CorruptCacheError(
-            f"{str(directory)!r} is damaged: it is a link or no directory; a cache keeps all its files in its own "
+            f"{str(directory)!r} is damaged: it is a link or no directory; a cache keeps all its "
+            "files in its own "
             "directory: put back what was there"
         )
 
@@ -119,7 +127,8 @@ def _open_at(directory: int, name: str, kind: int, path: Path) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
             raise CorruptCacheError(
-                f"{str(path)!r} is damaged: {name!r} is a link or no file of that kind; a cache keeps "
+                f"{str(path)!r} is damaged: {name!r} is a link or no file of that kind; a cache "
+                "keeps "
                 "all its files in its own directory"
             ) from error
         error.filename = str(path)
@@ -127,7 +136,10 @@ def _open_at(directory: int, name: str, kind: int, path: Path) -> int:
 
 
 def read_within(root: Path, path: str, most: int = MAX_JSON_BYTES) -> bytes:
-    """Read a whole file of a cache; raises `CorruptCacheError` for one that is too large to be right."""
+    """Read a whole file of a cache.
+
+    Raises `CorruptCacheError` for one that is too large to be right.
+    """
     descriptor = open_within(root, path)
     with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
         data = file.read(most + 1)
@@ -139,8 +151,6 @@ def read_within(root: Path, path: str, most: int = MAX_JSON_BYTES) -> bytes:
 def remedy(cache: Path, path: str) -> str:
     """Say what to do about a file of a cache that is damaged or lost, as the end of a message."""
     if path.startswith("parts/"):
-        part = "/".join(path.split("/")[:2])
-        return f"put it back, or remove its part, {str(cache / part)!r}, to compute its utterances again"
+        part = str(cache / "/".join(path.split("/")[:2]))
+        return f"put it back, or remove its part, {part!r}, to compute its utterances again"
     return "put it back, or remove featcache.json and write the cache again: what is sealed is kept"
-
-

@@ -20,9 +20,14 @@ def cache_fingerprint(
 ) -> dict[str, object]:
     """Join the declared features and what the user says into the fingerprint of a cache."""
     if not isinstance(fingerprint or {}, Mapping):
-        raise ConfigError(f"the fingerprint is a dict of what the features are made from, not {fingerprint!r}")
+        raise ConfigError(
+            f"the fingerprint is a dict of what the features are made from, not {fingerprint!r}"
+        )
     if fingerprint and "features" in fingerprint:
-        raise ConfigError("the fingerprint cannot have a key 'features': the declarations have that name; rename it")
+        raise ConfigError(
+            "the fingerprint cannot have a key 'features': the declarations have that name; rename "
+            "it"
+        )
     declared = {name: feature.to_json() for name, feature in features.items()}
     return canonical({**(fingerprint or {}), "features": declared})
 
@@ -93,7 +98,9 @@ def fingerprint_digest(fingerprint: Mapping[str, object]) -> str:
     >>> fingerprint_digest({"a": 1, "b": 2}) == fingerprint_digest({"b": 2, "a": 1})
     True
     """
-    text = json.dumps(canonical(fingerprint), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(
+        canonical(fingerprint), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
     return digest(text.encode())
 
 
@@ -106,7 +113,9 @@ def differences(old: object, new: object, field: str = "") -> list[str]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         lines = []
         for key in sorted({*old, *new}):
-            lines += differences(old.get(key, ABSENT), new.get(key, ABSENT), f"{field}.{key}" if field else str(key))
+            lines += differences(
+                old.get(key, ABSENT), new.get(key, ABSENT), f"{field}.{key}" if field else str(key)
+            )
         return lines
     was, now = _text(old), _text(new)
     # as text, like the digest: 1 and 1.0 and true are equal in Python, also within lists

@@ -1,4 +1,7 @@
-"""The canonical order of utterances: by the UTF-8 bytes of their ids, with no Python object for any of them."""
+"""The canonical order of utterances: by the UTF-8 bytes of their ids.
+
+No Python object is made for any of them.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
-_KEEP = ~np.array([(1 << 8 * (8 - width)) - 1 for width in range(9)], np.uint64)  # the first `width` bytes of a word
+# the first `width` bytes of a word
+_KEEP = ~np.array([(1 << 8 * (8 - width)) - 1 for width in range(9)], np.uint64)
 _AT_ONCE = 4096  # ids whose bytes are moved at once: numbers of bytes take eight times their memory
 
 
 def order_of(data: Bytes, ends: Ints) -> Ints:
     """Return the rows in ascending order of their bytes; equal ones in the order of their rows.
 
-    Args:
-        data: the ids in UTF-8, without NUL, one after the other; then 8 bytes more, so that words can be read anywhere.
-        ends: id r is `data[ends[r]:ends[r + 1]]`.
+    Args: data: the ids in UTF-8, without NUL, one after the other; then 8 bytes more, so that words
+        can be read anywhere. ends: id r is `data[ends[r]:ends[r + 1]]`.
     """
     words: NDArray[np.uint64] = np.ndarray(len(data) - 7, ">u8", data, strides=(1,))
     lengths = np.diff(ends).astype(np.int32)

@@ -35,4 +35,6 @@ def check_id(id: str) -> None:
     try:
         id.encode()
     except UnicodeEncodeError as error:
-        raise FeatureError(f"utterance id {id!r} is not usable: it is not valid Unicode ({error.reason})") from error
+        raise FeatureError(
+            f"utterance id {id!r} is not usable: it is not valid Unicode ({error.reason})"
+        ) from error

@@ -1,4 +1,6 @@
-"""The index: which utterances there are, and where the bytes of each lie, as columns mapped into memory.
+"""The index: which utterances there are, and where the bytes of each lie.
+
+It is made of columns mapped into memory.
 
 Rows are sorted by the UTF-8 bytes of their ids, so that they do not depend on the order of writing.
 """
@@ -30,7 +32,9 @@ DAMAGED = "the index is damaged (open the cache with verify='columns' to see whi
 
 @dataclass(frozen=True, slots=True)
 class FeatureColumns:
-    """Where the arrays of one feature lie; all columns as long as the index, but for the last three.
+    """The places of the arrays of one feature.
+
+    All columns are as long as the index, but for the last three.
 
     The extents of row r are first[r] to first[r + 1] of `container`, `offset` and `nbytes`.
     """
@@ -45,7 +49,10 @@ class FeatureColumns:
 
 @dataclass(frozen=True, slots=True)
 class ContainerColumns:
-    """The container files; in a part's index their paths are relative to the part, else to the cache."""
+    """The container files.
+
+    In a part's index their paths are relative to the part, else to the cache.
+    """
 
     paths: Strings
     sizes: Ints
@@ -56,7 +63,10 @@ class ContainerColumns:
         return len(self.sizes)
 
     def path(self, number: int) -> str:
-        """Return a container's path; raises `CorruptCacheError` for one that leads out of the cache."""
+        """Return a container's path.
+
+        Raises `CorruptCacheError` for one that leads out of the cache.
+        """
         try:
             return within(self.paths[number])
         except ValueError as error:
@@ -97,9 +107,8 @@ class Index:
 
     def ids(self) -> Iterator[str]:
         """Iterate over all ids in row order."""
-        for start in range(
-            0, len(self), 65536
-        ):  # in pieces, so that ten million ids are never all in memory
+        # in pieces, so that ten million ids are never all in memory
+        for start in range(0, len(self), 65536):
             ends = self.id_ends[start : start + 65537].tolist()
             data = self.id_bytes[ends[0] : ends[-1]].tobytes()
             try:
@@ -129,7 +138,8 @@ class Index:
         """Say which ids are close to one that is not there, as the end of a message."""
         if not len(self):
             return "the cache is empty"
-        # only those around its place in the order: comparing takes 50 us an id, and more for long ones
+        # only those around its place in the order: comparing takes 50 us an id, and more for long
+        # ones
         key = id.encode("utf-8", "surrogatepass")
         place = bisect_left(range(len(self)), key, key=lambda row: self.id(row).encode())
         around = [self.id(row) for row in range(max(place - 1000, 0), min(place + 1000, len(self)))]
@@ -229,7 +239,8 @@ def read_stats(file: ColumnFile, feature: str) -> FeatureStats:
         return FeatureStats(int(count[0]), mean.reshape(shape), m2.reshape(shape))
     except (LookupError, ValueError, OverflowError, MemoryError) as error:
         raise CorruptCacheError(
-            f"{str(file.path)!r} is damaged: the statistics of {feature!r} do not fit each other: {error}"
+            f"{str(file.path)!r} is damaged: the statistics of {feature!r} do not fit each other: "
+            f"{error}"
         ) from error
 
 

@@ -130,7 +130,7 @@ def index_columns(
 
 
 def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
-    """Give the columns of the containers of all parts; `prefixes` lead from the cache to the parts."""
+    """Give the columns of all parts' containers; `prefixes` lead from the cache to the parts."""
     paths = Strings.of(
         [
             prefix + path

@@ -1,8 +1,8 @@
 """The journal of an open part: what of it is durable.
 
 One JSON line a record, sealed as in `pack_json`: first the header, then utterances, some to a line,
-and after those that one commit made durable a commit line with the part's statistics so far, and the
-header once more. Lines that no commit line follows do not count.
+and after those that one commit made durable a commit line with the part's statistics so far, and
+the header once more. Lines that no commit line follows do not count.
 
 A writer that is killed leaves a torn end, which never counted. Anything else that does not check is
 damage: the lines around it still hold, and `Journal.damaged` tells.
@@ -57,9 +57,8 @@ class Header:
     build: int  # counts up with each overwrite of the cache
     fingerprint: str  # digest of the cache's fingerprint
     dims: Mapping[str, tuple[int, ...]]
-    block_rows: Mapping[
-        str, int
-    ]  # rows a block of the codec; 0: the whole array is one block, or raw
+    # rows a block of the codec; 0: the whole array is one block, or raw
+    block_rows: Mapping[str, int]
 
     def to_json(self) -> dict[str, object]:
         """Return the header as JSON-able values."""
@@ -72,7 +71,10 @@ class Header:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Header:
-        """Make a header from what `to_json` returned; raises an error of Python's own for anything else."""
+        """Make a header from what `to_json` returned.
+
+        Raises an error of Python's own for anything else.
+        """
         return cls(
             build=natural(content["build"]),
             fingerprint=text(content["fingerprint"]),
@@ -122,11 +124,16 @@ class JournalWriter:
         self.check_there()
 
     def check_there(self) -> None:
-        """Raise `CacheError` if another writer took this one for dead, as may be where locks do not hold."""
+        """Raise `CacheError` if another writer took this one for dead.
+
+        That may be where locks do not hold.
+        """
         if os.fstat(self._file.fileno()).st_nlink == 0:
             raise CacheError(
-                f"journal {self._file.name!r} is gone: another writer has taken the part for that of a dead one, "
-                "and sealed what was committed; let one writer at a time work, and run the same again"
+                f"journal {self._file.name!r} is gone: another writer has taken the part for that "
+                "of a dead one, "
+                "and sealed what was committed; let one writer at a time work, and run the same "
+                "again"
             )
 
     def close(self) -> None:
@@ -155,7 +162,8 @@ class Journal:
     header: Header
     utterances: list[Utterance]
     stats: Mapping[str, FeatureStats]  # of exactly these utterances; none if the journal is damaged
-    damaged: bool = False  # lines are lost, and `utterances` are those of all lines that check, committed or not
+    # lines are lost, and `utterances` are those of all lines that check, committed or not
+    damaged: bool = False
 
 
 def read_journal(cache: Path, directory: str) -> Journal | None:
@@ -187,15 +195,19 @@ def read_journal(cache: Path, directory: str) -> Journal | None:
 
 
 def _torn_from(lines: Sequence[bytes], records: Sequence[_Record | None]) -> int:
-    """Return the number of the line from which on a writer that died, or a power cut, left no whole lines.
+    """Return the number of the line from which on there are no whole lines.
 
-    A power cut may also leave lines behind a hole, if they came after the last sync that had ended; each
-    commit ends with one, and only the last may not have come to it.
+    A writer that died, or a power cut, left it so.
+
+    A power cut may also leave lines behind a hole, if they came after the last sync that had ended;
+    each commit ends with one, and only the last may not have come to it.
     """
     end = len(records)
     while end and records[end - 1] is None and _is_torn(lines[end - 1]):
         end -= 1
-    commits = [number for number in range(end) if (record := records[number]) and record.stats is not None]
+    commits = [
+        number for number in range(end) if (record := records[number]) and record.stats is not None
+    ]
     synced = commits[-2] + 1 if len(commits) > 1 else 1
     bad = [number for number in range(end) if records[number] is None]
     if bad and bad[0] >= synced and all(_HOLE in lines[number] for number in bad):

@@ -1,7 +1,7 @@
 """Who may write: advisory locks that vanish with the process that holds them.
 
-Where the file system knows no `flock`, a lock is a file that names its holder. It does not vanish by
-itself then, but is broken by the next writer on the same host when its process is gone.
+Where the file system knows no `flock`, a lock is a file that names its holder. It does not vanish
+by itself then, but is broken by the next writer on the same host when its process is gone.
 """
 
 from __future__ import annotations
@@ -92,13 +92,8 @@ def holder(directory: Path) -> Holder | None:
     try:
         content = json.loads((directory / HOLDER).read_text())
         return Holder(content["pid"], content["host"], content["since"])
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # it is being written, or was left half written
-        return None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # it is being written, or was left half written
 
 
 def holder_text(directory: Path) -> str:
@@ -112,7 +107,7 @@ def holder_text(directory: Path) -> str:
 
 
 def is_locked(directory: Path) -> bool:
-    """Take the lock of a directory for a moment, and say whether that failed: a live process holds it."""
+    """Take the lock of a directory for a moment; True if that failed: a live process holds it."""
     try:
         _acquired(directory, 0).release()
     except Timeout:
@@ -129,7 +124,8 @@ def _acquired(directory: Path, timeout_s: float) -> BaseFileLock:
         if error.errno not in _NO_FLOCK:
             raise
         _tell_once(directory)
-        lock = SoftFileLock(directory / SOFT_NAME, thread_local=False)  # its being there is the lock
+        # its being there is the lock
+        lock = SoftFileLock(directory / SOFT_NAME, thread_local=False)
         lock.acquire(timeout=timeout_s, poll_interval=0.005)
     return lock
 

@@ -1,4 +1,4 @@
-"""`featcache.json`: the one file that says what a cache holds. It changes by an atomic rename only."""
+"""`featcache.json`: says what a cache holds, and changes by an atomic rename only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ NAME = "featcache.json"
 PARTS = "parts"
 MANIFESTS = "manifests"  # one of each generation that is still there
 INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of a generation
-KNOWN: frozenset[str] = (
-    frozenset()
-)  # names in `requires` and `requires_to_write` that this featcache knows
+# names in `requires` and `requires_to_write` that this featcache knows
+KNOWN: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstones:
-    """The rows of a part that count no more, and the statistics of the others, in a file of columns."""
+    """The rows of a part that count no more, and the statistics of the others.
+
+    They are in a file of columns.
+    """
 
     file: str  # in the part's directory
     rows: int
@@ -35,7 +37,7 @@ class Tombstones:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Tombstones:
-        """Make tombstones from their JSON form; raises an error of Python's own for anything else."""
+        """Make tombstones from their JSON form; raises Python's own errors for anything else."""
         return cls(within(content["file"], 1), natural(content["rows"]), text(content["digest"]))
 
 
@@ -76,46 +78,43 @@ class Expected:
 class Manifest:
     """One generation of a cache."""
 
-    fingerprint: Mapping[
-        str, Any
-    ]  # what it was made from; "features" are the declarations, by name
+    # what it was made from; "features" are the declarations, by name
+    fingerprint: Mapping[str, Any]
     generation: int = 0
     write_id: str = ""  # random at each write of the file, so that a writer recognises its own
     previous: str | None = None  # name of the generation before
     index: str = ""  # the file of this generation's columns
     index_digest: str = ""
     build: int = 1  # counts up with each overwrite
-    building: int = (
-        1  # the build that writers add parts to; an overwrite under way is ahead of `build`
-    )
+    # the build that writers add parts to; an overwrite under way is ahead of `build`
+    building: int = 1
     building_fingerprint: str = ""  # xxh3-64 of the fingerprint that `building` is made with
     complete: bool = False
     expected: Expected | None = None
     rows: int = 0
-    dims: Mapping[str, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # shape of a frame; known after the first array
+    # shape of a frame; known after the first array
+    dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parts: tuple[PartEntry, ...] = ()
-    tags: Mapping[str, str] = field(
-        default_factory=dict
-    )  # name -> name of a generation that is never removed
-    files: Mapping[str, str] = field(
-        default_factory=dict
-    )  # path -> xxh3-64, of what else belongs to the generation
+    # name -> name of a generation that is never removed
+    tags: Mapping[str, str] = field(default_factory=dict)
+    # path -> xxh3-64, of what else belongs to the generation
+    files: Mapping[str, str] = field(default_factory=dict)
     requires: tuple[str, ...] = ()  # names that a reader must know
     requires_to_write: tuple[str, ...] = ()  # names that a writer must know
-    others: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # keys that this featcache does not know
+    # keys that this featcache does not know
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
-        """The declarations of the features, by name, as `FeatureStorageConfig.to_json` gives them."""
+        """The features' declarations, by name, as `FeatureStorageConfig.to_json` gives them."""
         return cast(dict[str, dict[str, Any]], self.fingerprint["features"])
 
     @property
     def name(self) -> str:
-        """The name of this generation: its number, and what tells it from another of the same number."""
+        """The name of this generation.
+
+        Its number, and what tells it from another of the same number.
+        """
         return self.index.removeprefix("index-").removesuffix(".columns")
 
 
@@ -144,7 +143,9 @@ def manifest_file(name: str) -> str:
 
 
 def write_manifest(cache: Path, manifest: Manifest, *, keep: bool = False) -> Manifest:
-    """Write `featcache.json`, and return it as it stands there: all that it names must be durable already.
+    """Write `featcache.json`, and return it as it stands there.
+
+    All that it names must be durable already.
 
     With `keep`, it is also kept under its generation's name.
     """
@@ -177,7 +178,8 @@ def read_manifest(cache: Path, file: str = NAME) -> Manifest:
         content = unpack_json(data, repr(str(cache / file)))
     except CorruptCacheError as error:
         raise CorruptCacheError(
-            f"{error}; put a good copy of it back (those of the last generations are in {MANIFESTS!r}), or remove "
+            f"{error}; put a good copy of it back (those of the last generations are in "
+            f"{MANIFESTS!r}), or remove "
             "it and write the cache again: what is sealed is kept"
         ) from error
     if not isinstance(content, dict) or content.get("format") != "featcache":
@@ -213,8 +215,10 @@ def _nothing_there(cache: Path, file: str) -> str:
     kept = cache / MANIFESTS
     if file == NAME and kept.is_dir() and any(kept.iterdir()):
         return (
-            f"{str(cache)!r} has lost its {file}: put a good copy of it back as {str(cache / file)!r} (those of "
-            "the last generations are in 'manifests'), or write the cache again: what is sealed is kept"
+            f"{str(cache)!r} has lost its {file}: put a good copy of it back as "
+            f"{str(cache / file)!r} (those of "
+            "the last generations are in 'manifests'), or write the cache again: what is sealed is "
+            "kept"
         )
     inside = sorted(path.parent.name for path in cache.glob(f"*/{NAME}"))[:5]
     below = f"; caches in it: {', '.join(map(repr, inside))}" if inside else ""
@@ -224,18 +228,21 @@ def _nothing_there(cache: Path, file: str) -> str:
 def _check_version(cache: Path, content: Mapping[str, Any]) -> None:
     if natural(content["version"]) > FORMAT_VERSION:
         raise FormatVersionError(
-            f"cache {str(cache)!r} has format version {content['version']}, newer than {FORMAT_VERSION}, the "
+            f"cache {str(cache)!r} has format version {content['version']}, newer than "
+            f"{FORMAT_VERSION}, the "
             "newest that this featcache reads; upgrade featcache"
         )
     unknown = sorted({text(name) for name in content.get("requires", ())} - KNOWN)
     if content.get("kind") not in (None, "cache") or unknown:
         what = ", ".join(map(repr, unknown or [content["kind"]]))
         raise FormatVersionError(
-            f"cache {str(cache)!r} was written by a newer featcache: to read it one must know {what}; upgrade featcache"
+            f"cache {str(cache)!r} was written by a newer featcache: to read it one must know "
+            f"{what}; upgrade featcache"
         )
     if "write_id" not in content:
         raise FormatVersionError(
-            f"cache {str(cache)!r} was written by featcache 0.1, before its format was fixed; write it again"
+            f"cache {str(cache)!r} was written by featcache 0.1, before its format was fixed; "
+            "write it again"
         )
 
 

@@ -1,4 +1,7 @@
-"""Pages: the checksums of a container file, a page at a time, so that any piece of it can be checked alone."""
+"""Pages: the checksums of a container file, a page at a time.
+
+Any piece of it can be checked alone by them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,9 @@ def _read_page(descriptor: int, number: int) -> bytes:
 
 
 def container_digest(pages: Pages, size: int) -> bytes:
-    """Return the digest of a container: the xxh3-128 of the checksums of its pages and its size, both u64.
+    """Return the digest of a container.
+
+    That is the xxh3-128 of the checksums of its pages and its size, both u64.
 
     16 bytes, the most significant one first.
     """

@@ -66,7 +66,8 @@ class SealedPart:
             or not is_sound(index)
         ):
             raise CorruptCacheError(
-                f"part {str(cache / self.directory)!r} is damaged: its index does not fit it; remove it to "
+                f"part {str(cache / self.directory)!r} is damaged: its index does not fit it; "
+                "remove it to "
                 "compute its utterances again"
             )
         return index
@@ -95,7 +96,8 @@ def _open_columns(cache: Path, path: str, digest: str) -> ColumnFile:
         return ColumnFile(cache, path, mapped=False, expected=digest)  # there may be many parts
     except FileNotFoundError as error:
         raise CorruptCacheError(
-            f"{str(cache / path)!r} is missing; put it back, or remove its part to compute its utterances again"
+            f"{str(cache / path)!r} is missing; put it back, or remove its part to compute its "
+            "utterances again"
         ) from error
 
 
@@ -110,7 +112,8 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
     try:
         if content["page_bytes"] != PAGE_BYTES:
             raise FormatVersionError(
-                f"part {str(cache / file)!r} has pages of {content['page_bytes']!r} bytes, which this featcache does "
+                f"part {str(cache / file)!r} has pages of {content['page_bytes']!r} bytes, which "
+                "this featcache does "
                 "not know; upgrade featcache"
             )
         entry = PartEntry.from_json(content | {"digest": digest(data), "name": name})
@@ -121,7 +124,8 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
         )
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CorruptCacheError(
-            f"{str(cache / file)!r} is damaged: {error!r}; put it back, or remove its directory to compute its "
+            f"{str(cache / file)!r} is damaged: {error!r}; put it back, or remove its directory to "
+            "compute its "
             "utterances again"
         ) from error
 

@@ -18,7 +18,8 @@ def pack_json(content: object) -> bytes:
     body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     if len(body) > MAX_JSON_BYTES - 64:
         raise CacheError(
-            f"a record of {len(body):,} bytes is more than the {MAX_JSON_BYTES:,} that a cache can hold in one: "
+            f"a record of {len(body):,} bytes is more than the {MAX_JSON_BYTES:,} that a cache can "
+            "hold in one: "
             "cut the utterance, or write the cache anew in fewer parts"
         )
     return b'["' + digest(body).encode() + b'",' + body + b"]"
@@ -41,7 +42,10 @@ def unpack_json(data: bytes, where: str) -> object:
 
 
 def within(path: object, depth: int = 100) -> str:
-    """Return a path that a file gave; raises `ValueError` if it leads out of the directory that it is relative to."""
+    """Return a path that a file gave.
+
+    Raises `ValueError` if it leads out of the directory that it is relative to.
+    """
     steps = path.split("/") if isinstance(path, str) else [""]
     if len(steps) > depth or "\0" in str(path) or any(step in ("", ".", "..") for step in steps):
         raise ValueError(f"{path!r} does not lead to a file of the cache")

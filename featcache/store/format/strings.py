@@ -18,7 +18,10 @@ _AT_ONCE = 65536  # strings that are decoded at once: ten million are never all 
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """String r is `data[ends[r]:ends[r + 1]]`; `ends` is one longer than the strings, and begins with 0."""
+    """String r is `data[ends[r]:ends[r + 1]]`.
+
+    `ends` is one longer than the strings, and begins with 0.
+    """
 
     ends: Ints
     data: Bytes

@@ -13,7 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache._checks import directory
-from featcache.errors import CorruptCacheError, KeyNotFoundError, UnknownNameError, WindowError, nearest
+from featcache.errors import (
+    CorruptCacheError,
+    KeyNotFoundError,
+    UnknownNameError,
+    WindowError,
+    nearest,
+)
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
@@ -51,15 +57,14 @@ def open(
 ) -> Cache:
     """Open a cache for reading.
 
-    Args:
-        path: the cache directory.
-        verify: None checks the size of each file when it is first read; "columns" those of all files now, and the
-            checksums of index and statistics; "arrays" those of every byte of every file, which reads the whole
-            cache. All damage is told at once.
-        check_reads: compare whatever is read with its checksum: whole arrays by their own, windows by those of the
-            pages that they lie on. The index is compared when the cache is opened.
-        mapped: read through memory maps; False uses pread, for network file systems, where a mapped file that
-            shrinks kills the process with SIGBUS.
+    Args: path: the cache directory. verify: None checks the size of each file when it is first
+        read; "columns" those of all files now, and the
+            checksums of index and statistics; "arrays" those of every byte of every file, which
+            reads the whole cache. All damage is told at once.
+        check_reads: compare whatever is read with its checksum: whole arrays by their own, windows
+            by those of the pages that they lie on. The index is compared when the cache is opened.
+        mapped: read through memory maps; False uses pread, for network file systems, where a mapped
+            file that shrinks kills the process with SIGBUS.
 
     Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
     """
@@ -67,10 +72,12 @@ def open(
 
 
 class Cache(Mapping[str, dict[str, NDArray[Any]]]):
-    """One published generation of a cache; safe to share between threads, to fork and to pickle (it opens again).
+    """One published generation of a cache.
 
-    A mapping from utterance ids to dicts of arrays. Rows, and with them iteration and `lengths`, are in the
-    order of the ids' UTF-8 bytes.
+    Safe to share between threads, to fork and to pickle (it opens again).
+
+    A mapping from utterance ids to dicts of arrays. Rows, and with them iteration and `lengths`,
+    are in the order of the ids' UTF-8 bytes.
     """
 
     def __init__(
@@ -87,10 +94,14 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         self._mapped = mapped
         self._check_reads = check_reads
         with reading(self.path):
-            self._manifest, self._index, self._failed = load_generation(self.path, mapped=mapped, checked=check_reads)
+            self._manifest, self._index, self._failed = load_generation(
+                self.path, mapped=mapped, checked=check_reads
+            )
         columns = self._index.containers
         self._containers = Containers.of(self.path, columns, mapped)
-        checks = Checks(self.path, self._manifest, columns, self._containers) if check_reads else None
+        checks = (
+            Checks(self.path, self._manifest, columns, self._containers) if check_reads else None
+        )
         self._arrays = {
             name: FeatureArrays(self._manifest, name, self._index, self._containers, checks)
             for name in self._manifest.features
@@ -107,7 +118,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
-        return f"<Cache {str(self.path)!r}: {len(self)} utterances of {', '.join(self.features)}, {state}>"
+        features = ", ".join(self.features)
+        return f"<Cache {str(self.path)!r}: {len(self)} utterances of {features}, {state}>"
 
     def __len__(self) -> int:
         return len(self._index)
@@ -122,14 +134,20 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         return isinstance(id, str) and self._index.find(id) >= 0
 
     def get(self, id: str, default: Any = None) -> Any:
-        """Return the arrays of an utterance, or `default`; unlike `[id]`, quick for one that is not there."""
+        """Return the arrays of an utterance, or `default`.
+
+        Unlike `[id]`, quick for one that is not there.
+        """
         if id not in self:
             return default
         return self[id]
 
     def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
         row = self._row(id)
-        return {name: from_storage(arrays.read(row), arrays.declared_dtype) for name, arrays in self._arrays.items()}
+        return {
+            name: from_storage(arrays.read(row), arrays.declared_dtype)
+            for name, arrays in self._arrays.items()
+        }
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -143,7 +161,10 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     @property
     def complete(self) -> bool:
-        """Whether each expected utterance is stored or has failed; what the writer said where none are expected."""
+        """Whether each expected utterance is stored or has failed.
+
+        What the writer said where none are expected.
+        """
         return self._manifest.complete
 
     @property
@@ -153,7 +174,10 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Ids of the expected utterances that could not be computed, in the order of their UTF-8 bytes."""
+        """Ids of the expected utterances that could not be computed.
+
+        They are in the order of their UTF-8 bytes.
+        """
         return tuple(self._failed)
 
     @property
@@ -165,19 +189,23 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         """Return the declared dtype of a feature."""
         return self._feature(feature).declared_dtype
 
-    def read(self, id: str, feature: str, start: int | None = None, stop: int | None = None) -> NDArray[Any]:
-        """Return a writable copy of an utterance's array, or of its frames from `start` to before `stop`.
+    def read(
+        self, id: str, feature: str, start: int | None = None, stop: int | None = None
+    ) -> NDArray[Any]:
+        """Return a writable copy of an array, or of its frames from `start` to before `stop`.
 
-        Shape (frames, *dims), or `dims` without a time axis; declared dtype, bfloat16 as the float32 of the same value.
-        Only the bytes of these frames are read, or the blocks that hold them where a codec is used.
+        Shape (frames, *dims), or `dims` without a time axis; declared dtype, bfloat16 as the
+        float32 of the same value. Only the bytes of these frames are read, or the blocks that hold
+        them where a codec is used.
 
-        Raises `KeyNotFoundError` for an unknown id or feature, `WindowError` unless 0 <= start <= stop <= frames.
+        Raises `KeyNotFoundError` for an unknown id or feature, `WindowError` unless 0 <= start <=
+        stop <= frames.
         """
         arrays = self._feature(feature)
         return from_storage(self._read_stored(id, arrays, start, stop), arrays.declared_dtype)
 
     def read_batch(self, ids: Iterable[str], feature: str) -> PaddedFeatures:
-        """Return the arrays of several utterances, copied straight into one array padded with zeros.
+        """Return the arrays of several utterances, copied into one array padded with zeros.
 
         Raises `KeyNotFoundError` for an unknown id or feature.
         """
@@ -196,11 +224,16 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
     def lengths(self, feature: str, ids: Iterable[str] | None = None) -> NDArray[np.int64]:
-        """Return the frames of all utterances in row order, or of some; ones for a feature without a time axis."""
+        """Return the frames of all utterances in row order, or of some.
+
+        Ones for a feature without a time axis.
+        """
         arrays = self._feature(feature)
         lengths = arrays.lengths.copy() if ids is None else arrays.lengths[self._rows(ids)]
         if len(lengths) and lengths.min() < 0:
-            raise CorruptCacheError(f"cache {str(self.path)!r} is damaged: feature {feature!r} has negative lengths")
+            raise CorruptCacheError(
+                f"cache {str(self.path)!r} is damaged: feature {feature!r} has negative lengths"
+            )
         return lengths
 
     def stats(self, feature: str) -> FeatureStats:
@@ -211,19 +244,25 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         self._feature(feature)
         if not self._manifest.features[feature]["stats"]:
             raise KeyNotFoundError(
-                f"cache {str(self.path)!r} has no statistics of feature {feature!r}; declare it with stats: true"
+                f"cache {str(self.path)!r} has no statistics of feature {feature!r}; declare it "
+                "with stats: true"
             )
         return self._index.stats[feature]
 
     def reader(self, feature: str) -> FeatureReader:
-        """Return a picklable callable that gives the torch tensor of an id, with this cache's settings."""
+        """Return a picklable callable that gives the torch tensor of an id.
+
+        It has this cache's settings.
+        """
         from featcache.store.reading.reader import reader_of
 
         self._feature(feature)
         settings = {"check_reads": self._check_reads, "mapped": self._mapped}
         return reader_of(self.path, feature, settings)
 
-    def _read_stored(self, id: str, arrays: FeatureArrays, start: int | None, stop: int | None) -> Array:
+    def _read_stored(
+        self, id: str, arrays: FeatureArrays, start: int | None, stop: int | None
+    ) -> Array:
         row = self._row(id)
         if start is None and stop is None:
             return arrays.read(row)
@@ -234,7 +273,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
             return self._arrays[feature]
         except (KeyError, TypeError):  # a list, such as that of ids
             raise KeyNotFoundError(
-                f"no feature {feature!r} in cache {str(self.path)!r}; {nearest(feature, self._arrays)}"
+                f"no feature {feature!r} in cache {str(self.path)!r}; "
+                f"{nearest(feature, self._arrays)}"
             ) from None
 
     def _row(self, id: str) -> int:
@@ -258,9 +298,12 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     def _not_found(self, id: str) -> KeyNotFoundError:
         if not isinstance(id, str):
             return KeyNotFoundError(
-                f"utterance ids are strings, not {id!r}; rows by number are what featcache.FeatureDataset gives"
+                f"utterance ids are strings, not {id!r}; rows by number are what "
+                "featcache.FeatureDataset gives"
             )
-        known = self._index.nearest(id) + ("" if self.complete else "; it is incomplete, more may come")
+        known = self._index.nearest(id) + (
+            "" if self.complete else "; it is incomplete, more may come"
+        )
         return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}; {known}")
 
     def _window(
@@ -272,14 +315,18 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
             end = length if stop is None else operator.index(stop)
         except TypeError:
             raise WindowError(
-                f"utterance {id!r}, feature {arrays.name!r}: frames are counted in whole numbers, from start to before "
+                f"utterance {id!r}, feature {arrays.name!r}: frames are counted in whole numbers, "
+                "from start to before "
                 f"stop, not {start!r} and {stop!r}"
             ) from None
         if not arrays.has_frames:
-            raise WindowError(f"feature {arrays.name!r} has no time axis, so there are no frames to choose from")
+            raise WindowError(
+                f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
+            )
         if not 0 <= begin <= end <= length:
             raise WindowError(
-                f"utterance {id!r}, feature {arrays.name!r}: frames {begin} to {end} are not within 0 to {length}"
+                f"utterance {id!r}, feature {arrays.name!r}: frames {begin} to {end} are not "
+                f"within 0 to {length}"
             )
         return begin, end
 

@@ -1,4 +1,7 @@
-"""Checks of bytes at the moment in which they are read: whole arrays by their checksum, windows by their pages."""
+"""Checks of bytes at the moment in which they are read.
+
+Whole arrays are checked by their checksum, windows by their pages.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ from featcache.store.reading.verify import check_pages
 
 
 class Checks:
-    """Compares bytes of a generation's containers with what was written; safe to share between threads."""
+    """Compares bytes of a generation's containers with what was written.
+
+    Safe to share between threads.
+    """
 
     def __init__(
         self, cache: Path, manifest: Manifest, columns: ContainerColumns, containers: Containers
@@ -31,9 +37,8 @@ class Checks:
         self._columns = columns
         self._containers = containers
         self._pages: dict[int, list[Pages]] = {}  # by part
-        self._first = np.searchsorted(
-            columns.parts, np.arange(len(manifest.parts))
-        )  # container of each part
+        # container of each part
+        self._first = np.searchsorted(columns.parts, np.arange(len(manifest.parts)))
 
     def same_array(self, extents: Sequence[Piece], checksum: int) -> bool:
         """Tell whether the bytes of a whole array have its checksum."""
@@ -73,6 +78,7 @@ class Checks:
             container
         ):
             raise CorruptCacheError(
-                f"container {str(self._cache / path)!r}: the checksums of its pages are not those that were written"
+                f"container {str(self._cache / path)!r}: the checksums of its pages are not those "
+                "that were written"
             )
         return pages

@@ -1,4 +1,7 @@
-"""From extents to bytes: containers are mapped into memory, or read with pread, without any format's library."""
+"""From extents to bytes, without any format's library.
+
+Containers are mapped into memory, or read with pread.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ from featcache.store.format.index import ContainerColumns
 Bytes = NDArray[np.uint8]
 Piece = tuple[int, int, int]  # container, offset, nbytes
 MAX_OPEN = 4096  # a process may have 65,530 mappings
-SHARE_OPEN = 4  # each file is open twice (Python's mapping opens it again); often no more than 1,024 may be
+# each file is open twice (Python's mapping opens it again); often no more than 1,024 may be
+SHARE_OPEN = 4
 LOOK_AT = 4
 NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux
 
@@ -29,11 +33,10 @@ NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux
 class Containers:
     """Gives the bytes of a cache's container files; safe to share between threads and over fork.
 
-    Args:
-        root: the directory that paths are relative to.
-        path_of: gives the POSIX path of a container, by its number.
-        sizes: the bytes that each file must have; a mapped file that is shorter would kill the process.
-        mapped: True maps files into memory, False reads with pread (better on network file systems, where a mapped
+    Args: root: the directory that paths are relative to. path_of: gives the POSIX path of a
+        container, by its number. sizes: the bytes that each file must have; a mapped file that is
+        shorter would kill the process. mapped: True maps files into memory, False reads with pread
+        (better on network file systems, where a mapped
             file that goes away kills the process).
     """
 
@@ -81,7 +84,10 @@ class Containers:
             file.read_into(offset, out)
 
     def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
-        """Copy pieces, each to the front of one of `outs`; what is not in memory is asked for at once before."""
+        """Copy pieces, each to the front of one of `outs`.
+
+        What is not in memory is asked for at once before.
+        """
         self.prefetch(pieces)
         for out, (container, offset, nbytes) in zip(outs, pieces, strict=True):
             file = self._file(container)
@@ -93,11 +99,13 @@ class Containers:
     def prefetch(self, pieces: Sequence[Piece]) -> None:
         """Have the system start to read bytes that are not in memory, without waiting for them.
 
-        Looking whether bytes are in memory takes 1 us a piece, asking for them 4 us also where they are: so while
-        nothing was missing of late, only a few pieces are looked at.
+        Looking whether bytes are in memory takes 1 us a piece, asking for them 4 us also where they
+        are: so while nothing was missing of late, only a few pieces are looked at.
         """
         looked_at = pieces if self._missed else pieces[:: max(len(pieces) // LOOK_AT, 1)]
-        self._missed = not all(self._file(piece[0]).has(piece[1] + piece[2] // 2) for piece in looked_at)
+        self._missed = not all(
+            self._file(piece[0]).has(piece[1] + piece[2] // 2) for piece in looked_at
+        )
         if self._missed:
             for container, offset, nbytes in pieces:
                 self._file(container).start_reading(offset, nbytes)
@@ -105,10 +113,14 @@ class Containers:
     def check(self, container: int, offset: int, nbytes: int) -> None:
         """Raise `CorruptCacheError` for bytes that a container does not have."""
         if not 0 <= container < len(self._sizes):
-            raise CorruptCacheError(f"the index of {str(self._root)!r} is damaged: it names a container {container}")
+            raise CorruptCacheError(
+                f"the index of {str(self._root)!r} is damaged: it names a container {container}"
+            )
         if not 0 <= offset <= offset + nbytes <= self._sizes[container]:
             path = str(self._root / self._path_of(container))
-            raise CorruptCacheError(f"container {path!r} has no bytes {offset} to {offset + nbytes}")
+            raise CorruptCacheError(
+                f"container {path!r} has no bytes {offset} to {offset + nbytes}"
+            )
 
     def close(self) -> None:
         """Let go of all files; views that are still held stay valid."""
@@ -120,7 +132,8 @@ class Containers:
         return file
 
     def _start(self, container: int) -> _File:
-        # no lock: two threads may open a file twice at worst, but a process forked meanwhile would wait for ever
+        # no lock: two threads may open a file twice at worst, but a process forked meanwhile would
+        # wait for ever
         self.check(container, 0, 0)
         path, size = self._path_of(container), self._sizes[container]
         try:
@@ -138,7 +151,7 @@ class Containers:
         return self._open.setdefault(container, file)
 
     def _make_room(self) -> None:
-        """Let go of files that were not used since the last time; of the oldest ones, if all were."""
+        """Let go of files not used since the last time; of the oldest ones, if all were."""
         if len(self._open) < self._most_open:
             return
         for container, file in list(self._open.items()):
@@ -154,7 +167,8 @@ class Containers:
             descriptor = open_within(self._root, name)
         except FileNotFoundError as error:
             raise CorruptCacheError(
-                f"container {str(path)!r} is not there; was the cache overwritten or moved while it was open? "
+                f"container {str(path)!r} is not there; was the cache overwritten or moved while "
+                "it was open? "
                 "open it again"
             ) from error
         file = _File(descriptor, path)  # closes the descriptor when it is dropped
@@ -170,7 +184,10 @@ class Containers:
 
 
 class _File:
-    """An open file: mapped, and read with pread, which knows no position and may be shared by threads and forks."""
+    """An open file, mapped, and read with pread.
+
+    That knows no position and may be shared by threads and forks.
+    """
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.mapped: Bytes | None = None
@@ -189,7 +206,9 @@ class _File:
                     f"container {str(self._path)!r} cannot be read: {read_remedy(error)}"
                 ) from error
             if count == 0:
-                raise CorruptCacheError(f"container {str(self._path)!r} ends before byte {offset + len(rest)}")
+                raise CorruptCacheError(
+                    f"container {str(self._path)!r} ends before byte {offset + len(rest)}"
+                )
             rest = rest[count:]
             offset += count
 

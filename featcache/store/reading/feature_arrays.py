@@ -27,7 +27,12 @@ class FeatureArrays:
     """
 
     def __init__(
-        self, manifest: Manifest, name: str, index: Index, containers: Containers, checks: Checks | None = None
+        self,
+        manifest: Manifest,
+        name: str,
+        index: Index,
+        containers: Containers,
+        checks: Checks | None = None,
     ) -> None:
         declared, columns = manifest.features[name], index.features[name]
         self.name = name
@@ -41,7 +46,11 @@ class FeatureArrays:
         self._checks = checks
         # one item of a memoryview costs a third of one of an array
         self._length, self._first = columns.rows.data, columns.first.data
-        self._container, self._offset, self._nbytes = columns.container.data, columns.offset.data, columns.nbytes.data
+        self._container, self._offset, self._nbytes = (
+            columns.container.data,
+            columns.offset.data,
+            columns.nbytes.data,
+        )
         self._containers = containers
         self._row_bytes = self.dtype.itemsize * math.prod(self.dims)
         self._codec_name = declared["codec"]
@@ -51,7 +60,7 @@ class FeatureArrays:
         self._block_rows = [part.block_rows[name] for part in manifest.parts]
 
     def read(self, row: int, start: int = 0, stop: int | None = None) -> Array:
-        """Return a writable copy of frames `start` to before `stop`, in the shape that the user sees."""
+        """Return a writable copy of frames `start` to before `stop`, in the user's shape."""
         try:
             if self._checks is not None:
                 self._check(row, start, self._length[row] if stop is None else stop)
@@ -67,12 +76,16 @@ class FeatureArrays:
             raise self._damaged(row, error) from None
 
     def empty(self, *lengths: int) -> Array:
-        """Return an array of shape (*lengths, *dims) to read into; raises `CacheError` if memory lacks."""
+        """Return an array of shape (*lengths, *dims) to read into.
+
+        Raises `CacheError` if memory lacks.
+        """
         try:
             return np.empty((*lengths, *self.dims), self.dtype)
         except (MemoryError, ValueError) as error:
             raise CacheError(
-                f"feature {self.name!r}: no memory for frames {lengths} of shape {self.dims}: {error}; read less at "
+                f"feature {self.name!r}: no memory for frames {lengths} of shape {self.dims}: "
+                f"{error}; read less at "
                 "once, or see whether the cache is damaged (verify='columns')"
             ) from error
 
@@ -99,7 +112,10 @@ class FeatureArrays:
             raise self._damaged(row, error) from None
 
     def view(self, row: int) -> Array | None:
-        """Return the read-only array of shape (rows, *dims) without a copy; None unless it lies mapped in one piece."""
+        """Return the read-only array of shape (rows, *dims) without a copy.
+
+        None unless it lies mapped in one piece.
+        """
         extent = self._first[row]
         if self._codec_name != RAW or self._first[row + 1] != extent + 1:
             return None
@@ -108,23 +124,39 @@ class FeatureArrays:
             return None
         rows, offset = self._length[row], self._offset[extent]
         nbytes = rows * self._row_bytes
-        if not (0 <= nbytes <= self._nbytes[extent] and 0 <= offset <= len(source) - nbytes):  # NumPy takes any offset
+        # NumPy takes any offset
+        if not (0 <= nbytes <= self._nbytes[extent] and 0 <= offset <= len(source) - nbytes):
             raise self._damaged(row, "its extent is shorter than its length")
         return np.ndarray((rows, *self.dims), self.dtype, source.data, offset)
 
-    def read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[NDArray[np.uint8]]) -> None:
-        """Copy `lengths` frames from `starts` on of many rows, each to the front of the bytes of one of `outs`."""
+    def read_many(
+        self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[NDArray[np.uint8]]
+    ) -> None:
+        """Copy `lengths` frames from `starts` on of many rows.
+
+        Each goes to the front of the bytes of one of `outs`.
+        """
         pieces = self._pieces(rows, starts, lengths)
         if pieces is not None and self._checks is not None:
-            for row, start, length in zip(rows.tolist(), starts.tolist(), lengths.tolist(), strict=True):
+            for row, start, length in zip(
+                rows.tolist(), starts.tolist(), lengths.tolist(), strict=True
+            ):
                 self._check(row, start, start + length)
         if pieces is not None:
             self._containers.read_many(pieces, outs)
             return
-        extents = [extent for row in rows.tolist() for extent in range(self._first[row], self._first[row + 1])]
-        self._containers.prefetch([(self._container[e], self._offset[e], self._nbytes[e]) for e in extents])
+        extents = [
+            extent
+            for row in rows.tolist()
+            for extent in range(self._first[row], self._first[row + 1])
+        ]
+        self._containers.prefetch(
+            [(self._container[e], self._offset[e], self._nbytes[e]) for e in extents]
+        )
         counts = (lengths * self._row_bytes).tolist()
-        for row, start, count, out in zip(rows.tolist(), starts.tolist(), counts, outs, strict=True):
+        for row, start, count, out in zip(
+            rows.tolist(), starts.tolist(), counts, outs, strict=True
+        ):
             self.read_into(row, out[:count].view(self.dtype).reshape(-1, *self.dims), start)
 
     def _pieces(self, rows: Ints, starts: Ints, lengths: Ints) -> list[Piece] | None:
@@ -137,20 +169,33 @@ class FeatureArrays:
             begin, nbytes = starts * self._row_bytes, lengths * self._row_bytes
             short = begin + nbytes > columns.nbytes[extent]
             if short.any():
-                raise self._damaged(int(rows[short.argmax()]), "its extent is shorter than its length")
-            where = columns.container[extent].tolist(), (columns.offset[extent] + begin).tolist(), nbytes.tolist()
+                raise self._damaged(
+                    int(rows[short.argmax()]), "its extent is shorter than its length"
+                )
+            where = (
+                columns.container[extent].tolist(),
+                (columns.offset[extent] + begin).tolist(),
+                nbytes.tolist(),
+            )
         except IndexError as error:
             raise self._damaged(int(rows[0]), error) from None
         return list(zip(*where, strict=True))
 
     def check_length(self, row: int) -> None:
-        """Raise `CorruptCacheError` for a length that the row's bytes cannot have, before memory is taken for it."""
+        """Raise `CorruptCacheError` for a length that the row's bytes cannot have.
+
+        This comes before memory is taken for it.
+        """
         length, extents = self._length[row], range(self._first[row], self._first[row + 1])
         try:
             for extent in extents:
-                self._containers.check(self._container[extent], self._offset[extent], self._nbytes[extent])
+                self._containers.check(
+                    self._container[extent], self._offset[extent], self._nbytes[extent]
+                )
             if self._codec_name == RAW or not extents:
-                fits = 0 <= length * self._row_bytes <= sum(self._nbytes[extent] for extent in extents)
+                fits = (
+                    0 <= length * self._row_bytes <= sum(self._nbytes[extent] for extent in extents)
+                )
             else:  # what a single block of any length holds only shows when it is decoded
                 size = self._block_rows[self._part[self._container[extents[0]]]]
                 fits = not size or 0 <= length <= size * len(extents)
@@ -167,7 +212,8 @@ class FeatureArrays:
         except (CorruptCacheError, IndexError):
             which = f"row {row}"
         return CorruptCacheError(
-            f"{which}, feature {self.name!r} is damaged: {what}; opening the cache with verify='arrays' tells all "
+            f"{which}, feature {self.name!r} is damaged: {what}; opening the cache with "
+            "verify='arrays' tells all "
             "damage, and what to do"
         )
 
@@ -188,7 +234,9 @@ class FeatureArrays:
             begin, end = start * self._row_bytes, stop * self._row_bytes
             for container, offset, nbytes in extents:
                 if begin < nbytes and end > 0:
-                    checks.same_pages(container, offset + max(begin, 0), min(end, nbytes) - max(begin, 0))
+                    checks.same_pages(
+                        container, offset + max(begin, 0), min(end, nbytes) - max(begin, 0)
+                    )
                 begin, end = begin - nbytes, end - nbytes
         elif extents:
             size = self._block_rows[self._part[extents[0][0]]] or self._length[row]
@@ -200,7 +248,9 @@ class FeatureArrays:
             nbytes: int = self._nbytes[extent]
             if skip < nbytes:
                 here = target[: nbytes - skip]
-                self._containers.read_into(self._container[extent], self._offset[extent] + skip, here)
+                self._containers.read_into(
+                    self._container[extent], self._offset[extent] + skip, here
+                )
                 target = target[len(here) :]
                 if not len(target):
                     return
@@ -214,7 +264,9 @@ class FeatureArrays:
         size = self._block_rows[self._part[self._container[first]]] or self._length[row]
         done = 0
         for extent in range(first + start // size, last):
-            block = self._block(extent, size)[max(start - (extent - first) * size, 0) :][: len(out) - done]
+            block = self._block(extent, size)[max(start - (extent - first) * size, 0) :][
+                : len(out) - done
+            ]
             out[done : done + len(block)] = block
             done += len(block)
             if done == len(out):
@@ -222,11 +274,15 @@ class FeatureArrays:
         raise self._damaged(row, "its blocks are shorter than its length")
 
     def _block(self, extent: int, rows: int) -> Array:
-        data = self._containers.view(self._container[extent], self._offset[extent], self._nbytes[extent])
+        data = self._containers.view(
+            self._container[extent], self._offset[extent], self._nbytes[extent]
+        )
         if self._codec is None:
             kind = get_codec(self._codec_name)
             known = {field.name for field in dataclasses.fields(cast(Any, kind))}
-            self._codec = kind(**{key: value for key, value in self._options.items() if key in known})
+            self._codec = kind(
+                **{key: value for key, value in self._options.items() if key in known}
+            )
         return decoded(self._codec, data.data, self.dtype, self.dims, rows)
 
 

@@ -15,7 +15,9 @@ from featcache.store.reading.verify import raise_damage
 def load_generation(
     path: Path, *, mapped: bool = True, checked: bool = False
 ) -> tuple[Manifest, Index, Strings]:
-    """Read the manifest, the index and the failed ids of the current generation, whatever is published meanwhile.
+    """Read the manifest, the index and the failed ids of the current generation.
+
+    Others may be published meanwhile.
 
     Args:
         path: the cache directory.
@@ -27,12 +29,12 @@ def load_generation(
         try:
             file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
         except FileNotFoundError as error:
-            newer = read_manifest(
-                path
-            )  # published anew in between: the columns of the generation before go then
+            # published anew in between: the columns of the generation before go then
+            newer = read_manifest(path)
             if newer.write_id == manifest.write_id:
                 raise CacheError(
-                    f"cache {str(path)!r} lacks {error.filename!r}; put it back, or remove featcache.json and write "
+                    f"cache {str(path)!r} lacks {error.filename!r}; put it back, or remove "
+                    "featcache.json and write "
                     "the cache again: what is sealed is kept"
                 ) from error
             manifest = newer

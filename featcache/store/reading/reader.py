@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 class FeatureReader:
     """Read one feature of a cache by id, as a SpeechBrain dynamic item or any other callable.
 
-    Costs nothing to make, copy, pickle, fork or spawn: the cache is opened at the first call in each process, and
-    copies share nothing. What is read is a tensor of its own, shape (frames, *dims), or `dims` without a time axis.
+    Costs nothing to make, copy, pickle, fork or spawn: the cache is opened at the first call in
+    each process, and copies share nothing. What is read is a tensor of its own, shape (frames,
+    *dims), or `dims` without a time axis.
 
-    >>> reader = FeatureReader("features/train", "fbank")  # dataset.add_dynamic_item(reader, "id", "fbank")
+    >>> # to be given to `dataset.add_dynamic_item(reader, "id", "fbank")`
+    >>> reader = FeatureReader("features/train", "fbank")
     """
 
     def __init__(self, path: CachePath, feature: str) -> None:
@@ -46,7 +48,10 @@ class FeatureReader:
         return tensor.view(torch.bfloat16) if arrays.declared_dtype == "bfloat16" else tensor
 
     def lengths_for(self, ids: Sequence[str]) -> list[int]:
-        """Return the frames of utterances; `DynamicBatchSampler` takes those of `dataset.data_ids`: `lengths_list`."""
+        """Return the frames of utterances.
+
+        `DynamicBatchSampler` takes those of `dataset.data_ids`: `lengths_list`.
+        """
         texts = [cast(str, as_id(id)) for id in ids]
         lengths: list[int] = self.cache.lengths(self.feature, texts).tolist()
         return lengths

@@ -1,4 +1,7 @@
-"""Checks that the bytes of a cache are the ones that were written; all damage is found before it is told."""
+"""Checks that the bytes of a cache are the ones that were written.
+
+All damage is found before it is told.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,8 @@ MOST_TOLD = 20
 
 
 WHAT_TO_DO = (
-    "of each of these files: put it back, as it was written; or remove the part that it lies in, or featcache.json if "
+    "of each of these files: put it back, as it was written; or remove the part that it lies in, "
+    "or featcache.json if "
     "it lies in none, and write the cache again: all else that is sealed is kept"
 )
 
@@ -49,7 +53,10 @@ def raise_damage(found: Iterable[str], what: str = "") -> None:
 def container_damage(
     cache: Path, containers: ContainerColumns, numbers: Sequence[int] | None = None
 ) -> Iterator[str]:
-    """Say of each container (or of some) that is not there, or not in the size that was written, what is wrong."""
+    """Say what is wrong with containers, all or some.
+
+    One is not there, or not in the size that was written.
+    """
     for number in range(len(containers)) if numbers is None else numbers:
         path, expected = containers.path(number), int(containers.sizes[number])
         try:
@@ -64,7 +71,8 @@ def container_damage(
         os.close(descriptor)
         if size != expected:
             yield (
-                f"container {str(cache / path)!r} has {size} bytes, not the {expected} that were written"
+                f"container {str(cache / path)!r} has {size} bytes, not the {expected} that were "
+                "written"
                 f"; {remedy(cache, path)}"
             )
 
@@ -86,7 +94,8 @@ def all_damage(cache: Path, manifest: Manifest, index: Index, *, arrays: bool) -
             yield str(error)
         else:
             if kept[name].name != name:
-                yield f"{str(cache / manifest_file(name))!r} is damaged: it is the manifest of {kept.pop(name).name!r}"
+                file, other = str(cache / manifest_file(name)), kept.pop(name).name
+                yield f"{file!r} is damaged: it is the manifest of {other!r}"
     for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
         if not (cache / manifest_file(name)).exists():
             yield f"{str(cache / manifest_file(name))!r} is missing"
@@ -146,7 +155,10 @@ def page_damage(cache: Path, manifest: Manifest, index: Index) -> Iterator[str]:
             path, size = columns.path(container), int(columns.sizes[container])
             known = pages[place] if place < len(pages) else None
             if known is None or container_digest(known, size) != columns.digest(container):
-                yield f"container {str(cache / path)!r}: the checksums of its pages are not those that were written"
+                yield (
+                    f"container {str(cache / path)!r}: the checksums of its pages are not those "
+                    "that were written"
+                )
                 known = None
             with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
                 yield from _container_damage(cache, path, index, container, known)
@@ -177,7 +189,8 @@ def _container_damage(
     if rows:
         ids = ", ".join(repr(index.id(row)) for row in rows[:5]) + ", ..." * (len(rows) > 5)
         yield (
-            f"container {str(cache / path)!r} is damaged{where}: utterances that are not what was written: "
+            f"container {str(cache / path)!r} is damaged{where}: utterances that are not what was "
+            "written: "
             f"{len(rows)}, {ids}"
         )
     elif wrong is not None:
@@ -185,7 +198,7 @@ def _container_damage(
 
 
 def check_pages(descriptor: int, path: Path, pages: Pages, offset: int, nbytes: int) -> None:
-    """Raise `CorruptCacheError` unless the pages that hold some bytes of a container are what was written."""
+    """Raise `CorruptCacheError` if pages that hold some bytes of a container are damaged."""
     first = offset // PAGE_BYTES
     count = -(-(offset + nbytes) // PAGE_BYTES) - first
     if not np.array_equal(pages_of(descriptor, first, count), pages[first : first + count]):
@@ -225,7 +238,10 @@ def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
 
 
 def _damaged_rows(descriptor: int, index: Index, container: int, pages: Ints | None) -> list[int]:
-    """Return the rows of arrays that lie in a container, on some pages of it, and have not their checksum."""
+    """Return the rows of damaged arrays in a container, on some pages of it.
+
+    They do not have their checksum.
+    """
     damaged: set[int] = set()
     for columns in index.features.values():
         extents = np.flatnonzero(columns.container == container)

@@ -66,7 +66,8 @@ class Background:
                 self._tasks = deque([self._tasks[0]])
             self._changed.notify_all()
         self._thread.join()
-        # tasks know the one who queues them, who knows us: let go, or its files stay open until a garbage collection
+        # tasks know the one who queues them, who knows us: let go, or its files stay open until a
+        # garbage collection
         self._idle = _nothing
         self._tasks.clear()
 

@@ -20,25 +20,27 @@ from featcache.store.writing.unclosed import close_when_dropped
 class CacheWriter:
     """Write a cache: start it, or go on with what is there.
 
-    What an earlier writer committed before it died is recovered first. As a context manager it publishes the cache as
-    complete at the end; after an error all that was written is kept and published as incomplete, or, when it would
-    take the place of a cache to be overwritten, kept beside that. A writer that nobody closed does the same when it is
-    dropped or its process ends, with a warning.
+    What an earlier writer committed before it died is recovered first. As a context manager it
+    publishes the cache as complete at the end; after an error all that was written is kept and
+    published as incomplete, or, when it would take the place of a cache to be overwritten, kept
+    beside that. A writer that nobody closed does the same when it is dropped or its process ends,
+    with a warning.
 
-    Args:
-        path: the cache directory; made if it does not exist.
-        features: the declarations of all features.
-        fingerprint: what the features are made from (JSON values): model, layer, sample rate, ...
-        overwrite: build the cache anew beside the old one, which stays good until the new one is published. A second
+    Args: path: the cache directory; made if it does not exist. features: the declarations of all
+        features. fingerprint: what the features are made from (JSON values): model, layer, sample
+        rate, ... overwrite: build the cache anew beside the old one, which stays good until the new
+        one is published. A second
             try goes on with what an interrupted one had committed.
 
-    Raises `StaleCacheError`, with the differences, if the cache was made from something else than declared here;
-    `CacheLockedError` if it is being written; `NotACacheError` if the path holds something else.
+    Raises `StaleCacheError`, with the differences, if the cache was made from something else than
+    declared here; `CacheLockedError` if it is being written; `NotACacheError` if the path holds
+    something else.
 
     >>> import tempfile, featcache, numpy as np
     >>> from featcache import CacheWriter, FeatureStorageConfig
     >>> path = tempfile.mkdtemp()
-    >>> with CacheWriter(path, [FeatureStorageConfig("fbank")], {"sample_rate_hz": 16000}) as writer:
+    >>> features = [FeatureStorageConfig("fbank")]
+    >>> with CacheWriter(path, features, {"sample_rate_hz": 16000}) as writer:
     ...     writer.write("utt-1", {"fbank": np.zeros((300, 80), np.float32)})
     >>> featcache.open(path).read("utt-1", "fbank").shape
     (300, 80)
@@ -87,7 +89,8 @@ class CacheWriter:
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(  # as pickle's own
-            f"a writer cannot be pickled: it belongs to its process; let one process write to {str(self.path)!r}, "
+            "a writer cannot be pickled: it belongs to its process; let one process write to "
+            f"{str(self.path)!r}, "
             "give each a cache of its own, or use featcache.extract(parallel=...)"
         )
 
@@ -97,24 +100,28 @@ class CacheWriter:
         return self._parts.bytes_written
 
     def write(self, id: str, arrays: Mapping[str, ArrayLike]) -> None:
-        """Store the features of one utterance; the arrays may be used again as soon as this returns.
+        """Store the features of one utterance.
 
-        Args:
-            id: any non-empty Unicode string without NUL.
-            arrays: exactly the declared features, each a numpy array or torch tensor of shape (frames, *dims), or
+        The arrays may be used again as soon as this returns.
+
+        Args: id: any non-empty Unicode string without NUL. arrays: exactly the declared features,
+            each a numpy array or torch tensor of shape (frames, *dims), or
                 `dims` for a feature without a time axis.
 
-        Raises `FeatureError` for arrays that cannot be stored as declared and `DuplicateIdError` for a known id; then
-        nothing of the utterance is stored and writing may go on. Raises `StorageFullError` before the disk is full, and
-        `ConfigError` in a process that was forked from the writer's.
+        Raises `FeatureError` for arrays that cannot be stored as declared and `DuplicateIdError`
+        for a known id; then nothing of the utterance is stored and writing may go on. Raises
+        `StorageFullError` before the disk is full, and `ConfigError` in a process that was forked
+        from the writer's.
         """
         self._parts.write(id, arrays)
 
     def expect(self, ids: Iterable[str]) -> None:
-        """Say which utterances the cache is to hold in the end, those that it holds already among them.
+        """Say which utterances the cache is to hold in the end.
 
-        The cache is complete, then, when each of them is stored or has failed, and otherwise not, however the
-        writer is closed.
+        Those that it holds already are among them.
+
+        The cache is complete, then, when each of them is stored or has failed, and otherwise not,
+        however the writer is closed.
         """
         self._parts.check_open()
         if isinstance(ids, str | int):
@@ -122,7 +129,10 @@ class CacheWriter:
         self._work.expected = ids if isinstance(ids, Sequence) else tuple(ids)  # may be millions
 
     def expect_more(self, utterances: int) -> None:
-        """Say how many utterances are still to come, so that a disk that is too small is noticed early."""
+        """Say how many utterances are still to come.
+
+        A disk that is too small is then noticed early.
+        """
         self._parts.expect_more(utterances)
 
     def fail(self, id: str) -> None:
@@ -139,14 +149,18 @@ class CacheWriter:
         return self._parts.commit()
 
     def publish(self, complete: bool = False) -> None:
-        """Let readers see all that was written here, and the parts that other `PartWriter`s have closed."""
+        """Let readers see all that was written here.
+
+        And the parts that other `PartWriter`s have closed.
+        """
         self._parts.seal()
         self._work.publish(complete)
 
     def recover(self) -> None:
         """Seal what `PartWriter`s that died meanwhile had committed.
 
-        Raises `CacheLockedError` if one of them lives; this writer's own arrays must have been published.
+        Raises `CacheLockedError` if one of them lives; this writer's own arrays must have been
+        published.
         """
         self._parts.check_open()
         self._work.recover()
@@ -179,5 +193,3 @@ class CacheWriter:
             close_after(error, lambda: self._work.close(complete=error is None, publish=publishes))
         finally:
             self._forget()
-
-

@@ -1,4 +1,7 @@
-"""From what the user gives to the bytes that are stored: checks, casts, and the copy that makes it ours."""
+"""From what the user gives to the bytes that are stored.
+
+Checks, casts, and the copy that makes it ours.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +24,45 @@ MAX_RANK = 4
 _MEND = "mend it, or declare a dtype that holds it"
 
 
-def check_features(id: str, arrays: Mapping[str, ArrayLike], declared: Mapping[str, FeatureStorageConfig]) -> None:
+def check_features(
+    id: str, arrays: Mapping[str, ArrayLike], declared: Mapping[str, FeatureStorageConfig]
+) -> None:
     """Raise `FeatureError` unless `arrays` has exactly the declared features."""
     if not isinstance(arrays, Mapping):
-        raise FeatureError(f"utterance {id!r}: a dict of arrays by feature is needed, not {type(arrays).__name__}")
+        raise FeatureError(
+            f"utterance {id!r}: a dict of arrays by feature is needed, not {type(arrays).__name__}"
+        )
     for name in arrays:
         if name not in declared:
-            raise FeatureError(f"utterance {id!r}: feature {name!r} is not declared; {nearest(name, declared)}")
+            raise FeatureError(
+                f"utterance {id!r}: feature {name!r} is not declared; {nearest(name, declared)}"
+            )
     for name in declared:
         if name not in arrays:
-            raise FeatureError(f"utterance {id!r}: feature {name!r} is missing; given: {', '.join(arrays) or 'none'}")
+            raise FeatureError(
+                f"utterance {id!r}: feature {name!r} is missing; given: "
+                f"{', '.join(arrays) or 'none'}"
+            )
 
 
 def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
-    """Return a copy of `value` as it is stored: C order, little-endian, the declared dtype, shape (rows, *dims).
+    """Return a copy of `value` as it is stored.
+
+    C order, little-endian, the declared dtype, shape (rows, *dims).
 
     Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
     """
     where = f"utterance {id!r}, feature {feature.name!r}"
     array, is_bfloat16 = _as_numpy(value, where)
     if array.dtype.kind not in "fiub":
-        raise FeatureError(f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool")
+        raise FeatureError(
+            f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool"
+        )
     if array.ndim > MAX_RANK or (feature.time_axis == 0 and array.ndim == 0):
         rank = f"1 to {MAX_RANK}" if feature.time_axis == 0 else f"0 to {MAX_RANK}"
-        raise FeatureError(f"{where}: shape {array.shape} has rank {array.ndim}, but must have {rank}")
+        raise FeatureError(
+            f"{where}: shape {array.shape} has rank {array.ndim}, but must have {rank}"
+        )
     stored = _converted(array, is_bfloat16, feature, where)
     return stored if feature.time_axis == 0 else stored[np.newaxis]
 
@@ -74,12 +92,17 @@ def _as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
             if tensor.dtype == torch.bfloat16:
                 return tensor.contiguous().view(torch.uint16).numpy(), True
             return tensor.numpy(), False
-        except (TypeError, RuntimeError) as error:  # sparse, quantised, without data, or of a dtype numpy lacks
+        except (
+            TypeError,
+            RuntimeError,
+        ) as error:  # sparse, quantised, without data, or of a dtype numpy lacks
             what = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
             raise FeatureError(f"{where}: a tensor of {what} cannot be stored: {error}") from error
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
         return np.asarray(value), False
-    raise FeatureError(f"{where}: a numpy array or a torch tensor is needed, not {type(value).__name__}")
+    raise FeatureError(
+        f"{where}: a numpy array or a torch tensor is needed, not {type(value).__name__}"
+    )
 
 
 def _check_finite(array: Array, feature: FeatureStorageConfig, where: str) -> None:
@@ -98,7 +121,10 @@ def _cast(array: Array, dtype: np.dtype[np.generic], where: str) -> Array:
         cast = np.array(array, dtype, order="C")  # casts and copies at once
     source, target = array.dtype.kind, dtype.kind
     if source == "f" and target != "f":
-        raise FeatureError(f"{where}: {array.dtype} does not fit {dtype}; round and convert it before it is written")
+        raise FeatureError(
+            f"{where}: {array.dtype} does not fit {dtype}; round and convert it before it is "
+            "written"
+        )
     if target == "f":
         _check_overflow(array, np.isinf(cast), dtype.name, where)
     elif not np.can_cast(array.dtype, dtype):
@@ -107,7 +133,8 @@ def _cast(array: Array, dtype: np.dtype[np.generic], where: str) -> Array:
 
 
 def _check_integers(array: Array, cast: Array, dtype: np.dtype[np.generic], where: str) -> None:
-    # int64 and uint64 wrap into each other and compare equal through float64, so the sign must agree too
+    # int64 and uint64 wrap into each other and compare equal through float64, so the sign must
+    # agree too
     wrong = (cast.astype(array.dtype) != array) | (np.less(cast, 0) != np.less(array, 0))
     if wrong.any():
         bad = tuple(map(int, np.argwhere(wrong)[0]))
@@ -130,5 +157,3 @@ def _to_bfloat16(array: Array, where: str) -> Array:
     stored = torch.from_numpy(single).to(torch.bfloat16).view(torch.uint16).numpy()
     _check_overflow(array, np.isinf(from_bfloat16(stored)), "bfloat16", where)
     return stored
-
-

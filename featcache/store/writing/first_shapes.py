@@ -27,7 +27,7 @@ class FirstShapes:
         self._empty: dict[str, tuple[int, str]] = {}  # per feature: how many, and the first
 
     def check(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
-        """Take note of an array (frames, *dims); raises `FeatureError` for a second batch of one."""
+        """Note an array (frames, *dims); raises `FeatureError` for a second batch of one."""
         if shape[0] == 0:
             count, first = self._empty.get(feature.name, (0, id))
             self._empty[feature.name] = count + 1, first

@@ -1,4 +1,7 @@
-"""Room on the disk: what is coming must fit, and a margin stays with which the cache can be sealed and published."""
+"""Room on the disk.
+
+What is coming must fit, and a margin stays with which the cache can be sealed and published.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,16 @@ from featcache.errors import StorageFullError
 from featcache.store.format.disk_errors import FREE_SPACE, explained
 
 MARGIN_BYTES = 1 << 20
-ROW_BYTES, FEATURE_BYTES = (
-    128,
-    128,
-)  # an utterance in an index, and each of its arrays in index and container
-LOOK_INTERVAL_S = (
-    1.0  # asking takes microseconds on a local disk, milliseconds on a busy network file system
-)
+# an utterance in an index, and each of its arrays in index and container
+ROW_BYTES, FEATURE_BYTES = 128, 128
+# asking takes microseconds on a local disk, milliseconds on a busy network file system
+LOOK_INTERVAL_S = 1.0
 WIDE = 16  # while this many times of what is coming and the margin are free, the interval holds
 ESTIMATE_AFTER = 100  # utterances that tell what those to come will take
 
 
 def margin(features: int, rows: int, spare: int = MARGIN_BYTES) -> int:
-    """Return the bytes with which indexes of so many rows in all can be written, and some to spare."""
+    """Return the bytes with which indexes of so many rows can be written, and some to spare."""
     return spare + (ROW_BYTES + FEATURE_BYTES * features) * rows
 
 
@@ -50,7 +50,10 @@ class FreeSpace:
         self._expected = self._taken + utterances
 
     def take(self, nbytes: int) -> None:
-        """Count an utterance that was taken; one in a hundred thousand warns if those to come will not fit."""
+        """Count an utterance that was taken.
+
+        One in a hundred thousand warns if those to come will not fit.
+        """
         self._taken += 1
         self._bytes += nbytes
         if self._expected is not None and self._taken >= ESTIMATE_AFTER:
@@ -73,10 +76,12 @@ class FreeSpace:
             self._looked_at = now
         if needed > self._free:
             raise StorageFullError(
-                f"{int(self._free):,} bytes are free on the disk of {str(self._path)!r}, too few for the {coming:,} "
-                f"that are coming and the {needed - coming:,} to publish them; {kept()}: {FREE_SPACE}"
+                f"{int(self._free):,} bytes are free on the disk of {str(self._path)!r}, too few "
+                f"for the {coming:,} "
+                f"that are coming and the {needed - coming:,} to publish them; {kept()}: "
+                f"{FREE_SPACE}"
             )
 
     def _margin(self) -> int:
-        """Return the bytes of the columns of this writer's parts, of the next index, and some more."""
+        """Return the bytes of this writer's parts' columns, of the next index, and some more."""
         return margin(self._features, self._stored + 2 * self._taken)

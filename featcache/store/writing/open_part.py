@@ -105,7 +105,10 @@ class OpenPart:
     def append(
         self, id: str, arrays: Mapping[str, Array], encoded: Mapping[str, EncodedArray]
     ) -> None:
-        """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype; `encoded` is from before."""
+        """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype.
+
+        `encoded` is from before.
+        """
         rest = {
             name: self._encode(id, name, array)
             for name, array in arrays.items()
@@ -138,7 +141,10 @@ class OpenPart:
             self._stats[name] = self._stats[name].merge(FeatureStats.of(frames))
 
     def commit(self, stats: Mapping[str, FeatureStats] | None = None) -> int:
-        """Make all that was appended durable; returns how many utterances are. `stats` replaces the gathered ones."""
+        """Make all that was appended durable.
+
+        Returns how many utterances are. `stats` replaces the gathered ones.
+        """
         if stats is not None:
             self._stats = dict(stats)
         if self._committed < len(self._utterances):
@@ -149,7 +155,10 @@ class OpenPart:
         return self._committed
 
     def seal(self) -> SealedPart | None:
-        """Finish the files, write the columns, and name them in `part.json`; None if nothing was written."""
+        """Finish the files, write the columns, and name them in `part.json`.
+
+        None if nothing was written.
+        """
         if not self._utterances:
             self.discard()
             return None
@@ -218,8 +227,8 @@ class OpenPart:
 def container_groups(features: Mapping[str, FeatureStorageConfig]) -> list[tuple[str, list[str]]]:
     """Say which features share containers: (directory within the part, names).
 
-    Features with the same backend and the same options of it share. Where one backend has several groups, each has a
-    directory of its own, named after its first feature.
+    Features with the same backend and the same options of it share. Where one backend has several
+    groups, each has a directory of its own, named after its first feature.
     """
     groups: dict[tuple[str, object], list[str]] = {}
     for name, feature in features.items():

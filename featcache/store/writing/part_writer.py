@@ -1,4 +1,7 @@
-"""Storing utterances: checks in the caller's thread, encoding and writing in another, part after part."""
+"""Storing of utterances, part after part.
+
+Checks are in the caller's thread, encoding and writing in another.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,8 @@ PART_ROWS = 100_000  # notes on these stay in memory until the part is sealed, a
 class PartWriter:
     """Adds utterances to a cache whose `CacheWriter` is open in another process.
 
-    What is written is in the cache once the `CacheWriter` publishes, after this one was closed. A writer that is still
-    open when the process ends is closed then.
+    What is written is in the cache once the `CacheWriter` publishes, after this one was closed. A
+    writer that is still open when the process ends is closed then.
 
     Args:
         path: the cache directory.
@@ -69,7 +72,8 @@ class PartWriter:
         self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
         self._space = FreeSpace(self.path, len(self.features), sum(map(len, self._stored)))
-        self._part: OpenPart | None = None  # takes what is written; the thread may be at the one before
+        # takes what is written; the thread may be at the one before
+        self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
         self._unsealed: list[OpenPart] = []  # oldest first, as the thread works them off
         self._sealed: list[str] = []
@@ -81,11 +85,12 @@ class PartWriter:
         )
 
     def _find_stored(self) -> tuple[int, list[Index], Mapping[str, tuple[int, ...]]]:
-        """Return the build that is written, the indexes of what it holds, and the shapes of its frames."""
+        """Return the build that is written, the indexes of what it holds, and the frame shapes."""
         manifest, index, _ = load_generation(self.path)
         if self._fingerprint != manifest.building_fingerprint:
             raise StaleCacheError(
-                f"cache {str(self.path)!r} is being written with other declarations or another fingerprint than given "
+                f"cache {str(self.path)!r} is being written with other declarations or another "
+                "fingerprint than given "
                 "here; give those of its CacheWriter"
             )
         parts = sealed_parts(self.path, manifest.building, self._fingerprint)
@@ -148,19 +153,25 @@ class PartWriter:
             self._end_part()
 
     def expect_more(self, utterances: int) -> None:
-        """Say how many utterances are still to come, so that a disk that is too small is noticed early."""
+        """Say how many utterances are still to come.
+
+        A disk that is too small is then noticed early.
+        """
         self.check_open()
         self._space.expect(utterances)
 
     def commit(self) -> int:
-        """Make all that was written durable; returns how many utterances this writer has made so."""
+        """Make all that was written durable; returns how many utterances of this writer are."""
         self.check_open()
         self._put(self._commit, 0)
         self._drain()
         return self._committed
 
     def seal(self) -> None:
-        """Finish the files of what was written so far, ready to be published; what follows goes to new ones."""
+        """Finish the files of what was written so far, ready to be published.
+
+        What follows goes to new ones.
+        """
         self.check_open()
         with self._one_at_a_time:
             self._seal_all()
@@ -170,7 +181,8 @@ class PartWriter:
         self._drain()
         if self._committed < self._count:  # never: a promise worth a comparison
             raise CorruptCacheError(
-                f"{self._count} utterances were written to {str(self.path)!r} but {self._committed} are stored; "
+                f"{self._count} utterances were written to {str(self.path)!r} but "
+                f"{self._committed} are stored; "
                 "run the same again, it goes on from what is stored"
             )
 
@@ -218,24 +230,28 @@ class PartWriter:
             raise ConfigError(f"the writer of {str(self.path)!r} is closed; open another one")
 
     def _check_process(self) -> None:
-        if (
-            os.getpid() != self._pid
-        ):  # its thread is not there, and what it would be given were lost
+        # in a child its thread is not there, and what it would be given were lost
+        if os.getpid() != self._pid:
             raise ConfigError(
-                f"the writer of {str(self.path)!r} belongs to process {self._pid}, and this is {os.getpid()}, forked "
-                "from it; let one process write, give each a cache of its own, or use featcache.extract(parallel=...)"
+                f"the writer of {str(self.path)!r} belongs to process {self._pid}, and this is "
+                f"{os.getpid()}, forked "
+                "from it; let one process write, give each a cache of its own, or use "
+                "featcache.extract(parallel=...)"
             )
 
     def _check_new(self, id: str) -> None:
         if id in self._numbers:
             raise DuplicateIdError(
-                f"utterance {id!r} was given twice: as number {self._numbers[id]} and as number {self._count} "
+                f"utterance {id!r} was given twice: as number {self._numbers[id]} and as number "
+                f"{self._count} "
                 f"of this run (counted from 0)"
             )
         if id in self:
             raise DuplicateIdError(
-                f"utterance {id!r} was given as number {self._count} of this run (counted from 0), but is stored in "
-                f"{str(self.path)!r} already; skip it (`id in writer` tells), or overwrite the cache"
+                f"utterance {id!r} was given as number {self._count} of this run (counted from 0), "
+                "but is stored in "
+                f"{str(self.path)!r} already; skip it (`id in writer` tells), or overwrite the "
+                "cache"
             )
 
     def _kept(self) -> str:
@@ -290,5 +306,3 @@ class PartWriter:
             self._stored.append(sealed.index(self.path, []))
             for id in ids:  # the index knows them now: ten million ids are not kept
                 del self._numbers[id]
-
-

@@ -52,7 +52,7 @@ class Outcome:
 
 
 def sealed_parts(cache: Path, build: int, fingerprint: str) -> list[SealedPart]:
-    """List the sealed parts of a build that were made with a fingerprint, in the order of their names."""
+    """List the sealed parts of a build that were made with a fingerprint, in order of names."""
     return [
         part
         for _, part in list_parts(cache)
@@ -61,10 +61,13 @@ def sealed_parts(cache: Path, build: int, fingerprint: str) -> list[SealedPart]:
 
 
 def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
-    """Publish all sealed parts of the build that `manifest` is building as the next generation, and return it.
+    """Publish all sealed parts as the next generation, and return it.
 
-    Only the holder of the cache's lock may call this. What `manifest` says of the generation before is taken from the
-    disk: a publish may have failed after it had come out. Parts of earlier builds are removed once it is out.
+    They are those of the build that `manifest` is building.
+
+    Only the holder of the cache's lock may call this. What `manifest` says of the generation before
+    is taken from the disk: a publish may have failed after it had come out. Parts of earlier builds
+    are removed once it is out.
     """
     before = read_manifest(cache) if (cache / NAME).exists() else manifest
     names = list(manifest.features)
@@ -122,7 +125,7 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
 
 
 def expected_digest(ids: Iterable[str]) -> str:
-    """Return the xxh3-128 of ids that come in the order of their UTF-8, with a zero byte behind each.
+    """Return the xxh3-128 of ids in the order of their UTF-8, with a zero byte behind each.
 
     >>> expected_digest(["a", "b"])
     'b061d902c67ac49e07b999952ccfc0e4'
@@ -161,7 +164,8 @@ def _check_dims(parts: Sequence[SealedPart], names: Sequence[str]) -> None:
             if dims != parts[0].header.dims[name]:
                 raise FeatureError(
                     f"feature {name!r} has frames of shape {parts[0].header.dims[name]} in part "
-                    f"{parts[0].entry.name!r} and of {dims} in {part.entry.name!r}; remove the wrong one"
+                    f"{parts[0].entry.name!r} and of {dims} in {part.entry.name!r}; remove the "
+                    "wrong one"
                 )
 
 
@@ -181,7 +185,10 @@ def _merged_stats(
 def _failed(
     cache: Path, before: Manifest, manifest: Manifest, outcome: Outcome, indexes: Sequence[Index]
 ) -> list[str]:
-    """Return the ids that failed, here or in the same build before, and are not stored, in canonical order."""
+    """Return the ids that failed and are not stored, in canonical order.
+
+    They failed here or in the same build before.
+    """
     failed = set(outcome.failed)
     if before.index and before.build == manifest.building:
         with ColumnFile(cache, before.index, mapped=False, expected=before.index_digest) as file:

@@ -1,8 +1,9 @@
 """Brings back what a writer that died had committed.
 
-A part whose formats can be finished where they lie is sealed in place. Of others (an `.h5` that was not closed is
-unreadable for its own tools) the committed bytes are copied, block by block as they are, into a new part, which is
-sealed; only then the old one is removed. What is damaged is never removed: its directory is set aside.
+A part whose formats can be finished where they lie is sealed in place. Of others (an `.h5` that was
+not closed is unreadable for its own tools) the committed bytes are copied, block by block as they
+are, into a new part, which is sealed; only then the old one is removed. What is damaged is never
+removed: its directory is set aside.
 """
 
 from __future__ import annotations
@@ -42,9 +43,12 @@ _log = logging.getLogger("featcache")
 def recover_parts(
     cache: Path, features: Mapping[str, FeatureStorageConfig], build: int, fingerprint: str
 ) -> None:
-    """Seal what dead writers of this build and fingerprint had committed; their open parts are gone afterwards.
+    """Seal what dead writers of this build and fingerprint had committed.
 
-    Parts of other builds stay as they are. Raises `CacheLockedError` if one of the writers still lives.
+    Their open parts are gone afterwards.
+
+    Parts of other builds stay as they are. Raises `CacheLockedError` if one of the writers still
+    lives.
     """
     for name, sealed in list(list_parts(cache)):
         directory = cache / PARTS / name
@@ -104,7 +108,8 @@ def _recover(
             ids = ", ".join(repr(utterance.id) for utterance in lost[:5])
             _set_aside(
                 directory,
-                f"{len(lost)} utterances are not what was committed ({ids}{', ...' * (len(lost) > 5)})",
+                f"{len(lost)} utterances are not what was committed "
+                f"({ids}{', ...' * (len(lost) > 5)})",
             )
         elif journal.damaged:
             _set_aside(
@@ -130,7 +135,7 @@ def _is_unfinished_copy(directory: Path) -> bool:
 
 
 def _checked(directory: Path, journal: Journal) -> tuple[list[Utterance], list[Utterance]]:
-    """Split the utterances of a journal into those whose bytes are what was written, and the others."""
+    """Split the utterances of a journal into those whose bytes are undamaged, and the others."""
     source = _Source(directory, journal)
     good: list[Utterance] = []
     lost: list[Utterance] = []
@@ -163,7 +168,9 @@ def _seal_in_place(
             ]
             cast(FinishesFiles, backend).finish(directory / prefix, specs, written)
     except CorruptCacheError as error:
-        _log.warning("part %r is copied, for its files cannot be finished: %s", str(directory), error)
+        _log.warning(
+            "part %r is copied, for its files cannot be finished: %s", str(directory), error
+        )
         return False
     seal_directory(cache, name, features, journal.header, journal.utterances, journal.stats, {})
     return True
@@ -178,7 +185,10 @@ def _copy(
     *,
     whole: bool,
 ) -> None:
-    """Copy utterances into a new part and seal it; statistics are computed again unless the journal is whole."""
+    """Copy utterances into a new part and seal it.
+
+    Statistics are computed again unless the journal is whole.
+    """
     target = cache / PARTS / (name + RECOVERED)
     if (target / SEAL).exists():
         return
@@ -237,7 +247,8 @@ def _set_aside(directory: Path, why: str) -> None:
     directory.rename(aside)
     sync_directory(directory.parent)
     _log.warning(
-        "part %r is damaged: %s; what cannot be used of it was set aside in %r, and is computed again",
+        "part %r is damaged: %s; what cannot be used of it was set aside in %r, and is computed "
+        "again",
         str(directory),
         why,
         str(aside),

@@ -38,7 +38,9 @@ def seal_directory(
     stats: Mapping[str, FeatureStats],
     pages: Mapping[str, Pages],
 ) -> SealedPart:
-    """Seal a part whose containers are finished, as holder of its lock: write the columns, name them in `part.json`.
+    """Seal a part whose containers are finished, as holder of its lock.
+
+    Writes the columns, and names them in `part.json`.
 
     Its journal is gone afterwards. `pages` are those that are known; those of other files are read.
     """
@@ -76,10 +78,13 @@ def _save_columns(
 ) -> str:
     pages = dict(_all_pages(directory, known_pages))
     sizes = {path: (directory / path).stat().st_size for path in pages}
-    named = {e.container for u in utterances for placed in u.arrays.values() for e in placed.extents}
+    named = {
+        e.container for u in utterances for placed in u.arrays.values() for e in placed.extents
+    }
     for path in sorted(named - pages.keys()):
         raise CorruptCacheError(
-            f"container {str(directory / path)!r} is not there: another writer took the part over, which can be "
+            f"container {str(directory / path)!r} is not there: another writer took the part over, "
+            "which can be "
             "where locks do not count (see docs/format.md); run the same again"
         )
     for path, size in sizes.items():

@@ -60,9 +60,8 @@ class WriteSession:
             self._lock = WriterLock(path)
             try:
                 self._manifest = self._start(content, overwrite)
-                remove_superseded(
-                    path, read_manifest(path)
-                )  # if the last writer died before it came to that
+                # if the last writer died before it came to that
+                remove_superseded(path, read_manifest(path))
                 _check_containers(path)
                 recover_parts(path, features, self._manifest.building, self._fingerprint)
                 self._publish_recovered()
@@ -94,7 +93,10 @@ class WriteSession:
             recover_parts(self.path, self.features, self._manifest.building, self._fingerprint)
 
     def close(self, complete: bool, *, publish: bool) -> None:
-        """Seal what was written, publish it unless it waits beside an older cache, and let go of the cache."""
+        """Seal what was written, publish it, and let go of the cache.
+
+        It is not published if it waits beside an older cache.
+        """
         if self.parts.closed:
             return
         try:
@@ -128,12 +130,16 @@ class WriteSession:
             self._manifest = publish(self.path, self._manifest, Outcome(complete=False))
 
     def _start(self, content: Mapping[str, object], overwrite: bool) -> Manifest:
-        """Return the manifest to build on, which on disk names the build that all writers add parts to."""
+        """Return the manifest to build on.
+
+        On disk it names the build that all writers add parts to.
+        """
         if not (self.path / NAME).exists():
             builds = committed_builds(self.path)  # none, unless the manifest was lost
             if set(builds) - {self._fingerprint}:
                 raise StaleCacheError(
-                    f"cache {str(self.path)!r} has lost its {NAME}, and its parts were made from something else than "
+                    f"cache {str(self.path)!r} has lost its {NAME}, and its parts were made from "
+                    "something else than "
                     f"is declared now; declare it as it was, or remove {str(self.path / PARTS)!r}"
                 )
             build = builds.get(self._fingerprint, 1)
@@ -149,7 +155,8 @@ class WriteSession:
         if changed and (manifest.rows or committed_builds(self.path)):
             lines = "".join(f"\n  {line}" for line in changed)
             raise StaleCacheError(
-                f"cache {str(self.path)!r} was made from something else than is declared now:{lines}\n"
+                f"cache {str(self.path)!r} was made from something else than is declared "
+                f"now:{lines}\n"
                 "overwrite it (overwrite=True), or give another directory"
             )
         if changed or manifest.building != manifest.build:
@@ -181,7 +188,9 @@ def _kept() -> str:
 
 
 def _check_containers(path: Path) -> None:
-    """Raise `CorruptCacheError` if files of published parts are lost: what they hold would count as stored.
+    """Raise `CorruptCacheError` if files of published parts are lost.
+
+    What they hold would count as stored.
 
     A part whose whole directory is gone was removed to compute its utterances again.
     """
@@ -204,9 +213,8 @@ def _claim_directory(path: Path) -> None:
     locks = r"writer\.(lock|lock\.soft|json)"
     files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{locks}"
     ours = re.compile(rf"{files}|{OTHERS}.*")
-    names = sorted(
-        entry.name for entry in path.iterdir()
-    )  # once: another writer may be making the cache
+    # once: another writer may be making the cache
+    names = sorted(entry.name for entry in path.iterdir())
     foreign = [name for name in names if not ours.fullmatch(name)]
     if NAME not in names and foreign:
         raise NotACacheError(

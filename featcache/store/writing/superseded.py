@@ -28,10 +28,12 @@ _log = logging.getLogger("featcache")
 
 
 def remove_superseded(cache: Path, manifest: Manifest) -> None:
-    """Remove what no reader of this generation or of the one before needs, and the parts of overwritten builds.
+    """Remove what no reader of this generation or of the one before needs.
 
-    These are the parts of lower builds, and those of an overwrite that was given up for the one that took its number.
-    What a tag names stays.
+    And the parts of overwritten builds.
+
+    These are the parts of lower builds, and those of an overwrite that was given up for the one
+    that took its number. What a tag names stays.
     """
     sync_directory(cache)  # a killed writer may not have come to make its manifest durable
     kept = {manifest.name, manifest.previous, *manifest.tags.values()}
@@ -47,7 +49,9 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
     try:
         tagged = [read_manifest(cache, manifest_file(name)) for name in {*manifest.tags.values()}]
     except CacheError as error:
-        _log.warning("no part of %r is removed, since what a tag names is lost: %s", str(cache), error)
+        _log.warning(
+            "no part of %r is removed, since what a tag names is lost: %s", str(cache), error
+        )
         return
     tagged_parts = {part.name for each in tagged for part in each.parts}
     current = (manifest.build, fingerprint_digest(manifest.fingerprint))

@@ -1,4 +1,4 @@
-"""Writers that nobody closed: they are closed when they are dropped, and when their process ends."""
+"""Writers that nobody closed: closed when they are dropped, and when their process ends."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _unclosed: list[tuple[int, Finalize]] = []  # priority, and what closes a writer
 def close_at_exit(writer: W, what: str, close: Callable[[W], None]) -> Callable[[], object]:
     """Have a writer closed when its process ends, with a warning; returns what calls that off.
 
-    `atexit` alone would not do: a process of `multiprocessing`, such as a worker of a DataLoader, leaves
-    by `os._exit`, after it has run these. In a process that was forked from the writer's nothing is run.
+    `atexit` alone would not do: a process of `multiprocessing`, such as a worker of a DataLoader,
+    leaves by `os._exit`, after it has run these. In a process that was forked from the writer's
+    nothing is run.
     """
     return _kept(Finalize(None, _close, (writer, what, close), exitpriority=PARTS), PARTS)
 
@@ -33,7 +34,9 @@ def close_at_exit(writer: W, what: str, close: Callable[[W], None]) -> Callable[
 def close_when_dropped(
     owner: object, writer: W, what: str, close: Callable[[W], None]
 ) -> Callable[[], object]:
-    """Have a writer closed when `owner` is collected or the process ends; returns what calls that off.
+    """Have a writer closed when `owner` is collected or the process ends.
+
+    Returns what calls that off.
 
     `writer` must not know `owner`.
     """
@@ -64,7 +67,10 @@ def _close(writer: W, what: str, close: Callable[[W], None]) -> None:
     if threading.current_thread().name == THREAD:  # its own, maybe, for which closing would wait
         threading.Thread(target=_close, args=(writer, what, close)).start()
         return
-    told = f"{what} was not closed: what it had taken is stored now; close it, or use it in a `with` block"
+    told = (
+        f"{what} was not closed: what it had taken is stored now; close it, or use it in a `with` "
+        "block"
+    )
     try:
         close(writer)
     except Exception as error:  # there is nobody to raise it to
