@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
 # tests that start clusters of workers, or several processes of other hosts, again and again
-WORKER_TESTS := tests/slurm tests/hosts $(wildcard tests/test_parallel_*.py) \
-  tests/test_collect_stats_workers.py tests/test_recipe_librispeech.py tests/test_interop_huggingface.py
+WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extraction/test_parallel_*.py) \
+  tests/collect_stats/test_collect_stats_workers.py tests/recipes/test_recipe_librispeech.py \
+  tests/interop/test_interop_huggingface.py
 
 .PHONY: setup demo test workers crash torture faults fuzz check bench clean
 

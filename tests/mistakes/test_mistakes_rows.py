@@ -19,17 +19,20 @@ ROWS = 135
 NUMBERS = re.compile(r"(?:test_)?(\d{2,3}(?:(?:_to_|[-_])\d{2,3})*)[-_ ][a-zA-Z]")
 
 ELSEWHERE = {  # what takes processes, jobs, small disks or time: the tests that do it
-    73: "store/test_unclosed_writers.py::test_a_script_that_forgets_to_close_has_stored_everything",
-    80: "store/test_forked_writers.py::test_a_pool_of_forked_children_is_refused",
+    73: (
+        "store/writing/test_unclosed_writers.py::"
+        "test_a_script_that_forgets_to_close_has_stored_everything"
+    ),
+    80: "store/writing/test_forked_writers.py::test_a_pool_of_forked_children_is_refused",
     81: (
-        "store/test_forked_writers.py::"
+        "store/writing/test_forked_writers.py::"
         "test_a_cache_writer_refuses_in_a_forked_child_and_goes_on_in_its_own_process"
     ),
-    88: "test_store_full_disk.py::test_what_is_committed_survives_a_full_disk",
-    89: "test_store_kill.py::test_a_killed_writer_goes_on_where_it_was",
-    91: "test_parallel_stopping.py::test_ctrl_c_ends_workers_that_hang",
-    110: "test_parallel_faults.py::test_an_utterance_that_kills_its_worker_is_set_aside",
-    114: "test_parallel_client.py::test_a_script_without_a_guard_is_told_so",
+    88: "store/writing/test_store_full_disk.py::test_what_is_committed_survives_a_full_disk",
+    89: "store/test_store_kill.py::test_a_killed_writer_goes_on_where_it_was",
+    91: "extraction/test_parallel_stopping.py::test_ctrl_c_ends_workers_that_hang",
+    110: "extraction/test_parallel_faults.py::test_an_utterance_that_kills_its_worker_is_set_aside",
+    114: "cluster/test_client.py::test_a_script_without_a_guard_is_told_so",
 }
 WITHOUT = dict.fromkeys(range(117, 123), "changes that are not noticed yet: an issue of their own")
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collect_stats_helpers import Provider, assert_right
+from places import ROOT
 from sound_helpers import huggingface, samples_of
 
 import featcache
@@ -21,7 +22,7 @@ omegaconf = pytest.importorskip("omegaconf")
 datasets = pytest.importorskip("datasets")
 lhotse = pytest.importorskip("lhotse")
 
-TEXT = (Path(__file__).parents[1] / "docs" / "espnet.md").read_text()
+TEXT = (ROOT / "docs" / "espnet.md").read_text()
 
 
 def snippet(of: str, language: str = "python") -> str:

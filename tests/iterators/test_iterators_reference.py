@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from places import REFERENCE as SHARED
 
 from featcache.errors import ConfigError
 from featcache.iterators import (
@@ -22,7 +22,7 @@ from featcache.iterators import (
 from featcache.loading.collate import CommonCollateFn, PaddedBatch
 from featcache.samplers import build_batch_sampler, build_category_batch_sampler
 
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "espnet_batches"
+REFERENCE = SHARED / "espnet_batches"
 pytestmark = pytest.mark.skipif(
     not REFERENCE.exists(), reason="the reference outputs are not there"
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import TESTS
 from store_helpers import arrays_of, id_of, make_cache
 
 import featcache
@@ -109,7 +110,7 @@ def test_an_index_that_is_gone_is_named(tmp_path: Path) -> None:
 @pytest.fixture
 def on_disk() -> Iterator[Path]:
     """A directory that is not in memory, unlike the others of the tests."""
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as directory:
+    with tempfile.TemporaryDirectory(dir=TESTS) as directory:
         yield Path(directory)
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from places import ROOT
 
 import featcache
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "digits"
+RECIPE = ROOT / "recipes" / "digits"
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from places import REFERENCE as SHARED
 
 from featcache.errors import ConfigError
 from featcache.samplers import build_batch_sampler, build_category_batch_sampler
@@ -18,7 +19,7 @@ from featcache.samplers.espnet.inputs import utterances_of
 from featcache.samplers.espnet.key_table import Keys
 from featcache.samplers.espnet.power import Limits, dataset_pools, drawn_batches
 
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "espnet_batches"
+REFERENCE = SHARED / "espnet_batches"
 FILES = ("utt2category_file", "category2utt_file", "dataset2utt_parent_dir")
 Entry = dict[str, Any]
 

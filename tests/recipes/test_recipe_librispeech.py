@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from places import ROOT
 
 import featcache
 
@@ -25,7 +26,7 @@ pytest.importorskip("sklearn")
 threadpoolctl = pytest.importorskip("threadpoolctl")
 lhotse = pytest.importorskip("lhotse")
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "librispeech"
+RECIPE = ROOT / "recipes" / "librispeech"
 SETTINGS = str(RECIPE / "settings.yaml")
 TOKENS = "{clusters: 8, frames: 400, seed: 1}"
 SPLITS = "{train: train-tiny, valid: dev-tiny, test: null}"

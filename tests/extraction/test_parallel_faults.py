@@ -18,6 +18,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 from parallel_helpers import LOCAL, Numbers, Provider, assert_holds, calls, extract
+from places import TESTS
 
 import featcache
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, IncompleteError
@@ -41,7 +42,7 @@ def start_driver(folder: Path, workers: int) -> subprocess.Popen[bytes]:
         sys.executable,
         "-c",
         DRIVER,
-        str(Path(__file__).parent),
+        str(TESTS),
         str(folder),
         str(workers),
     ]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from places import TESTS
 from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_features, write
 
 import featcache
@@ -42,7 +43,7 @@ time.sleep(60)
 @contextmanager
 def held(path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Have another process write a cache; gives it and the process that it printed."""
-    command = [sys.executable, "-c", HOLD, str(Path(__file__).parent), str(path), *options]
+    command = [sys.executable, "-c", HOLD, str(TESTS), str(path), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

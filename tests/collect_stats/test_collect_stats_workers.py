@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from collect_stats_helpers import Provider, assert_collected, assert_right, calls, collect, files_of
+from places import TESTS
 
 from featcache.errors import CacheLockedError, ComputeError
 
@@ -92,7 +93,7 @@ def test_a_killed_run_goes_on_with_any_number_of_workers_and_another_batch_size(
 def start_and_kill(folder: Path) -> None:
     """Start a run, and kill it once it has computed ten more utterances."""
     before = len(calls(folder))
-    script = Path(__file__).with_name("collect_stats_helpers.py")
+    script = TESTS / "collect_stats_helpers.py"
     process = subprocess.Popen([sys.executable, script, folder, "0.1"], stderr=subprocess.DEVNULL)
     while len(calls(folder)) < before + 10:
         assert process.poll() is None

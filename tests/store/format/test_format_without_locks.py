@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from places import TESTS
 from store_helpers import (
     FINGERPRINT,
     assert_holds,
@@ -91,9 +92,7 @@ def test_one_writer_at_a_time(
 @pytest.mark.usefixtures("no_flock")
 def test_what_a_killed_writer_of_this_host_held_is_taken_over(tmp_path: Path) -> None:
     make_cache(tmp_path, range(5))
-    subprocess.run(
-        [sys.executable, "-c", DIES, tmp_path], cwd=Path(__file__).parent.parent, check=False
-    )
+    subprocess.run([sys.executable, "-c", DIES, tmp_path], cwd=TESTS, check=False)
     assert list(tmp_path.rglob("*.soft"))
     with opened(tmp_path) as writer:
         assert id_of(8) in writer

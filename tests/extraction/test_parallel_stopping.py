@@ -17,6 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 from parallel_helpers import LOCAL, Provider, assert_holds, calls, extract
+from places import TESTS
 from store_helpers import free_space
 
 from featcache.cluster import dispatch, workers
@@ -61,7 +62,7 @@ def test_a_worker_that_hangs_does_not_keep_the_error_of_another(
 
 
 def test_ctrl_c_ends_workers_that_hang(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-c", DRIVER, str(Path(__file__).parent), str(tmp_path)]
+    arguments = [sys.executable, "-c", DRIVER, str(TESTS), str(tmp_path)]
     driver = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while len(calls(tmp_path)) < 30:

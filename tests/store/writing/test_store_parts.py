@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from places import TESTS
 from store_helpers import (
     FINGERPRINT,
     arrays_of,
@@ -163,7 +164,7 @@ make_cache(path, range(100, 103))
 make_cache(path, range(103, 105))
 check_cache(path, range(105))
 """
-    arguments = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "cache")]
+    arguments = [sys.executable, "-c", program, str(TESTS), str(tmp_path / "cache")]
     subprocess.run(arguments, check=True, timeout=100)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import speechbrain as sb
 import torch
+from places import TESTS
 from speechbrain.dataio.dataloader import SaveableDataLoader
 from speechbrain.utils.checkpoints import Checkpointer
 from training_helpers import (
@@ -182,7 +183,7 @@ def test_ranks_share_each_epoch_and_any_number_of_them_goes_on(tmp_path: Path) -
     cache = make_training_cache(tmp_path / "features")
     (tmp_path / "script.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, str(tmp_path / "script.py"), str(Path(__file__).parent), str(tmp_path)]
+    command = [*torchrun, str(tmp_path / "script.py"), str(TESTS), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=200, check=False
