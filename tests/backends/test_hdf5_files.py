@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 from hdf5_helpers import FBANK, IDS, encoded, make, read, specs, write
 from hypothesis import example, given, settings
-from places import TESTS
 
 from featcache.errors import FeatureError, MissingDependencyError
 from featcache.interface import Backend, Extent, FeatureSpec, SupportsBlocks
@@ -136,7 +135,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITE_FLUSH_AND_DIE, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, cwd=TESTS, timeout=60)
+    run = subprocess.run(command, capture_output=True, cwd=Path(__file__).parent, timeout=60)
     assert run.returncode == -signal.SIGKILL, run.stderr.decode()
     features = {
         "fbank": FBANK,

@@ -6,11 +6,11 @@ import functools
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from places import TESTS
 
 from featcache.extraction.provenance import (
     MAX_SETTINGS,
@@ -48,8 +48,8 @@ def test_code_whose_source_is_not_kept_counts_by_its_bytecode() -> None:
 def test_bytecode_counts_the_same_in_every_process() -> None:
     code = f"""if True:
         import sys
-        sys.path.insert(0, {str(TESTS)!r})
-        from test_fingerprint_code import fingerprint, typed_in
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_provenance_code import fingerprint, typed_in
         print(fingerprint(typed_in("batch in {{'a', 'b', 'c', 'd', 'e'}}")))"""
     printed = {
         subprocess.run(
