@@ -99,16 +99,19 @@ class FeatureCacheMixin:
         share. With `--debug` a few batches are cached, as incomplete. The global random generators
         are left as they were.
 
-        Args: dataset: a dataset; or a loader, which is used as it is. stage: given to
-            `compute_features`; by default that of the split. split: names the cache,
-            `storage.path(split)`; by default after the stage, "train" without one. storage: by
-            default the one `FeatureStorage` in `self.hparams`. loader_kwargs: arguments of the
-            DataLoader: batch_size, num_workers, ... Never shuffles or drops anything. progressbar:
-            by default shown unless `self.noprogressbar`. resume: False computes a cache that is
-            incomplete from the start. overwrite: computes a complete one anew; it stays good until
-            the new one is. append: a complete cache is given utterances of a dataset that shares
-            none with it; otherwise that is taken
-                for another split, and refused.
+        Args:
+            dataset: a dataset; or a loader, which is used as it is.
+            stage: given to `compute_features`; by default that of the split.
+            split: names the cache, `storage.path(split)`; by default after the stage, "train"
+                without one.
+            storage: by default the one `FeatureStorage` in `self.hparams`.
+            loader_kwargs: arguments of the DataLoader: batch_size, num_workers, ... Never shuffles
+                or drops anything.
+            progressbar: by default shown unless `self.noprogressbar`.
+            resume: False computes a cache that is incomplete from the start.
+            overwrite: computes a complete one anew; it stays good until the new one is.
+            append: a complete cache is given utterances of a dataset that shares none with it;
+                otherwise that is taken for another split, and refused.
             shared: another split of the storage may hold the same utterances; otherwise none are
                 added that one has.
             on_error: "skip" goes on with the next utterance and leaves a line in the cache's

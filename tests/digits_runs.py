@@ -66,9 +66,13 @@ if __name__ == "__main__":
 class Extraction:
     """One run of the driver, which lives no longer than the `with` block.
 
-    Args: shared: holds what all runs have in common; "corpus" in it, if there, is taken instead of
-        the recipe's. folder: where the features go. parallel: on which workers; None: by the driver
-        itself. batch_size: utterances a batch. seconds: how long an utterance takes at least.
+    Args:
+        shared: holds what all runs have in common; "corpus" in it, if there, is taken instead of
+            the recipe's.
+        folder: where the features go.
+        parallel: on which workers; None: by the driver itself.
+        batch_size: utterances a batch.
+        seconds: how long an utterance takes at least.
     """
 
     def __init__(

@@ -42,10 +42,10 @@ def get_client(
     waited for until the first is there; others join when their jobs start. The link of the
     dashboard is printed on standard error.
 
-    Args: config: a `ParallelConfig`, or a mapping of that form; None is one local worker. setup_fn:
-        builds the environment of a worker, a dict by name, once in each worker process. What runs
-        there
-            finds it by `worker_env()`, or gets its entries as arguments:
+    Args:
+        config: a `ParallelConfig`, or a mapping of that form; None is one local worker.
+        setup_fn: builds the environment of a worker, a dict by name, once in each worker process.
+            What runs there finds it by `worker_env()`, or gets its entries as arguments:
             `client.map(with_worker_env(fn), data)`.
 
     A script that uses local workers needs `if __name__ == "__main__":`, since each of them imports

@@ -33,9 +33,9 @@ _FIELDS = ("env", "n_workers", "options")
 class ParallelConfig:
     """Declare on how many workers to compute, and where they run: the `parallel:` block of ESPnet3.
 
-    Args: env: "local" (processes of this machine), "local_gpu" (one for each GPU), a job queue
-        ("slurm", "pbs", "sge",
-            "lsf", "htcondor", "oar", "moab"), "ssh" or "kube".
+    Args:
+        env: "local" (processes of this machine), "local_gpu" (one for each GPU), a job queue
+            ("slurm", "pbs", "sge", "lsf", "htcondor", "oar", "moab"), "ssh" or "kube".
         n_workers: how many worker processes.
         options: arguments of Dask's cluster class for `env`: of `LocalCluster`, `SLURMCluster`, ...
 

@@ -54,8 +54,11 @@ class Lost(NamedTuple):
 class Dispatch(Generic[T]):
     """Has tasks done by workers.
 
-    Args: staff: the workers. claims: the directory where they claim attempts. function: is called
-        in a worker with a task and `args`; returns errors instead of raising them.
+    Args:
+        staff: the workers.
+        claims: the directory where they claim attempts.
+        function: is called in a worker with a task and `args`; returns errors instead of raising
+            them.
     """
 
     def __init__(

@@ -66,9 +66,9 @@ class CollectStatsRunner:
       also with other workers, batches or utterances. For the same utterances and batch size all
       files are the same to the last bit.
 
-    Args: provider: builds the environment, once in each process: "dataset", "model", "collate_fn",
-        and perhaps "device"
-            and "collect_stats_kwargs", for `model.collect_feats`.
+    Args:
+        provider: builds the environment, once in each process: "dataset", "model", "collate_fn",
+            and perhaps "device" and "collect_stats_kwargs", for `model.collect_feats`.
         output_dir: the directory of all splits.
         mode: name of the split.
         write_collected_feats: keep the features: in a cache, `collect_feats`, and as

@@ -25,12 +25,16 @@ from featcache.store.writing.part_writer import PartWriter
 class Computation:
     """Computes batches and writes what comes out; a batch that fails is taken again one by one.
 
-    Args: compute: makes a list of dicts, "id" and arrays, of a batch's data. batches: where the
-        batches come from. writer: takes what is computed. skip_failures: note failures and go on;
-        otherwise they raise `ComputeError`. retries: how often an utterance that failed is tried
-        again. only_missing: the batches hold nothing that is in the cache; otherwise it is looked
-        up for each utterance. check_new: called with ids of the batches that are not in the cache,
-        unless `only_missing`; may raise.
+    Args:
+        compute: makes a list of dicts, "id" and arrays, of a batch's data.
+        batches: where the batches come from.
+        writer: takes what is computed.
+        skip_failures: note failures and go on; otherwise they raise `ComputeError`.
+        retries: how often an utterance that failed is tried again.
+        only_missing: the batches hold nothing that is in the cache; otherwise it is looked up for
+            each utterance.
+        check_new: called with ids of the batches that are not in the cache, unless `only_missing`;
+            may raise.
     """
 
     def __init__(

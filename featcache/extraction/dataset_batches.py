@@ -56,9 +56,12 @@ def worker_failed(error: Exception) -> bool:
 class DatasetBatches:
     """Batches of some utterances of a map-style dataset.
 
-    Args: dataset: the dataset; untouched, also where only some of it is asked for. indices: the
-        utterances wanted. loader_kwargs: arguments of a DataLoader. A sampler or batch sampler
-        stays, less what is not wanted. ids: the ids of the whole dataset, if it shows them.
+    Args:
+        dataset: the dataset; untouched, also where only some of it is asked for.
+        indices: the utterances wanted.
+        loader_kwargs: arguments of a DataLoader. A sampler or batch sampler stays, less what is not
+            wanted.
+        ids: the ids of the whole dataset, if it shows them.
     """
 
     def __init__(

@@ -48,10 +48,14 @@ _log = logging.getLogger("featcache")
 class Destination:
     """The cache of a split, to be filled with the utterances of a data set.
 
-    Args: storage: where its caches are. split: which of them is meant. ids: of all utterances, if
-        the data set shows them. skip_failures: utterances that failed in an earlier run are left
-        out; otherwise they are tried again. append: a complete cache may be given utterances of
-        another data set. shared: other splits of the storage may hold the same utterances.
+    Args:
+        storage: where its caches are.
+        split: which of them is meant.
+        ids: of all utterances, if the data set shows them.
+        skip_failures: utterances that failed in an earlier run are left out; otherwise they are
+            tried again.
+        append: a complete cache may be given utterances of another data set.
+        shared: other splits of the storage may hold the same utterances.
     """
 
     storage: FeatureStorage
@@ -139,9 +143,13 @@ class Destination:
     ) -> None:
         """Publish what was written, and say what could not be computed.
 
-        Args: writer: the writer of the cache. failures: of this run. seen: ids of all utterances,
-            if the data set did not show them; None if it was not gone through. left_out: utterances
-            that a sampler did not ask for. stopped: before the end.
+        Args:
+            writer: the writer of the cache.
+            failures: of this run.
+            seen: ids of all utterances, if the data set did not show them; None if it was not gone
+                through.
+            left_out: utterances that a sampler did not ask for.
+            stopped: before the end.
         """
         if stopped and (builds_aside(self.path) or (self.full and self.ids is None)):
             # the old cache stays as it is; the parts of the new one wait for the same call

@@ -60,11 +60,14 @@ def extract(
     dataset's `ids` or `data_ids`, unless given; "lengths" its `lengths` or durations, if it has
     any: long utterances come first, and batches hold similar ones.
 
-    Args: provider: builds the environment, once in each worker, and here for ids, lengths and
-        fingerprint. path: the cache directory. features: the declarations of all features.
+    Args:
+        provider: builds the environment, once in each worker, and here for ids, lengths and
+            fingerprint.
+        path: the cache directory.
+        features: the declarations of all features.
         parallel: how many workers, and where: `ParallelConfig` or such a mapping. A client of
-        `get_client`, to compute
-            several caches with the same workers. None computes in this process.
+            `get_client`, to compute several caches with the same workers. None computes in this
+            process.
         fingerprint: what else the features are made from, JSON values; takes the place of what is
             found out: "source" and "constants" of `compute_features`, "modules" of the environment.
         batch_size: utterances a batch.

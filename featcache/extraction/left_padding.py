@@ -11,9 +11,9 @@ def uncut(
 ) -> str | None:
     """Say so if all utterances of a batch have the same frames, though they differ in length.
 
-    Args: data: the batch. Only one with relative lengths, as SpeechBrain's `PaddedBatch`, can tell,
-        and
-            only in the processor's memory.
+    Args:
+        data: the batch. Only one with relative lengths, as SpeechBrain's `PaddedBatch`, can tell,
+            and only in the processor's memory.
         utterances: ids and arrays that were computed of it.
         features: names of the features with a time axis.
     """

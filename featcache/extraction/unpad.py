@@ -27,10 +27,11 @@ def unpad(
     Each feature is copied from its device once for the whole batch and detached; what comes back
     are views of that.
 
-    Args: ids: the utterance ids, in the order of the batch. lengths: the number of frames of each
-        utterance, integers; or one such list per feature, for features of
-            different frame rates, where None says that a feature has no time axis. None: no feature
-            has one.
+    Args:
+        ids: the utterance ids, in the order of the batch.
+        lengths: the number of frames of each utterance, integers; or one such list per feature, for
+            features of different frame rates, where None says that a feature has no time axis.
+            None: no feature has one.
         padded: per feature a tensor or array of shape (batch, frames, ...), without a time axis
             (batch, ...).
 

@@ -60,12 +60,12 @@ def cutset_from_huggingface(
     recording is the row's file; audio that lies in the data set itself is written to `audio_folder`
     first, as it is, one file a row.
 
-    Args: data_info: for each field of the supervision a function of the row; a field that a
-        supervision does not know
-            becomes a custom one. "audio" is no field of it: its function returns samples
-            (samples,). Those of an audio column, untouched, say which column is meant; others are
-            written to `audio_folder` as float32 WAV. It may be left out where there is one audio
-            column.
+    Args:
+        data_info: for each field of the supervision a function of the row; a field that a
+            supervision does not know becomes a custom one. "audio" is no field of it: its function
+            returns samples (samples,). Those of an audio column, untouched, say which column is
+            meant; others are written to `audio_folder` as float32 WAV. It may be left out where
+            there is one audio column.
         dataset_length: how many rows.
         dataset_id: for `datasets.load_dataset`, or the directory of a data set that was saved to
             disk.

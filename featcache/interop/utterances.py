@@ -35,9 +35,11 @@ class Utterances:
 
     Its items are an id, samples and their rate, loaded when asked for.
 
-    Args: ids: one for each utterance. load: gives samples and sample rate by number. measure:
-        returns how long the utterances are, in any unit, or None; called when `lengths` is first
-        asked for.
+    Args:
+        ids: one for each utterance.
+        load: gives samples and sample rate by number.
+        measure: returns how long the utterances are, in any unit, or None; called when `lengths` is
+            first asked for.
     """
 
     def __init__(
@@ -70,9 +72,9 @@ def utterances(source: Any, audio: str = "audio", id: str | None = None) -> Utte
 
     Nothing is decoded before it is needed.
 
-    Args: source: a lhotse `CutSet`, a `datasets.Dataset`, a list of dicts, or any map-style dataset
-        of dicts that shows
-            its ids as `ids` or `data_ids`.
+    Args:
+        source: a lhotse `CutSet`, a `datasets.Dataset`, a list of dicts, or any map-style dataset
+            of dicts that shows its ids as `ids` or `data_ids`.
         audio: the key or column of the audio: a path, a dict with "path" or "bytes" of a file, or
             one with "array" and "sampling_rate". A cut is its own.
         id: the key or column of the ids. None is "id"; a `datasets.Dataset` without one has its row

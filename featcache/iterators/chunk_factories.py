@@ -24,21 +24,27 @@ class ChunkIterFactory:
 
     Of a `FeatureDataset` chunks are planned from the lengths alone, and only their frames are read.
 
-    Args: dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a
-        `FeatureDataset`. batch_size: chunks in a batch. batches: lists of one id or row each; or
-        the arguments of `build_batch_sampler`, with a batch_size of 1. chunk_length: frames of a
-        chunk, or several to draw from: "100,150" or "80-120". Utterances must be longer.
+    Args:
+        dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a `FeatureDataset`.
+        batch_size: chunks in a batch.
+        batches: lists of one id or row each; or the arguments of `build_batch_sampler`, with a
+            batch_size of 1.
+        chunk_length: frames of a chunk, or several to draw from: "100,150" or "80-120". Utterances
+            must be longer.
         chunk_shift_ratio: how far a chunk starts behind the one before it, in chunks.
         num_cache_chunks: how many chunks wait to be shuffled together, per length and category.
         num_samples_per_epoch: how many utterances an epoch takes; epochs go on where the one before
-        ended. seed: with the epoch it decides order, lengths and where chunks start. shuffle:
-        whether utterances, and then waiting chunks, are shuffled, and chunks start at a random
-        frame. num_workers, pin_memory: as for a DataLoader. collate_fn: makes a batch of
-        utterances, by default `CommonCollateFn()`; of chunks for a `FeatureDataset`.
+            ended.
+        seed: with the epoch it decides order, lengths and where chunks start.
+        shuffle: whether utterances, and then waiting chunks, are shuffled, and chunks start at a
+            random frame.
+        num_workers, pin_memory: as for a DataLoader.
+        collate_fn: makes a batch of utterances, by default `CommonCollateFn()`; of chunks for a
+            `FeatureDataset`.
         excluded_key_prefixes: names (and numbers may follow) of which every chunk gets all,
-        whatever their length. discard_short_samples: leave out utterances that are no longer than
-        any chunk; else they are chunks themselves,
-            padded by `collate_fn`.
+            whatever their length.
+        discard_short_samples: leave out utterances that are no longer than any chunk; else they are
+            chunks themselves, padded by `collate_fn`.
         default_fs: sample rate that `chunk_length` is meant for; that of an utterance is its
             "utt2fs", else 16000.
         chunk_max_abs_length: most frames of a chunk, at any sample rate.
@@ -117,8 +123,10 @@ class ChunkIterFactory:
 class CategoryChunkIterFactory:
     """Gives batches of chunks of equal length, cut from batches in which categories are balanced.
 
-    Args: batches: lists of ids or rows, the same in each epoch; drawn anew in each with
-        `sampler_args` instead. batch_type, sampler_args: as of `CategoryIterFactory`.
+    Args:
+        batches: lists of ids or rows, the same in each epoch; drawn anew in each with
+            `sampler_args` instead.
+        batch_type, sampler_args: as of `CategoryIterFactory`.
 
     All else is as for `ChunkIterFactory`, but that chunks of a batch may be of several categories.
 

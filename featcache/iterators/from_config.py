@@ -18,10 +18,10 @@ SHARD = "{shard_idx}"
 def build_iter_factory(config: Mapping[str, object], dataset: Samples) -> IterFactory:
     """Make what a block such as `dataloader.train` of an ESPnet3 configuration declares.
 
-    Args: config: "iter_factory", with "_target_" and arguments (nested ones too); with
-        "multiple_iterator: true" an epoch
-            takes one of "num_shards" shards, whose number stands for `{shard_idx}` in any text. A
-            dict, or OmegaConf's.
+    Args:
+        config: "iter_factory", with "_target_" and arguments (nested ones too); with
+            "multiple_iterator: true" an epoch takes one of "num_shards" shards, whose number stands
+            for `{shard_idx}` in any text. A dict, or OmegaConf's.
         dataset: data set of all shards.
 
     Raises `ConfigError` for what is not such a block, or names what cannot be imported.

@@ -18,10 +18,10 @@ class SequenceIterFactory:
 
     They come in an order that the epoch decides.
 
-    Args: dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a
-        `FeatureDataset`. batches: lists of ids or rows; or the arguments of `build_batch_sampler`,
-        which makes them. For a
-            `FeatureDataset` these need no shape files: its lengths are known.
+    Args:
+        dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a `FeatureDataset`.
+        batches: lists of ids or rows; or the arguments of `build_batch_sampler`, which makes them.
+            For a `FeatureDataset` these need no shape files: its lengths are known.
         num_iters_per_epoch: how many batches an epoch takes; epochs go on where the one before
             ended.
         seed: with the epoch it decides the order.
@@ -76,11 +76,12 @@ class SequenceIterFactory:
 class CategoryIterFactory:
     """Gives a torch DataLoader for each epoch, over batches that a category sampler draws for it.
 
-    Args: dataset, num_iters_per_epoch, seed, shuffle, num_workers, collate_fn, pin_memory: as of
-        `SequenceIterFactory`. batches: those of the first epoch; drawn as for the others where they
-        are left out. sampler_args: the arguments of `build_category_batch_sampler`; with
-        "distributed" each rank takes its share of
-            every batch.
+    Args:
+        dataset, num_iters_per_epoch, seed, shuffle, num_workers, collate_fn, pin_memory: as of
+            `SequenceIterFactory`.
+        batches: those of the first epoch; drawn as for the others where they are left out.
+        sampler_args: the arguments of `build_category_batch_sampler`; with "distributed" each rank
+            takes its share of every batch.
         batch_type: "catbel", "catpow" or "catpow_balance_dataset".
 
     Raises `ConfigError` for arguments that cannot work.

@@ -67,10 +67,11 @@ class FeatureDataset(Dataset[Item]):
     in this way; its `collate_fn=FeatureDataset.collate` hands them on. In a DataLoader's worker
     they are made in shared memory.
 
-    Args: source: a cache or its path, or caches put together by `join` or `concat`. features: those
-        that are wanted, all by default. dtypes: what features are converted to, e.g. {"ssl":
-        "float32", "tokens": torch.int64}; else as declared. As
-            torch does it: what does not fit into a smaller dtype overflows.
+    Args:
+        source: a cache or its path, or caches put together by `join` or `concat`.
+        features: those that are wanted, all by default.
+        dtypes: what features are converted to, e.g. {"ssl": "float32", "tokens": torch.int64}; else
+            as declared. As torch does it: what does not fit into a smaller dtype overflows.
         transform: called with each item, returns an item. It runs where the reading runs. A tensor
             that it adds with "<name>_lengths" beside it is padded along axis 0, other tensors and
             numbers are stacked, the rest listed. A note on its errors names the utterance.

@@ -36,10 +36,13 @@ class FeatureLoader(Generic[T]):
     memory of a batch is used again once nothing refers to it. Threads live only while there is
     something to read: none is left behind by an iteration that ends before its time.
 
-    Args: source: a cache or its path, caches put together by `join` or `concat`, or a
-        `FeatureDataset`. features: those that are wanted, all by default. batch_sampler: gives the
-        batches as lists of row numbers, ids, or `(row or id, slice)`; one of
-            `featcache.samplers` or any other. Its `set_epoch` and state are used where it has them.
+    Args:
+        source: a cache or its path, caches put together by `join` or `concat`, or a
+            `FeatureDataset`.
+        features: those that are wanted, all by default.
+        batch_sampler: gives the batches as lists of row numbers, ids, or `(row or id, slice)`; one
+            of `featcache.samplers` or any other. Its `set_epoch` and state are used where it has
+            them.
         batch_size: utterances of a batch, in place of a batch sampler; ranks share them as with a
             sampler.
         shuffle: whether these are drawn at random, anew in each epoch; else they come in the order

@@ -25,10 +25,11 @@ class Prefetch(Generic[T]):
     job to do: who stops to iterate, by an exception or otherwise, leaves none behind once the few
     jobs that were taken are done.
 
-    Args: jobs: what to do. threads: how many jobs are worked on side by side; 0 does each when its
-        result is asked for. most_bytes: jobs are taken ahead as long as their results, with those
-        that wait, are not more than this, nor
-            their number more than `MOST_AHEAD`; one is taken in any case.
+    Args:
+        jobs: what to do.
+        threads: how many jobs are worked on side by side; 0 does each when its result is asked for.
+        most_bytes: jobs are taken ahead as long as their results, with those that wait, are not
+            more than this, nor their number more than `MOST_AHEAD`; one is taken in any case.
 
     An error of a job, or of their iterator, is raised in its place: after the results before it.
     """

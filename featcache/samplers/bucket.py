@@ -42,10 +42,11 @@ class BucketBatchSampler(EpochSampler):
     `max_elements` numbers. All epochs have the same number of batches: hosts ask for it once. For
     how ranks share an epoch and resume, and for the other arguments, see `EpochSampler`.
 
-    Args: lengths: frames of each utterance, integers; or a list of such arrays, one per feature of
-        the same utterances;
-            or a cache, its path, a `FeatureTable` or a data set, whose features with a time axis
-            all count. Frames are seconds divided by the frame shift: 400 s of 10 ms are 40,000.
+    Args:
+        lengths: frames of each utterance, integers; or a list of such arrays, one per feature of
+            the same utterances; or a cache, its path, a `FeatureTable` or a data set, whose
+            features with a time axis all count. Frames are seconds divided by the frame shift: 400
+            s of 10 ms are 40,000.
         ids: the utterances that `lengths` are of, in their order; of a cache those to take. Batches
             then hold ids.
         max_frames: the most frames in a batch, padding included; of each feature on its own.

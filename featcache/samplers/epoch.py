@@ -131,10 +131,10 @@ class EpochSampler(ABC):
         Any number of ranks can go on from it: "position" counts the utterances that all ranks
         together have taken.
 
-        Args: steps: batches that this rank has trained on since the iteration began. By default as
-            many as were taken
-                from the newest iterator; a DataLoader with workers takes more than it delivers:
-                count these yourself.
+        Args:
+            steps: batches that this rank has trained on since the iteration began. By default as
+                many as were taken from the newest iterator; a DataLoader with workers takes more
+                than it delivers: count these yourself.
         """
         newest = None if self._waiting else self._iteration
         epoch, start = self._coming() if self._waiting else (self.epoch, self._start)

@@ -27,11 +27,12 @@ class BackendContract(
 
     A backend whose library is not installed is skipped.
 
-    Attributes: backend: as it is registered; None: all that are installed. options: options of the
-        backend and its codecs to test with, e.g. a size of files that a test exceeds. tolerance:
-        for lossy codecs, by name, how far a number within -100 to 100 may move; a lossy codec that
-        is not
-            listed may return any numbers, but always the same.
+    Attributes:
+        backend: as it is registered; None: all that are installed.
+        options: options of the backend and its codecs to test with, e.g. a size of files that a
+            test exceeds.
+        tolerance: for lossy codecs, by name, how far a number within -100 to 100 may move; a lossy
+            codec that is not listed may return any numbers, but always the same.
         examples: how many caches hypothesis tries for each property.
     """
 

@@ -55,9 +55,10 @@ def build_batch_sampler(
 ) -> Batches:
     """Cut utterances into batches, the same as ESPnet's function of this name, id for id.
 
-    Args: type: "unsorted" or "sorted" (batches of `batch_size`), "folded" (fewer utterances where
-        they are longer than
-            `fold_lengths`), "length" or "numel" (batches of about `batch_bins` frames, or numbers).
+    Args:
+        type: "unsorted" or "sorted" (batches of `batch_size`), "folded" (fewer utterances where
+            they are longer than `fold_lengths`), "length" or "numel" (batches of about `batch_bins`
+            frames, or numbers).
         batch_size: utterances of a batch, for the first three types.
         batch_bins: the last two types close a batch with the utterance that makes it larger than
             this.
@@ -157,10 +158,10 @@ def build_category_batch_sampler(
 ) -> tuple[Batches, dict[str, object]]:
     """Draw batches by category for one epoch, the same as ESPnet's function of this name.
 
-    Args: type: "catbel" (batches of `batch_size`, about as many of each category), "catpow"
-        (categories are drawn by
-            their share of frames to the power of `upsampling_factor`), "catpow_balance_dataset"
-            (data sets are drawn first, then categories within).
+    Args:
+        type: "catbel" (batches of `batch_size`, about as many of each category), "catpow"
+            (categories are drawn by their share of frames to the power of `upsampling_factor`),
+            "catpow_balance_dataset" (data sets are drawn first, then categories within).
         batch_size: utterances of a batch, for "catbel"; it uses none of the arguments up to
             `drop_last`.
         batch_bins: the other types close a batch with the utterance that makes it larger than this

@@ -87,8 +87,10 @@ def read_shapes(path: str | Path, separator: str = ",") -> tuple[Keys, Shapes]:
 
     It has an utterance and its length, or whole shape, on each line ("utt-1 575,80").
 
-    Args: path: the file, UTF-8. separator: what stands between the numbers: a comma, or a space, as
-        category samplers read them.
+    Args:
+        path: the file, UTF-8.
+        separator: what stands between the numbers: a comma, or a space, as category samplers read
+            them.
 
     Raises `ConfigError` with file and line for a duplicate, a blank line, a key without numbers, a
     number that is no integer or negative.

@@ -18,8 +18,10 @@ _AT_ONCE = 4096  # ids whose bytes are moved at once: numbers of bytes take eigh
 def order_of(data: Bytes, ends: Ints) -> Ints:
     """Return the rows in ascending order of their bytes; equal ones in the order of their rows.
 
-    Args: data: the ids in UTF-8, without NUL, one after the other; then 8 bytes more, so that words
-        can be read anywhere. ends: id r is `data[ends[r]:ends[r + 1]]`.
+    Args:
+        data: the ids in UTF-8, without NUL, one after the other; then 8 bytes more, so that words
+            can be read anywhere.
+        ends: id r is `data[ends[r]:ends[r + 1]]`.
     """
     words: NDArray[np.uint64] = np.ndarray(len(data) - 7, ">u8", data, strides=(1,))
     lengths = np.diff(ends).astype(np.int32)

@@ -57,10 +57,11 @@ def open(
 ) -> Cache:
     """Open a cache for reading.
 
-    Args: path: the cache directory. verify: None checks the size of each file when it is first
-        read; "columns" those of all files now, and the
-            checksums of index and statistics; "arrays" those of every byte of every file, which
-            reads the whole cache. All damage is told at once.
+    Args:
+        path: the cache directory.
+        verify: None checks the size of each file when it is first read; "columns" those of all
+            files now, and the checksums of index and statistics; "arrays" those of every byte of
+            every file, which reads the whole cache. All damage is told at once.
         check_reads: compare whatever is read with its checksum: whole arrays by their own, windows
             by those of the pages that they lie on. The index is compared when the cache is opened.
         mapped: read through memory maps; False uses pread, for network file systems, where a mapped

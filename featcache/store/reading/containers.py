@@ -33,11 +33,13 @@ NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux
 class Containers:
     """Gives the bytes of a cache's container files; safe to share between threads and over fork.
 
-    Args: root: the directory that paths are relative to. path_of: gives the POSIX path of a
-        container, by its number. sizes: the bytes that each file must have; a mapped file that is
-        shorter would kill the process. mapped: True maps files into memory, False reads with pread
-        (better on network file systems, where a mapped
-            file that goes away kills the process).
+    Args:
+        root: the directory that paths are relative to.
+        path_of: gives the POSIX path of a container, by its number.
+        sizes: the bytes that each file must have; a mapped file that is shorter would kill the
+            process.
+        mapped: True maps files into memory, False reads with pread (better on network file systems,
+            where a mapped file that goes away kills the process).
     """
 
     def __init__(

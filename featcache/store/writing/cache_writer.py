@@ -26,11 +26,12 @@ class CacheWriter:
     beside that. A writer that nobody closed does the same when it is dropped or its process ends,
     with a warning.
 
-    Args: path: the cache directory; made if it does not exist. features: the declarations of all
-        features. fingerprint: what the features are made from (JSON values): model, layer, sample
-        rate, ... overwrite: build the cache anew beside the old one, which stays good until the new
-        one is published. A second
-            try goes on with what an interrupted one had committed.
+    Args:
+        path: the cache directory; made if it does not exist.
+        features: the declarations of all features.
+        fingerprint: what the features are made from (JSON values): model, layer, sample rate, ...
+        overwrite: build the cache anew beside the old one, which stays good until the new one is
+            published. A second try goes on with what an interrupted one had committed.
 
     Raises `StaleCacheError`, with the differences, if the cache was made from something else than
     declared here; `CacheLockedError` if it is being written; `NotACacheError` if the path holds
@@ -104,9 +105,10 @@ class CacheWriter:
 
         The arrays may be used again as soon as this returns.
 
-        Args: id: any non-empty Unicode string without NUL. arrays: exactly the declared features,
-            each a numpy array or torch tensor of shape (frames, *dims), or
-                `dims` for a feature without a time axis.
+        Args:
+            id: any non-empty Unicode string without NUL.
+            arrays: exactly the declared features, each a numpy array or torch tensor of shape
+                (frames, *dims), or `dims` for a feature without a time axis.
 
         Raises `FeatureError` for arrays that cannot be stored as declared and `DuplicateIdError`
         for a known id; then nothing of the utterance is stored and writing may go on. Raises
