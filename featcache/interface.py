@@ -180,7 +180,7 @@ class FinishesFiles(Protocol):
         `written` are the utterances in the order of writing: the id, and by feature the rows and
         the extents. What lies behind them is cut off. All is durable when this returns. May be
         called again after it was interrupted anywhere, and must not change a byte of an extent
-        nor follow a link: `featcache.left_files` has what that takes.
+        nor follow a link: `featcache.container_files` has what that takes.
 
         Raises `CorruptCacheError` if these are not the files that such a writer leaves: then the
         store copies the arrays instead.

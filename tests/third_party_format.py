@@ -17,10 +17,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from featcache.container_files import FeatureFilesWriter, PagedFile, Pages
+from featcache.container_files import (
+    FeatureFilesWriter,
+    PagedFile,
+    Pages,
+    end_file,
+    misplaced,
+    open_left,
+)
 from featcache.errors import CorruptCacheError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
-from featcache.left_files import end_file, misplaced, open_left
 
 
 @dataclass(frozen=True)

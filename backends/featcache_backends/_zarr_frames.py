@@ -7,9 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from featcache.container_files import PagedFile, Pages, sync_directory
+from featcache.container_files import (
+    PagedFile,
+    Pages,
+    end_file,
+    misplaced,
+    open_left,
+    remove_left,
+    sync_directory,
+)
 from featcache.interface import EncodedArray, Extent
-from featcache.left_files import end_file, misplaced, open_left, remove_left
 from featcache_backends._zarr_group import Group
 
 MISSING = 2**64 - 1  # offset and size of an inner chunk that a shard does not have

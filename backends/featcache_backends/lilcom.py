@@ -24,10 +24,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from featcache.container_files import FeatureFilesWriter, PagedFile, Pages
+from featcache.container_files import (
+    FeatureFilesWriter,
+    PagedFile,
+    Pages,
+    end_file,
+    misplaced,
+    open_left,
+)
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
 from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
-from featcache.left_files import end_file, misplaced, open_left
 
 BLOCK_ROWS = 500  # fixed in lhotse's reader
 TICK_POWERS = range(-20, 21)  # what lilcom accepts

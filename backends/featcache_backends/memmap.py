@@ -21,9 +21,16 @@ from typing import ClassVar
 
 from numpy.lib.format import dtype_to_descr
 
-from featcache.container_files import FeatureFilesWriter, PagedFile, Pages, write_all
+from featcache.container_files import (
+    FeatureFilesWriter,
+    PagedFile,
+    Pages,
+    end_file,
+    misplaced,
+    open_left,
+    write_all,
+)
 from featcache.interface import EncodedArray, Extent, FeatureSpec
-from featcache.left_files import end_file, misplaced, open_left
 
 HEADER_BYTES = 256  # a multiple of 64, so that frames start aligned
 

@@ -40,7 +40,6 @@ is one array an utterance, of shape `dims`.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,10 +48,17 @@ from typing import ClassVar
 
 from numpy.lib.format import dtype_to_descr
 
-from featcache.container_files import PagedFile, Pages
+from featcache.container_files import (
+    PagedFile,
+    Pages,
+    bytes_at,
+    end_file,
+    misplaced,
+    open_left,
+    remove_left,
+)
 from featcache.errors import ConfigError, FeatureError
 from featcache.interface import EncodedArray, Extent, FeatureSpec
-from featcache.left_files import end_file, misplaced, open_left, remove_left
 
 BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
 END = bytes(2 * BLOCK_BYTES)
@@ -256,7 +262,7 @@ class _LeftShard:
         self.size += sample.nbytes
 
     def _read(self, offset: int, nbytes: int) -> bytes:
-        return os.pread(self._file.fileno(), nbytes, offset)
+        return bytes_at(self._file.fileno(), nbytes, offset)
 
     def finish(self) -> None:
         end_file(self._file, self.size, END)

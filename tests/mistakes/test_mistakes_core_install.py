@@ -114,20 +114,3 @@ except MissingDependencyError as error:
 """
     said = run_without(library, program)
     assert f"pip install 'featcache[{extra}]'" in said
-
-
-def test_135_a_system_that_is_not_posix_is_named_when_a_cache_is_first_needed() -> None:
-    program = """
-assert all(hasattr(featcache, name) for name in featcache._HOMES)
-for needs in (featcache.open, featcache.CacheWriter, featcache.FeatureLoader):
-    try:
-        needs("features/train")
-    except MissingDependencyError as error:
-        print(error)
-try:
-    import featcache.samplers
-except ImportError as error:
-    print(error)
-"""
-    said = run_without("resource", program).splitlines()
-    assert said == ["featcache needs a POSIX system (Linux or macOS)"] * 4

@@ -33,6 +33,9 @@ ELSEWHERE = {  # what takes processes, jobs, small disks or time: the tests that
     91: "extraction/test_parallel_stopping.py::test_ctrl_c_ends_workers_that_hang",
     110: "extraction/test_parallel_faults.py::test_an_utterance_that_kills_its_worker_is_set_aside",
     114: "cluster/test_client.py::test_a_script_without_a_guard_is_told_so",
+    135: (
+        "store/test_other_systems.py::test_caches_are_written_and_read_without_what_linux_alone_has"
+    ),
 }
 WITHOUT = dict.fromkeys(range(117, 123), "changes that are not noticed yet: an issue of their own")
 

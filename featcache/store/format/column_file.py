@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from featcache.container_files import sync_file, write_all
+from featcache.container_files import bytes_at, sync_file, write_all
 from featcache.errors import CorruptCacheError
 from featcache.store.format.files import digest, open_within, remedy
 from featcache.store.format.sealed_json import natural, pack_json, unpack_json
@@ -103,7 +103,7 @@ class ColumnFile:
             self._mapping: mmap.mmap | None = None
             if mapped and self._size > SMALL_BYTES:
                 with contextlib.suppress(OSError):  # too many mappings or open files: read it then
-                    self._mapping = mmap.mmap(self._descriptor, self._size, prot=mmap.PROT_READ)
+                    self._mapping = mmap.mmap(self._descriptor, self._size, access=mmap.ACCESS_READ)
         except BaseException:
             self.close()
             raise
@@ -183,14 +183,10 @@ class ColumnFile:
         return columns
 
     def _read(self, offset: int, nbytes: int) -> bytes:
-        pieces = []
-        while nbytes:
-            piece = os.pread(self._descriptor, min(nbytes, 1 << 30), offset)
-            if not piece:
-                raise self._damaged(f"it ends before byte {offset + nbytes}")
-            pieces.append(piece)
-            offset, nbytes = offset + len(piece), nbytes - len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = bytes_at(self._descriptor, nbytes, offset)
+        if len(data) < nbytes:
+            raise self._damaged(f"it ends before byte {offset + nbytes}")
+        return data
 
     def _damaged(self, what: str) -> CorruptCacheError:
         return CorruptCacheError(f"{str(self.path)!r} is damaged: {what}; {self._remedy}")

@@ -14,7 +14,13 @@ from pathlib import Path
 
 import xxhash
 
-from featcache.container_files import sync_directory, sync_file, write_all
+from featcache.container_files.system import (
+    O_NONBLOCK,
+    open_unlinked,
+    sync_directory,
+    sync_file,
+    write_all,
+)
 from featcache.errors import CorruptCacheError
 
 MAX_JSON_BYTES = 32 << 20  # a larger one is no manifest, seal or journal line of ours
@@ -81,16 +87,15 @@ def open_within(root: Path, path: str) -> int:
     Raises `CorruptCacheError` for a link on the way, or for what is no regular file: a cache holds
     all that it names, and a pipe would be waited for.
     """
-    *directories, name = path.split("/")
-    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for directory in directories:
-            below = _open_at(here, directory, os.O_DIRECTORY, root / path)
-            os.close(here)
-            here = below
-        descriptor = _open_at(here, name, os.O_NONBLOCK, root / path)
-    finally:
-        os.close(here)
+        descriptor = open_unlinked(root, path, os.O_RDONLY | O_NONBLOCK)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            raise
+        raise CorruptCacheError(
+            f"{str(root / path)!r} is damaged: it is a link or lies behind one, or is no file; a "
+            "cache keeps all its files in its own directory"
+        ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CorruptCacheError(f"{str(root / path)!r} is damaged: it is no regular file")
@@ -119,20 +124,6 @@ def check_own_directory(directory: Path) -> None:
             "files in its own "
             "directory: put back what was there"
         )
-
-
-def _open_at(directory: int, name: str, kind: int, path: Path) -> int:
-    try:
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind, dir_fd=directory)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-            raise CorruptCacheError(
-                f"{str(path)!r} is damaged: {name!r} is a link or no file of that kind; a cache "
-                "keeps "
-                "all its files in its own directory"
-            ) from error
-        error.filename = str(path)
-        raise
 
 
 def read_within(root: Path, path: str, most: int = MAX_JSON_BYTES) -> bytes:

@@ -76,7 +76,7 @@ def may_live(found: Holder | None) -> bool:
     """
     if found is None:
         return False
-    if found.host != socket.gethostname():
+    if found.host != socket.gethostname() or os.name == "nt":  # there, to ask would be to kill
         return True
     try:
         os.kill(found.pid, 0)

@@ -10,7 +10,7 @@ import os
 import numpy as np
 import xxhash
 
-from featcache.container_files import PAGE_BYTES, Pages
+from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 
 DIGEST_BYTES = 16  # of a container
 
@@ -27,17 +27,10 @@ def pages_of(descriptor: int, first: int = 0, count: int | None = None) -> Pages
     last = total if count is None else min(first + count, total)
     pages = np.empty(max(last - first, 0), np.uint64)
     for number in range(first, last):
-        pages[number - first] = xxhash.xxh3_64_intdigest(_read_page(descriptor, number))
+        pages[number - first] = xxhash.xxh3_64_intdigest(
+            bytes_at(descriptor, PAGE_BYTES, number * PAGE_BYTES)
+        )
     return pages
-
-
-def _read_page(descriptor: int, number: int) -> bytes:
-    page = os.pread(descriptor, PAGE_BYTES, number * PAGE_BYTES)
-    while len(page) < PAGE_BYTES and (
-        more := os.pread(descriptor, PAGE_BYTES - len(page), number * PAGE_BYTES + len(page))
-    ):
-        page += more
-    return page
 
 
 def container_digest(pages: Pages, size: int) -> bytes:

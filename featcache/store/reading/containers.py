@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import resource
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import cast
@@ -16,6 +15,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.container_files import read_at
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
 from featcache.store.format.disk_errors import read_remedy
 from featcache.store.format.files import open_within, remedy
@@ -26,8 +26,10 @@ Piece = tuple[int, int, int]  # container, offset, nbytes
 MAX_OPEN = 4096  # a process may have 65,530 mappings
 # each file is open twice (Python's mapping opens it again); often no more than 1,024 may be
 SHARE_OPEN = 4
+FILES_OF_WINDOWS = 512
 LOOK_AT = 4
-NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # Linux
+# Linux
+NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
 
 
 class Containers:
@@ -51,7 +53,7 @@ class Containers:
         self._mapped = mapped
         self._open: dict[int, _File] = {}
         self._missed = False
-        self._most_open = min(MAX_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE_OPEN)
+        self._most_open = min(MAX_OPEN, _open_files() // SHARE_OPEN)
 
     @classmethod
     def of(cls, root: Path, columns: ContainerColumns, mapped: bool = True) -> Containers:
@@ -181,7 +183,9 @@ class Containers:
                 f"{remedy(self._root, name)}"
             )
         if self._mapped and size:
-            file.mapped = np.frombuffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ), np.uint8)
+            file.mapped = np.frombuffer(
+                mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8
+            )
         return file
 
 
@@ -202,7 +206,7 @@ class _File:
         rest = out.data
         while rest:
             try:
-                count = os.preadv(self._descriptor, [rest], offset)
+                count = read_at(self._descriptor, rest, offset)
             except OSError as error:
                 raise CacheError(
                     f"container {str(self._path)!r} cannot be read: {read_remedy(error)}"
@@ -226,7 +230,17 @@ class _File:
         return True
 
     def start_reading(self, offset: int, nbytes: int) -> None:
-        os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+        if hasattr(os, "posix_fadvise"):  # not on macOS, nor Windows
+            os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self._descriptor)  # when the interpreter ends, `os` may be gone before this
+
+
+def _open_files() -> int:
+    """Return how many files a process may have open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return FILES_OF_WINDOWS
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from featcache.container_files import PAGE_BYTES, Pages
+from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.files import open_there, open_within, remedy
@@ -262,5 +262,5 @@ def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int
     for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
         if columns.container[extent] != container:
             return False
-        state.update(os.pread(descriptor, int(columns.nbytes[extent]), int(columns.offset[extent])))
+        state.update(bytes_at(descriptor, int(columns.nbytes[extent]), int(columns.offset[extent])))
     return state.intdigest() == int(columns.checksum[row])

@@ -1,26 +1,25 @@
-"""Container files: durable, whole writes, and the digest of each page.
-
-For backends, ours and others'.
-
-A format that keeps the arrays of each feature in files of their own needs no more than a
-`FeatureFile` on top of a `PagedFile`, and a `FeatureFilesWriter` around these. Every `OSError` from
-here names its file. Formats that another library writes (HDF5) use the functions at the end.
-"""
+"""Files that a format appends to: whole, durable, with the digest of each of their pages."""
 
 from __future__ import annotations
 
 import errno
-import os
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from featcache.container_files.system import (
+    create,
+    name_file,
+    read_at,
+    sync_file,
+    write_all,
+)
 from featcache.interface import EncodedArray, Extent
 
 PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
@@ -169,58 +168,10 @@ class PagedFile:
         full = number < len(self._digests)
         digest = self._digests[number] if full else self._last.intdigest()
         try:
-            read = os.preadv(self._file.fileno(), [page], start)
+            read = read_at(self._file.fileno(), memoryview(page), start)
         except OSError as error:
-            _name(error, self._file.name)
+            name_file(error, self._file.name)
             raise
         if read != len(page) or xxh3_64_intdigest(page) != digest:
             raise OSError(errno.EIO, f"page {number} is not what was written", str(self._file.name))
         return page
-
-
-def create(path: Path) -> BinaryIO:
-    """Create a file that must not exist yet, unbuffered; its name is durable when this returns."""
-    file = path.open("x+b", buffering=0)
-    try:
-        sync_directory(path.parent)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all of `data`: an unbuffered file may take less, on Linux 2 GiB at most."""
-    rest = memoryview(data).cast("B")
-    try:
-        while rest:
-            rest = rest[file.write(rest) :]
-    except OSError as error:
-        _name(error, file.name)
-        raise
-
-
-def sync_file(file: BinaryIO) -> None:
-    """Make what was written to an unbuffered file durable."""
-    try:
-        os.fsync(file.fileno())
-    except OSError as error:
-        _name(error, file.name)
-        raise
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable: syncing a file does not (ALICE, OSDI'14)."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        _name(error, path)
-        raise
-    finally:
-        os.close(descriptor)
-
-
-def _name(error: OSError, path: str | Path) -> None:
-    if error.filename is None:  # the system names no file where it is given a descriptor
-        error.filename = str(path)

@@ -16,7 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from featcache.container_files import sync_file, write_all
+from featcache.container_files.system import (
+    O_DIRECTORY,
+    O_NONBLOCK,
+    open_unlinked,
+    sync_file,
+    write_all,
+)
 from featcache.errors import CorruptCacheError
 
 _NOT_AS_LEFT = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
@@ -33,13 +39,8 @@ def open_left(directory: Path, path: str, least: int = 0) -> BinaryIO:
     Raises `CorruptCacheError` for a file that is not there, lies behind a link, has a second name,
     maybe elsewhere, or is too short.
     """
-    above, _, name = path.rpartition("/")
-    here = _open_directory(directory, above)
-    try:
-        # without waiting for the other end of a pipe
-        descriptor = _open_at(here, name, os.O_RDWR | os.O_NONBLOCK, directory / path)
-    finally:
-        os.close(here)
+    # without waiting for the other end of a pipe
+    descriptor = _open(directory, path, os.O_RDWR | O_NONBLOCK)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size < least:
@@ -69,17 +70,21 @@ def remove_left(directory: Path, path: str, is_waste: Callable[[str], bool]) -> 
         path: of the directory, relative to it; "" is this one itself.
         is_waste: tells by name which files, links and directories go.
     """
-    here = _open_directory(directory, path)
+    below = directory / path
+    here = _open(directory, path, os.O_RDONLY | O_DIRECTORY) if O_DIRECTORY else None
     try:
-        with _named(directory / path):
-            for name in filter(is_waste, os.listdir(here)):  # noqa: PTH208 (a descriptor)
-                if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-                    shutil.rmtree(name, dir_fd=here)
+        with _named(below):
+            for name in filter(is_waste, os.listdir(here or below)):  # noqa: PTH208 (a descriptor)
+                found = below / name if here is None else name
+                if stat.S_ISDIR(os.stat(found, dir_fd=here, follow_symlinks=False).st_mode):
+                    shutil.rmtree(found, dir_fd=here)
                 else:
-                    os.unlink(name, dir_fd=here)
-            os.fsync(here)
+                    os.unlink(found, dir_fd=here)
+            if here is not None:
+                os.fsync(here)
     finally:
-        os.close(here)
+        if here is not None:
+            os.close(here)
 
 
 def misplaced(id: str) -> CorruptCacheError:
@@ -87,26 +92,16 @@ def misplaced(id: str) -> CorruptCacheError:
     return CorruptCacheError(f"utterance {id!r} does not lie where its writer puts it")
 
 
-def _open_directory(directory: Path, path: str) -> int:
-    here = _open_at(None, directory, os.O_RDONLY | os.O_DIRECTORY, directory)
-    for name in filter(None, path.split("/")):
-        try:
-            below = _open_at(here, name, os.O_RDONLY | os.O_DIRECTORY, directory / path)
-        finally:
-            os.close(here)
-        here = below
-    return here
-
-
-def _open_at(directory: int | None, name: str | Path, flags: int, path: Path) -> int:
+def _open(directory: Path, path: str, flags: int) -> int:
     try:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        # from above, so that the directory itself is not followed where it is a link
+        steps = "/".join(filter(None, (directory.name, path)))
+        return open_unlinked(directory.parent, steps, flags)
     except OSError as error:
         if error.errno in _NOT_AS_LEFT:
             raise CorruptCacheError(
-                f"{str(path)!r} is not what its writer left: {error.strerror}"
+                f"{str(directory / path)!r} is not what its writer left: {error.strerror}"
             ) from error
-        error.filename = str(path)
         raise
 
 

@@ -1,0 +1,23 @@
+"""Container files: durable, whole writes, and the digest of each page. For backends of anybody.
+
+A format that keeps the arrays of each feature in files of their own needs no more than a
+`FeatureFile` on top of a `PagedFile`, and a `FeatureFilesWriter` around these. Formats that another
+library writes (HDF5) use `create`, `write_all`, `sync_file` and `sync_directory`. Backends that
+finish the files of a dead writer where they lie use `open_left`, `end_file` and `remove_left`.
+"""
+
+from featcache.container_files.left_files import end_file as end_file
+from featcache.container_files.left_files import misplaced as misplaced
+from featcache.container_files.left_files import open_left as open_left
+from featcache.container_files.left_files import remove_left as remove_left
+from featcache.container_files.paged_file import PAGE_BYTES as PAGE_BYTES
+from featcache.container_files.paged_file import FeatureFile as FeatureFile
+from featcache.container_files.paged_file import FeatureFilesWriter as FeatureFilesWriter
+from featcache.container_files.paged_file import PagedFile as PagedFile
+from featcache.container_files.paged_file import Pages as Pages
+from featcache.container_files.system import bytes_at as bytes_at
+from featcache.container_files.system import create as create
+from featcache.container_files.system import read_at as read_at
+from featcache.container_files.system import sync_directory as sync_directory
+from featcache.container_files.system import sync_file as sync_file
+from featcache.container_files.system import write_all as write_all

@@ -1,0 +1,155 @@
+"""What an operating system does with files, and Linux, macOS and Windows do in different ways.
+
+Durable writes, reads at an offset, opening without following links. Every `OSError` from here
+names its file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    F_FULLFSYNC: int | None = None
+else:
+    # on macOS fsync leaves the bytes in the disk's own memory
+    F_FULLFSYNC = getattr(fcntl, "F_FULLFSYNC", None)
+
+# what a system does not know asks for nothing
+O_DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
+O_CLOEXEC: int = getattr(os, "O_CLOEXEC", 0)
+O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
+O_BINARY: int = getattr(os, "O_BINARY", 0)  # or Windows changes ends of lines
+O_ALONE = getattr(os, "O_NOFOLLOW", 0) | O_CLOEXEC
+_ONE_POSITION = threading.Lock()  # of files, where a system cannot read at an offset
+
+
+def create(path: Path) -> BinaryIO:
+    """Create a file that must not exist yet, unbuffered; its name is durable when this returns."""
+    file = path.open("x+b", buffering=0)
+    try:
+        sync_directory(path.parent)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of `data`: an unbuffered file may take less, on Linux 2 GiB at most."""
+    rest = memoryview(data).cast("B")
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        name_file(error, file.name)
+        raise
+
+
+def read_at(descriptor: int, out: memoryview, offset: int) -> int:
+    """Read into `out` from an offset of an open file; returns how many bytes, maybe too few.
+
+    Threads and forked processes may share the file where the system has `pread` (all but Windows).
+    """
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [out], offset)
+    data = _some_at(descriptor, len(out), offset)
+    out[: len(data)] = data
+    return len(data)
+
+
+def bytes_at(descriptor: int, nbytes: int, offset: int) -> bytes:
+    """Return bytes from an offset of an open file on, fewer where it ends before."""
+    pieces = []
+    while nbytes and (piece := _some_at(descriptor, min(nbytes, 1 << 30), offset)):
+        pieces.append(piece)
+        offset, nbytes = offset + len(piece), nbytes - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _some_at(descriptor: int, nbytes: int, offset: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, nbytes, offset)
+    with _ONE_POSITION:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, nbytes)
+
+
+def open_unlinked(root: Path, path: str, flags: int) -> int:
+    """Open what lies at a path below a directory, following no link, and return its descriptor.
+
+    Args:
+        root: the directory; where it lies itself may be told by links.
+        path: relative to it, with "/"; "" is the directory.
+        flags: of `os.open`.
+
+    Raises `OSError` of number `ELOOP` or `ENOTDIR` for a link or a file on the way. Windows opens
+    no directory, and looks for links just before it opens a file.
+    """
+    *above, name = path.split("/")
+    if os.open not in os.supports_dir_fd:
+        return _open_looking(root, [*above, name], flags)
+    here = os.open(root, os.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    try:
+        for directory in above:
+            below = os.open(directory, os.O_RDONLY | O_DIRECTORY | O_ALONE, dir_fd=here)
+            os.close(here)
+            here = below
+        return os.open(name or ".", flags | O_ALONE, dir_fd=here)
+    except OSError as error:
+        error.filename = str(root / path)
+        raise
+    finally:
+        os.close(here)
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Make what was written to an unbuffered file durable."""
+    try:
+        if F_FULLFSYNC is None:
+            os.fsync(file.fileno())
+        else:
+            fcntl.fcntl(file.fileno(), F_FULLFSYNC)
+    except OSError as error:
+        name_file(error, file.name)
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable: syncing a file does not (ALICE, OSDI'14).
+
+    Windows cannot be asked for that, and writes them down with the files.
+    """
+    if not O_DIRECTORY:
+        return
+    descriptor = os.open(path, os.O_RDONLY | O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        name_file(error, path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _open_looking(root: Path, steps: list[str], flags: int) -> int:
+    here = root
+    for number, step in enumerate(filter(None, steps), 1):
+        here /= step
+        is_last = number == len(steps)
+        if here.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(here))
+        if not is_last and here.exists() and not here.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(here))
+    return os.open(here, flags | O_BINARY)
+
+
+def name_file(error: OSError, path: str | Path) -> None:
+    """Put a path on an error that has none: the system names no file for a descriptor."""
+    if error.filename is None:
+        error.filename = str(path)
