@@ -11,7 +11,7 @@ WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extractio
   tests/collect_stats/test_collect_stats_workers.py tests/recipes/test_recipe_librispeech.py \
   tests/interop/test_interop_huggingface.py
 
-.PHONY: setup demo test workers crash torture faults fuzz check bench clean
+.PHONY: setup demo test workers crash torture faults fuzz lint fmt check map bench clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
@@ -36,7 +36,17 @@ faults: setup  ## let system calls of writers fail, 2,112 of them; three minutes
 fuzz: setup  ## damage caches in every way, 20,000 of them and more; three minutes (FEATCACHE_FUZZ=10 tries ten times as many)
 	$(BIN)/pytest tests/fuzz -s --override-ini=timeout=3600
 
-check: setup  ## lint, types, direction of imports
+lint: setup  ## look for mistakes that a look at the text finds
+	$(BIN)/ruff check
+
+fmt: setup  ## lay out all code
+	$(BIN)/ruff format
+
+map: setup  ## write the map of the packages in CONTRIBUTING.md anew
+	$(BIN)/python tests/docs/house_map.py
+
+check: setup  ## layout, lint, types, direction of imports
+	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports

@@ -1,4 +1,4 @@
-"""Closing of what must be closed whatever happens.
+"""Closing of resources without hiding the error that is on its way.
 
 An error that is on its way stays the one that counts.
 """

@@ -1,4 +1,4 @@
-"""Finds backends and codecs, ours and others', behind one door: entry points."""
+"""Storage formats and codecs by name, found through entry points."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What other toolkits need to train from featcache, one module for each."""
+"""Other toolkits: what SpeechBrain, HuggingFace and lhotse need, one file a toolkit."""

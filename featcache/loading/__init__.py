@@ -1,1 +1,1 @@
-"""Feeding training: data sets, batch samplers, iterators and the loader."""
+"""Feeding training: data sets, padded batches, reading ahead, memory and devices."""
