@@ -14,7 +14,7 @@ from featcache.cluster.pickling import returned
 from featcache.collect_stats.shard_maker import Answer, Job, Order, ShardMaker
 from featcache.errors import ComputeError, IncompleteError
 from featcache.extraction.environment import EnvironmentProvider
-from featcache.samplers.batches import Ints
+from featcache.interface import Ints
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -34,7 +34,7 @@ from featcache.collect_stats.shards import (
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError
 from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.patience import patiently
-from featcache.samplers.batches import Ints
+from featcache.interface import Ints
 from featcache.store.format.files import make_directory, write_durably
 from featcache.store.format.fingerprint import canonical, differences
 from featcache.store.format.lock import WriterLock

@@ -25,8 +25,7 @@ from featcache.errors import (
 )
 from featcache.extraction.datasets import visible_ids
 from featcache.extraction.workers.part_of_process import Share
-from featcache.interface import Array
-from featcache.samplers.batches import Ints
+from featcache.interface import Array, Ints
 from featcache.store.format.committed import committed
 from featcache.store.writing.part_writer import PartWriter
 

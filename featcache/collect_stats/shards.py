@@ -28,7 +28,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from featcache.errors import CorruptCacheError, DuplicateIdError, FeatureError
-from featcache.samplers.batches import Ints
+from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.files import digest_file, write_durably
 from featcache.store.format.sealed_json import pack_json, unpack_json

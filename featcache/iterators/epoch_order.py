@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 
-Ints = NDArray[np.int64]
 Utterance = int | str
 BatchList = Sequence[Sequence[Utterance]]
 

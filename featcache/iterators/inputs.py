@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from featcache.errors import ConfigError, nearest
 from featcache.iterators.epoch_order import BatchList
-from featcache.loading.collate import Array, CommonCollateFn, PaddedBatch
+from featcache.loading.collate import ArrayOrTensor, CommonCollateFn, PaddedBatch
 from featcache.loading.dataset import FeatureDataset
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.build import build_batch_sampler
@@ -43,7 +43,7 @@ class _Pairs:
     def __init__(self, dataset: FeatureDataset) -> None:
         self._dataset = dataset
 
-    def __getitem__(self, index: Any) -> tuple[str, dict[str, Array]]:
+    def __getitem__(self, index: Any) -> tuple[str, dict[str, ArrayOrTensor]]:
         item = self._dataset[index]
         names = [
             name
@@ -53,7 +53,7 @@ class _Pairs:
         return item["id"], {name: as_array(item[name]) for name in names}
 
 
-def as_array(tensor: torch.Tensor) -> Array:
+def as_array(tensor: torch.Tensor) -> ArrayOrTensor:
     """Return a tensor as a numpy array, unless numpy has no such dtype."""
     return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()
 

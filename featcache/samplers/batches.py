@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from featcache.interface import Ints
 from featcache.tables.numbering import Numbering, Rows
-
-Ints = NDArray[np.int64]
 
 
 class Batches(Sequence[list[int] | list[str]]):

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError, UnknownNameError, nearest
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State
-from featcache.samplers.lengths import Lengths, columns_of
+from featcache.samplers.lengths import LengthsLike, columns_of
 from featcache.samplers.ranks import shuffled_in_groups, split_up
 from featcache.store.format.files import digest
 from featcache.tables.numbering import Numbering, column_digest
 
-Ints = NDArray[np.int64]
 TOO_LONG = ("error", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the
 # most that is padded for it, and half of it on average.
@@ -65,7 +65,7 @@ class BucketBatchSampler(EpochSampler):
 
     def __init__(
         self,
-        lengths: Lengths,
+        lengths: LengthsLike,
         *,
         ids: Iterable[str] | None = None,
         max_frames: int | None = None,

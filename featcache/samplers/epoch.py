@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
@@ -19,7 +18,6 @@ from featcache.samplers.iteration import Iteration, Share, refuse_sharing_again
 from featcache.samplers.ranks import place, share_out
 from featcache.store.format.files import digest
 
-Ints = NDArray[np.int64]
 State: TypeAlias = dict[str, object]  # numbers, strings and None
 
 

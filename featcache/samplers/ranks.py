@@ -9,12 +9,11 @@ import os
 import sys
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 
-Ints = NDArray[np.int64]
 # Up to 48, each divisible by many numbers of ranks: the batches of a step are then in one group.
 GROUP_SIZES = (1, 2, 4, 6, 12, 24, 48)
 

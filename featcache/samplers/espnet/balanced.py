@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.categories import Members
 from featcache.samplers.espnet.cut import grouped
 from featcache.samplers.espnet.python_shuffle import Shuffles, places
-
-Ints = NDArray[np.int64]
 
 
 def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> Batches:

@@ -17,7 +17,7 @@ from featcache.samplers.espnet.by_size import folded_batches, sorted_batches, un
 from featcache.samplers.espnet.categories import Members, labelled_members, read_members
 from featcache.samplers.espnet.inputs import (
     Labels,
-    Lengths,
+    ShapesLike,
     Utterances,
     category_codes,
     codes_of,
@@ -50,7 +50,7 @@ def build_batch_sampler(
     padding: bool = True,
     utt2category_file: str | None = None,
     *,
-    lengths: Lengths | None = None,
+    lengths: ShapesLike | None = None,
     categories: Labels | None = None,
 ) -> Batches:
     """Cut utterances into batches, the same as ESPnet's function of this name, id for id.
@@ -151,7 +151,7 @@ def build_category_batch_sampler(
     num_batches: int | None = None,
     distributed: bool = False,
     *,
-    lengths: Lengths | None = None,
+    lengths: ShapesLike | None = None,
     categories: Labels | None = None,
     datasets: Labels | None = None,
 ) -> tuple[Batches, dict[str, object]]:
@@ -241,7 +241,7 @@ def build_category_batch_sampler(
 def _balanced(
     batch_size: int,
     path: str | None,
-    lengths: Lengths | None,
+    lengths: ShapesLike | None,
     categories: Labels | None,
     epoch: int,
 ) -> Batches:
@@ -284,7 +284,7 @@ def _datasets(found: Utterances, folder: str | None, labels: Labels | None) -> M
 
 
 def _with_one_length(
-    type: str, shape_files: Sequence[str] | None, lengths: Lengths | None
+    type: str, shape_files: Sequence[str] | None, lengths: ShapesLike | None
 ) -> Utterances:
     found = utterances_of(shape_files, lengths, separator=" ")
     several = found.shapes if not isinstance(found.ids, FeatureTable) else found.shapes[:1]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.cut import (
     chain,
@@ -15,8 +15,6 @@ from featcache.samplers.espnet.cut import (
     turned,
 )
 from featcache.samplers.espnet.shapes import Shapes
-
-Ints = NDArray[np.int64]
 
 
 def frame_counts(shapes: list[Shapes]) -> Ints:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.cut import (
     by_appearance,
@@ -20,8 +20,6 @@ from featcache.samplers.espnet.cut import (
     stable_order,
     turned,
 )
-
-Ints = NDArray[np.int64]
 
 
 def unsorted_batches(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.samplers.espnet.cut import by_appearance, grouped
 from featcache.samplers.espnet.inputs import Labels, codes_of
 from featcache.samplers.espnet.key_table import Keys, read_table
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

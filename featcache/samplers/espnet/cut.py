@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-
-Ints = NDArray[np.int64]
 
 
 def stable_order(values: Ints) -> Ints:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ConfigError, KeyNotFoundError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.key_table import Keys, read_table
 from featcache.samplers.espnet.shapes import Shapes, read_shapes, shapes_of
@@ -18,11 +19,10 @@ from featcache.tables.numbering import Numbering
 from featcache.tables.protocol import HasTable
 from featcache.tables.table import FeatureTable
 
-Ints = NDArray[np.int64]
 Labels = Sequence[str] | Sequence[int] | NDArray[np.generic]
 
 
-Lengths = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable
+ShapesLike = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _require_all(rows: Ints, ids: Keys, lines: Ints, who: str, where: str) -> No
 
 def utterances_of(
     shape_files: Sequence[str] | None,
-    lengths: Lengths | None,
+    lengths: ShapesLike | None,
     separator: str = ",",
     shaped: int | None = None,
 ) -> Utterances:
@@ -135,7 +135,7 @@ def utterances_of(
     return Utterances(shapes.name, len(keys), all_shapes, keys)
 
 
-def _of_lengths(lengths: Lengths) -> Utterances:
+def _of_lengths(lengths: ShapesLike) -> Utterances:
     if isinstance(lengths, Cache | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
     if isinstance(lengths, FeatureTable):

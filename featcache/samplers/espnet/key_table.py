@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 
-Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 PAD = bytes(8)  # before and after the text, so that 8 bytes can be read from anywhere in it
 # what str.split() takes for white space beside the space, the tab and the ends of lines

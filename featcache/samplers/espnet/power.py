@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.categories import Members
 from featcache.samplers.espnet.cut import chain, ends_over_sum, grouped, stable_order
 from featcache.samplers.espnet.python_shuffle import Shuffles, places
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 

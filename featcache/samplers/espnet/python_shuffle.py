@@ -11,7 +11,8 @@ from operator import length_hint
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from featcache.interface import Ints
+
 _AHEAD = 1 << 15  # random numbers looked at together
 _FEW = 1 << 9  # below, element by element costs less
 

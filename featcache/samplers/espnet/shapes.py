@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.samplers.espnet.key_table import Keys, Table, read_table
 
-Ints = NDArray[np.int64]
 _LARGEST = 2**62  # sums of two stay within int64
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
+from featcache.interface import Bytes, Ints
+
 # the first `width` bytes of a word
 _KEEP = ~np.array([(1 << 8 * (8 - width)) - 1 for width in range(9)], np.uint64)
 _AT_ONCE = 4096  # ids whose bytes are moved at once: numbers of bytes take eight times their memory
