@@ -8,9 +8,9 @@ from typing import Any
 
 from featcache.errors import ConfigError, nearest
 from featcache.iterators.epoch_order import BatchList
-from featcache.iterators.inputs import Samples, check_names, with_lengths
+from featcache.iterators.inputs import ItemDataset, check_names, with_lengths
 from featcache.samplers.espnet.build import build_category_batch_sampler
-from featcache.samplers.ranks import place
+from featcache.samplers.ranks import resolve_rank
 
 CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")
 
@@ -26,7 +26,7 @@ class CategoryBatches:
         given: BatchList | None,
         batch_type: str,
         sampler_args: Mapping[str, object] | None,
-        dataset: Samples,
+        dataset: ItemDataset,
     ) -> None:
         if batch_type not in CATEGORY_TYPES:
             raise ConfigError(
@@ -54,7 +54,7 @@ class CategoryBatches:
         batches = batches[:num_batches]
         if not distributed:
             return batches
-        rank, world_size = place(None, None)
+        rank, world_size = resolve_rank(None, None)
         if len(batches) and batches.sizes.min() < world_size:
             raise ConfigError(
                 f"epoch {epoch} has a batch of {batches.sizes.min()} utterances, too few for "
@@ -65,7 +65,7 @@ class CategoryBatches:
 
 
 def _builder_arguments(
-    batch_type: str, sampler_args: Mapping[str, object], dataset: Samples
+    batch_type: str, sampler_args: Mapping[str, object], dataset: ItemDataset
 ) -> dict[str, Any]:
     """Return arguments of `build_category_batch_sampler`, also for those of ESPnet's samplers."""
     arguments = dict(sampler_args)

@@ -14,7 +14,7 @@ from featcache.iterators.category_batches import CategoryBatches
 from featcache.iterators.chunk_rule import ChunkRule
 from featcache.iterators.chunker import Chunker
 from featcache.iterators.epoch_order import BatchList, EpochRule
-from featcache.iterators.inputs import Collate, Samples, batch_list
+from featcache.iterators.inputs import Collate, ItemDataset, batch_list
 from featcache.loading.collate import PaddedBatch
 from featcache.samplers.batches import Batches
 
@@ -57,7 +57,7 @@ class ChunkIterFactory:
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: ItemDataset,
         batch_size: int,
         batches: BatchList | Mapping[str, object],
         chunk_length: int | str,
@@ -129,7 +129,7 @@ class CategoryChunkIterFactory:
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: ItemDataset,
         batch_size: int,
         batches: BatchList | Mapping[str, object] | None = None,
         chunk_length: int | str = 500,

@@ -26,7 +26,7 @@ from featcache.tables.numbering import require_rows_of
 Collate = Callable[[Any], Any]
 
 
-class Samples(Protocol):
+class ItemDataset(Protocol):
     """A data set: indexed by an id or a row, gives `(id, {name: array})`; or a `FeatureDataset`."""
 
     def __getitem__(self, index: Any, /) -> Any:
@@ -58,7 +58,9 @@ def as_array(tensor: torch.Tensor) -> ArrayOrTensor:
     return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def with_collate(dataset: Samples, collate_fn: Collate | None) -> tuple[Samples, Collate | None]:
+def with_collate(
+    dataset: ItemDataset, collate_fn: Collate | None
+) -> tuple[ItemDataset, Collate | None]:
     """Return the data set and the collate function.
 
     Together they give `(ids, {name: tensor, name_lengths})`.
@@ -74,7 +76,7 @@ def with_collate(dataset: Samples, collate_fn: Collate | None) -> tuple[Samples,
 
 
 def batch_list(
-    batches: BatchList | Mapping[str, object] | Iterable[Any], dataset: Samples
+    batches: BatchList | Mapping[str, object] | Iterable[Any], dataset: ItemDataset
 ) -> BatchList:
     """Return the batches; made by `build_batch_sampler` where its arguments are given.
 
@@ -106,7 +108,7 @@ def check_names(argument: str, given: Mapping[str, object], builder: Callable[..
             )
 
 
-def with_lengths(arguments: Mapping[str, object], dataset: Samples) -> dict[str, Any]:
+def with_lengths(arguments: Mapping[str, object], dataset: ItemDataset) -> dict[str, Any]:
     """Return a builder's arguments.
 
     Lengths come from a `FeatureDataset` where no shape files are named.
@@ -122,7 +124,7 @@ def with_lengths(arguments: Mapping[str, object], dataset: Samples) -> dict[str,
 
 
 def epoch_loader(
-    dataset: Samples,
+    dataset: ItemDataset,
     collate_fn: Collate | None,
     num_workers: int,
     pin_memory: bool,

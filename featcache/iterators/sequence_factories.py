@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from featcache.iterators.category_batches import CategoryBatches
 from featcache.iterators.epoch_order import BatchList, EpochRule, mixed
-from featcache.iterators.inputs import Collate, Samples, batch_list, epoch_loader
+from featcache.iterators.inputs import Collate, ItemDataset, batch_list, epoch_loader
 from featcache.loading.collate import PaddedBatch
 
 
@@ -44,7 +44,7 @@ class SequenceIterFactory:
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: ItemDataset,
         batches: BatchList | Mapping[str, object],
         num_iters_per_epoch: int | None = None,
         seed: int = 0,
@@ -88,7 +88,7 @@ class CategoryIterFactory:
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: ItemDataset,
         batches: BatchList | None = None,
         num_iters_per_epoch: int | None = None,
         seed: int = 0,

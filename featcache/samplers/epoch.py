@@ -15,7 +15,7 @@ from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.samplers.batches import Batches
 from featcache.samplers.iteration import Iteration, Share, refuse_sharing_again
-from featcache.samplers.ranks import place, share_out
+from featcache.samplers.ranks import resolve_rank, share_out
 from featcache.store.format.files import digest
 
 State: TypeAlias = dict[str, object]  # numbers, strings and None
@@ -54,7 +54,7 @@ class EpochSampler(ABC):
         drop_last: bool = False,
     ) -> None:
         self.seed = whole_number("seed", seed, 0)
-        self._given_place = None if rank is world_size is None else place(rank, world_size)
+        self._given_rank = None if rank is world_size is None else resolve_rank(rank, world_size)
         self.drop_last = drop_last
         self.epoch = 0
         self._start = 0  # the position of the iteration that was begun last, or of the next one
@@ -71,12 +71,12 @@ class EpochSampler(ABC):
 
         Raises `ConfigError` where it cannot be known.
         """
-        return self._place()[0]
+        return self._rank_of_size()[0]
 
     @property
     def world_size(self) -> int:
         """How many processes share the batches, as it is now."""
-        return self._place()[1]
+        return self._rank_of_size()[1]
 
     @property
     def sampler(self) -> EpochSampler:
@@ -193,11 +193,11 @@ class EpochSampler(ABC):
         return share
 
     def _where(self) -> str:
-        ranks = "" if self._given_place is None else ", rank {} of {}".format(*self._given_place)
+        ranks = "" if self._given_rank is None else ", rank {} of {}".format(*self._given_rank)
         return f"epoch {self.epoch}{ranks}"
 
-    def _place(self) -> tuple[int, int]:
-        return self._given_place or place(None, None)
+    def _rank_of_size(self) -> tuple[int, int]:
+        return self._given_rank or resolve_rank(None, None)
 
     def _epoch(self, epoch: int) -> Batches:
         if self._batches is None or self._batches[0] != epoch:
@@ -209,7 +209,7 @@ class EpochSampler(ABC):
 
         As many in a row as there are ranks are one step.
         """
-        rank, world_size = self._place()
+        rank, world_size = self._rank_of_size()
         wanted = epoch, start, rank, world_size
         if self._share is None or self._share[0] != wanted:
             batches = self._epoch(epoch)

@@ -95,7 +95,7 @@ def split_up(ends: Ints, count: int) -> Ints:
     return ends
 
 
-def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and number of ranks: those given, else those of `torch.distributed`, else 0 of 1.
 
     Raises `ConfigError` for one without the other, a rank that there is not, and for one of several

@@ -8,7 +8,7 @@ from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.categories import Members
 from featcache.samplers.espnet.cut import grouped
-from featcache.samplers.espnet.python_shuffle import Shuffles, places
+from featcache.samplers.espnet.python_shuffle import Shuffles, apply_swaps
 
 
 def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> Batches:
@@ -23,7 +23,7 @@ def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> 
     most = 1 if categories >= batch_size else batch_size // categories + 1
     order = shuffles.permutation(categories)
     sizes = members.sizes[order]
-    partners = [shuffles.partners(size) for size in sizes.tolist()]
+    partners = [shuffles.swap_partners(size) for size in sizes.tolist()]
     dealt = np.repeat(np.arange(categories), sizes)[shuffles.permutation(len(members.rows))]
     taken = _taken(dealt, batch_size, most)
     # each category hands out its shuffled utterances from the last one on: no others need to be
@@ -32,7 +32,7 @@ def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> 
     used = np.diff(ends)
     starts = np.cumsum(sizes) - sizes
     steps = np.repeat(starts + sizes - used, used) + _counted(used)
-    at = places(
+    at = apply_swaps(
         np.concatenate(
             [part + start for part, start in zip(partners, starts.tolist(), strict=True)]
         ),

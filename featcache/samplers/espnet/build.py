@@ -17,8 +17,8 @@ from featcache.samplers.espnet.by_size import folded_batches, sorted_batches, un
 from featcache.samplers.espnet.categories import Members, labelled_members, read_members
 from featcache.samplers.espnet.inputs import (
     Labels,
+    NumberedUtterances,
     ShapesLike,
-    Utterances,
     category_codes,
     codes_of,
     utterances_of,
@@ -265,7 +265,7 @@ def _balanced(
     return Batches(batches.items, batches.ends, keys) if found is None else found.batches(batches)
 
 
-def _categories(found: Utterances, path: str | None, labels: Labels | None) -> Members:
+def _categories(found: NumberedUtterances, path: str | None, labels: Labels | None) -> Members:
     _either("category2utt_file", path, "categories", labels)
     if labels is not None:
         return labelled_members(labels, found.count, "categories")
@@ -273,7 +273,7 @@ def _categories(found: Utterances, path: str | None, labels: Labels | None) -> M
     return Members(found.rows(ids, members.codes, f"category file {str(path)!r}"), members.ends)
 
 
-def _datasets(found: Utterances, folder: str | None, labels: Labels | None) -> Members:
+def _datasets(found: NumberedUtterances, folder: str | None, labels: Labels | None) -> Members:
     _either("dataset2utt_parent_dir", folder, "datasets", labels)
     if labels is not None:
         return labelled_members(labels, found.count, "datasets")
@@ -285,7 +285,7 @@ def _datasets(found: Utterances, folder: str | None, labels: Labels | None) -> M
 
 def _with_one_length(
     type: str, shape_files: Sequence[str] | None, lengths: ShapesLike | None
-) -> Utterances:
+) -> NumberedUtterances:
     found = utterances_of(shape_files, lengths, separator=" ")
     several = found.shapes if not isinstance(found.ids, FeatureTable) else found.shapes[:1]
     if len(several) != 1:
@@ -295,7 +295,7 @@ def _with_one_length(
     return found
 
 
-def _folds(fold_lengths: Sequence[int], found: Utterances) -> list[float]:
+def _folds(fold_lengths: Sequence[int], found: NumberedUtterances) -> list[float]:
     if isinstance(fold_lengths, str) or not isinstance(fold_lengths, Sequence):
         raise ConfigError(
             f"fold_lengths is a list, a number for each shape file or feature, not {fold_lengths!r}"

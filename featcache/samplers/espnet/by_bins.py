@@ -10,9 +10,9 @@ from featcache.samplers.espnet.cut import (
     chain,
     ends_over_area,
     ends_over_sum,
+    reversed_batches,
     spread_short_last,
     stable_order,
-    turned,
 )
 from featcache.samplers.espnet.shapes import Shapes
 
@@ -55,4 +55,4 @@ def binned_batches(
     if ends[-1] < len(rows) and (not drop_last or len(ends) == 1):
         ends = np.append(ends, len(rows))
     ends = spread_short_last(ends, min_batch_size, skip=0)
-    return turned(rows, ends, inside == "descending", order == "descending")
+    return reversed_batches(rows, ends, inside == "descending", order == "descending")

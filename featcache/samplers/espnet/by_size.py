@@ -16,9 +16,9 @@ from featcache.samplers.espnet.cut import (
     even_ends,
     grouped,
     joined,
+    reversed_batches,
     spread_short_last,
     stable_order,
-    turned,
 )
 
 
@@ -33,7 +33,7 @@ def unsorted_batches(
     rows, ends = grouped(codes)
     return joined(
         [
-            turned(
+            reversed_batches(
                 rows[start:end],
                 even_ends(end - start, batch_size, drop_last),
                 inside=False,
@@ -52,7 +52,7 @@ def sorted_batches(
     Batches come in the order that they are sorted in inside, or turned around.
     """
     rows = stable_order(lengths.max() - lengths if inside == "descending" else lengths)
-    return turned(
+    return reversed_batches(
         rows, even_ends(len(rows), batch_size, drop_last), inside=False, order=inside != order
     )
 
@@ -89,7 +89,7 @@ def folded_batches(
         group = rows[start:end]
         cut = _folded_ends(sizes[group], drop_last and any(len(part) for part in batches))
         cut = spread_short_last(cut, min_batch_size, skip=1)
-        batches.append(turned(group, cut, inside == "descending", order == "descending"))
+        batches.append(reversed_batches(group, cut, inside == "descending", order == "descending"))
     return joined(batches)
 
 

@@ -10,7 +10,7 @@ from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.espnet.cut import by_appearance, grouped
 from featcache.samplers.espnet.inputs import Labels, codes_of
-from featcache.samplers.espnet.key_table import Keys, read_table
+from featcache.samplers.espnet.key_table import PackedStrings, read_table
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Members:
         return np.add.reduceat(values[self.rows], self.ends[:-1])
 
 
-def read_members(path: str) -> tuple[Keys, Members]:
+def read_members(path: str) -> tuple[PackedStrings, Members]:
     """Read a file of a category and its utterances on each line, in the order of the file.
 
     Rows number what is read.

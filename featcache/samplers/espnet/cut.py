@@ -112,7 +112,7 @@ def spread_short_last(ends: Ints, min_batch_size: int, skip: int) -> Ints:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
-def turned(rows: Ints, ends: Ints, inside: bool, order: bool) -> Batches:
+def reversed_batches(rows: Ints, ends: Ints, inside: bool, order: bool) -> Batches:
     """Make batches of rows, some of it turned around.
 
     Inside of each batch, or the order of the batches, or both.

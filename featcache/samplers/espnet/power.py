@@ -15,7 +15,7 @@ from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.categories import Members
 from featcache.samplers.espnet.cut import chain, ends_over_sum, grouped, stable_order
-from featcache.samplers.espnet.python_shuffle import Shuffles, places
+from featcache.samplers.espnet.python_shuffle import Shuffles, apply_swaps
 
 Floats = NDArray[np.float64]
 
@@ -134,8 +134,8 @@ def shuffled(members: Members, epoch: int) -> Members:
     shuffles = Shuffles(epoch)
     partners = np.empty(len(members.rows), np.int64)
     for start, end in zip(members.ends[:-1].tolist(), members.ends[1:].tolist(), strict=True):
-        partners[start:end] = shuffles.partners(end - start) + start
-    return Members(members.rows[places(partners, np.arange(len(partners)))], members.ends)
+        partners[start:end] = shuffles.swap_partners(end - start) + start
+    return Members(members.rows[apply_swaps(partners, np.arange(len(partners)))], members.ends)
 
 
 def drawn_batches(lengths: Ints, pools: Pools, limits: Limits, epoch: int) -> Batches:

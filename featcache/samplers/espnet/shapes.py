@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.interface import Ints
-from featcache.samplers.espnet.key_table import Keys, Table, read_table
+from featcache.samplers.espnet.key_table import PackedStrings, Table, read_table
 
 _LARGEST = 2**62  # sums of two stay within int64
 
@@ -82,7 +82,7 @@ def shapes_of(name: str, array: Ints) -> Shapes:
     )
 
 
-def read_shapes(path: str | Path, separator: str = ",") -> tuple[Keys, Shapes]:
+def read_shapes(path: str | Path, separator: str = ",") -> tuple[PackedStrings, Shapes]:
     """Read a shape file.
 
     It has an utterance and its length, or whole shape, on each line ("utt-1 575,80").

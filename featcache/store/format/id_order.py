@@ -15,7 +15,7 @@ _KEEP = ~np.array([(1 << 8 * (8 - width)) - 1 for width in range(9)], np.uint64)
 _AT_ONCE = 4096  # ids whose bytes are moved at once: numbers of bytes take eight times their memory
 
 
-def order_of(data: Bytes, ends: Ints) -> Ints:
+def argsort_ids(data: Bytes, ends: Ints) -> Ints:
     """Return the rows in ascending order of their bytes; equal ones in the order of their rows.
 
     Args: data: the ids in UTF-8, without NUL, one after the other; then 8 bytes more, so that words
@@ -36,7 +36,7 @@ def order_of(data: Bytes, ends: Ints) -> Ints:
 
 
 def take(data: Bytes, ends: Ints, rows: Ints) -> tuple[Bytes, Ints]:
-    """Return the ids of some rows, in that order, as `order_of` takes them."""
+    """Return the ids of some rows, in that order, as `argsort_ids` takes them."""
     counts = np.diff(ends)[rows]
     new_ends = np.append(0, np.cumsum(counts))
     taken = np.empty(int(new_ends[-1]), np.uint8)
