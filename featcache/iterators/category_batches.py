@@ -16,10 +16,7 @@ CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")
 
 
 class CategoryBatches:
-    """Batches that are given, or drawn by `build_category_batch_sampler`.
-
-    Or first the ones, then the others.
-    """
+    """Given batches, batches drawn anew each epoch, or given ones in epoch 1, drawn ones after."""
 
     def __init__(
         self,

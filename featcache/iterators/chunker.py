@@ -1,7 +1,4 @@
-"""Chunk batches and how they are filled.
-
-Cut from loaded utterances, or read frame by frame from a `FeatureDataset`.
-"""
+"""Batches of chunks: cut from loaded utterances, or read chunk by chunk from a `FeatureDataset`."""
 
 from __future__ import annotations
 

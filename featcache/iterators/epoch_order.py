@@ -1,4 +1,4 @@
-"""Which batches an epoch takes, and in which order: ESPnet's rules, by index."""
+"""Batches of an epoch and their order: ESPnet's rules, by index."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def epoch_order(batches: int, epoch: int, seed: int, shuffle: bool, per_epoch: i
 
 @dataclass(frozen=True)
 class EpochRule:
-    """Which batches epochs take; `per_epoch` None: all of them."""
+    """The batches that epochs take; `per_epoch` None: all of them."""
 
     per_epoch: int | None
     seed: int

@@ -1,7 +1,4 @@
-"""The sources of the factories' utterances and batches.
-
-ESPnet's kind of data set, or a `FeatureDataset`.
-"""
+"""Inputs of the factories: ESPnet's kind of data set or a `FeatureDataset`, and its batches."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ class ItemDataset(Protocol):
 
 
 class _Pairs:
-    """The utterances of a `FeatureDataset` as ESPnet's collate functions expect them.
-
-    That is as numpy arrays.
-    """
+    """The utterances of a `FeatureDataset` as ESPnet's collate functions expect them: in numpy."""
 
     def __init__(self, dataset: FeatureDataset) -> None:
         self._dataset = dataset

@@ -16,7 +16,7 @@ from featcache.samplers.ranks import resolve_rank
 
 
 class IterFactory(Protocol):
-    """What gives the batches of an epoch."""
+    """A factory of the batches of an epoch."""
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterable[PaddedBatch]:
         """Return the batches of an epoch, counted from 1."""

@@ -1,4 +1,4 @@
-"""From utterances to one padded batch, the way ESPnet's models expect it."""
+"""`CommonCollateFn`: utterances to one padded batch, as ESPnet's models expect it."""
 
 from __future__ import annotations
 

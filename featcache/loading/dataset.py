@@ -31,7 +31,7 @@ Transform = Callable[[Item], Item]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a batch will hold, known before anything is read."""
+    """Contents of a batch, known before anything is read."""
 
     rows: Ints
     # per feature the first frame and the number of frames of each row

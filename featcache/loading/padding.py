@@ -1,4 +1,4 @@
-"""From arrays of different lengths to one padded tensor."""
+"""Padding: arrays of different lengths to one tensor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The base of all samplers: an order of batches per epoch.
-
-It is shared out over ranks, and any number of ranks resumes it.
-"""
+"""The base of all samplers: an order of batches per epoch, shared out over any number of ranks."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ class EpochSampler(ABC):
 
     @property
     def world_size(self) -> int:
-        """How many processes share the batches, as it is now."""
+        """Number of processes that share the batches, as it is now."""
         return self._rank_of_size()[1]
 
     @property

@@ -1,4 +1,4 @@
-"""What a sampler is to batch: the utterances of shape files, of arrays of lengths or of a cache."""
+"""Utterances to batch: of shape files, of arrays of lengths, or of a cache."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ ShapesLike = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable 
 
 @dataclass(frozen=True)
 class NumberedUtterances:
-    """Numbered utterances and their shapes.
-
-    There is one `Shapes` for each shape file, array or feature with a time axis.
-    """
+    """Numbered utterances, with one `Shapes` a shape file, array or feature with a time axis."""
 
     name: str
     count: int
@@ -39,7 +36,7 @@ class NumberedUtterances:
 
     @property
     def keys(self) -> PackedStrings | None:
-        """What batches name utterances by: the keys of the shape files; None for row numbers."""
+        """The keys of the shape files, which batches name utterances by; None for row numbers."""
         return self.ids if isinstance(self.ids, PackedStrings) else None
 
     def batches(self, rows: Batches) -> Batches:
@@ -102,9 +99,9 @@ def utterances_of(
     separator: str = ",",
     shaped: int | None = None,
 ) -> NumberedUtterances:
-    """Return what is to be batched.
+    """Return the utterances of shape files or of `lengths`, of which one is given.
 
-    Of shape files the first `shaped` are parsed (0: only the ids of the first).
+    The first `shaped` shape files are parsed (None: all; 0: only the ids of the first).
     """
     if (shape_files is None) == (lengths is None):
         raise ConfigError(
