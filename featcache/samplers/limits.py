@@ -58,7 +58,7 @@ class BatchLimits:
         return fits
 
     def ends(self, columns: Sequence[Ints], frame_elements: Sequence[int]) -> Iterator[int]:
-        """Give the ends of batches that take utterances in order until one would break a limit."""
+        """Yield the ends of batches that take utterances in order until one would break a limit."""
         count = len(columns[0])
         size = count if self.batch_size is None else self.batch_size
         if len(columns) > 1 and self.max_elements is not None:

@@ -11,7 +11,6 @@ from featcache.errors import ConfigError
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.arguments import (
     count,
-    count_or_none,
     epoch_seed,
     factor,
     require_type,
@@ -211,12 +210,7 @@ def build_category_batch_sampler(
     if type == "catbel":
         found = _categorized(lengths, category2utt_file, categories)
         return CatBel(count("batch_size", batch_size)).batches(found, seed)
-    limits = Limits(
-        count("batch_bins", batch_bins),
-        count("min_batch_size", min_batch_size),
-        count_or_none("max_batch_size", max_batch_size),
-        drop_last,
-    )
+    limits = Limits.of(batch_bins, min_batch_size, max_batch_size, drop_last)
     scaling = factor("dataset_scaling_factor", dataset_scaling_factor, least=1)
     utterances = _with_one_length(type, shape_files, lengths)
     found = Categorized.of(utterances, category2utt_file, categories)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
+from featcache.samplers.espnet.arguments import count, count_or_none
 from featcache.samplers.espnet.categories import Categorized, Members
 from featcache.samplers.espnet.cut import chain, ends_over_sum, grouped, stable_order
 from featcache.samplers.espnet.python_shuffle import Shuffles, apply_swaps
@@ -25,6 +26,22 @@ class Limits:
     min_batch_size: int
     max_batch_size: int | None
     drop_last: bool
+
+    @classmethod
+    def of(
+        cls,
+        batch_bins: int | None,
+        min_batch_size: int,
+        max_batch_size: int | None,
+        drop_last: bool,
+    ) -> Limits:
+        """Check ESPnet's arguments."""
+        return cls(
+            count("batch_bins", batch_bins),
+            count("min_batch_size", min_batch_size),
+            count_or_none("max_batch_size", max_batch_size),
+            drop_last,
+        )
 
 
 @dataclass(frozen=True)
