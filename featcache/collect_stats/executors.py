@@ -37,10 +37,7 @@ class LocalExecutor:
         return self._maker.inspect(hooks, sample)
 
     def make(self, settings: StatsSettings, tasks: Sequence[ShardTask]) -> Generator[ShardTask]:
-        """Make shards, and iterate over those that are made.
-
-        Whatever happens, the part is sealed in the end.
-        """
+        """Make shards, and yield each that is made; the part is sealed also on errors."""
         with closed_after(self._maker.share.finish):
             for number, task in enumerate(tasks):
                 self._maker.make(settings, task._replace(number=number))
@@ -80,10 +77,7 @@ class DaskExecutor:
                 return answer
 
     def make(self, settings: StatsSettings, tasks: Sequence[ShardTask]) -> Generator[ShardTask]:
-        """Have shards made, and iterate over those that are made.
-
-        Whatever happens, parts are sealed in the end.
-        """
+        """Have shards made, and yield each that is made; parts are sealed also on errors."""
         from featcache.cluster.dispatch import Dispatch, Lost
 
         attempts, deaths = settings.attempts, Counter[int]()

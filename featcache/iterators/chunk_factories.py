@@ -19,7 +19,7 @@ from featcache.samplers.batches import Batches
 
 @dataclass(repr=False, eq=False)  # a constructor, no value
 class ChunkIterFactory:
-    """Gives batches of chunks of equal length, cut from utterances with some overlap.
+    """Batches of chunks of equal length, cut from utterances with some overlap.
 
     Of a `FeatureDataset` chunks are planned from the lengths alone, and only their frames are read.
 
@@ -95,7 +95,7 @@ class ChunkIterFactory:
 
 @dataclass(repr=False, eq=False)
 class CategoryChunkIterFactory:
-    """Gives batches of chunks of equal length, cut from batches in which categories are balanced.
+    """Batches of chunks of equal length, cut from batches in which categories are balanced.
 
     Args: batches: lists of ids or rows, the same in each epoch; drawn anew in each with
         `sampler_args` instead. batch_type, sampler_args: as of `CategoryIterFactory`.

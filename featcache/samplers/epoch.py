@@ -89,10 +89,7 @@ class EpochSampler(ABC):
 
     @abstractmethod
     def settings(self) -> State:
-        """Return what the order depends on beside seed and epoch.
-
-        Settings, and a digest of the data as "data".
-        """
+        """Return what the order depends on beside seed and epoch: settings, a digest as "data"."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration.
@@ -109,10 +106,7 @@ class EpochSampler(ABC):
                 self._iteration.told = True
 
     def __iter__(self) -> Iterator[list[int] | list[str]]:
-        """Give this rank's batches of the epoch.
-
-        All, or after `load_state_dict` once those that were left.
-        """
+        """Iterate over this rank's batches of the epoch; after `load_state_dict` the rest, once."""
         self._waiting = True
         return Iteration(self._begin)
 
@@ -202,10 +196,7 @@ class EpochSampler(ABC):
         return self._batches[1]
 
     def _shared(self, epoch: int, start: int) -> Share:
-        """Return an epoch's batches from a position on.
-
-        As many in a row as there are ranks are one step.
-        """
+        """Return an epoch's batches from a position on: one step takes `world_size` in a row."""
         rank, world_size = self._rank_of_size()
         wanted = epoch, start, rank, world_size
         if self._share is None or self._share[0] != wanted:

@@ -34,10 +34,7 @@ class Members:
         return np.repeat(np.arange(len(self.ends) - 1), self.sizes)
 
     def renumbered(self, rows: Ints) -> Members:
-        """Return the same categories of other rows, one for each of these.
-
-        Without those that become -1.
-        """
+        """Return the same categories with `rows` in place of these; -1 leaves a row out."""
         kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows >= 0)])
         return Members(rows[rows >= 0], kept[self.ends])
 
