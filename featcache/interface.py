@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)

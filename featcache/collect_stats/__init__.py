@@ -1,4 +1,1 @@
-"""ESPnet3's collect-stats, here or on workers.
-
-Shapes and statistics of what a model makes of a data set.
-"""
+"""ESPnet3's collect-stats, here or on workers: statistics and shapes of a model's features."""

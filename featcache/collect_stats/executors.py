@@ -1,4 +1,4 @@
-"""Who collects statistics: this process, or the workers of a Dask client."""
+"""Executors of a collect-stats run: this process, or the workers of a Dask client."""
 
 from __future__ import annotations
 
@@ -11,57 +11,55 @@ from typing import TYPE_CHECKING, cast
 from featcache._closing import closed_after
 from featcache.cluster.config import ParallelConfig
 from featcache.cluster.pickling import returned
-from featcache.collect_stats.shard_maker import Answer, Job, Order, ShardMaker
+from featcache.collect_stats.protocol import Hooks
+from featcache.collect_stats.shard_maker import Inspection, ShardMaker
+from featcache.collect_stats.shard_task import ShardTask, StatsSettings
 from featcache.errors import ComputeError, IncompleteError
 from featcache.extraction.environment import EnvironmentProvider
-from featcache.samplers.batches import Ints
+from featcache.interface import Ints
 
 if TYPE_CHECKING:
     from distributed import Client
 
     from featcache.cluster.workers import Staff
-    from featcache.collect_stats.shard_maker import Hooks
 
 DEATHS = 3  # of workers at one batch: then it is the batch's fault
 
 
-class LocalTeam:
+class LocalExecutor:
     """This process alone."""
 
     def __init__(self, provider: EnvironmentProvider) -> None:
         self._maker = ShardMaker(provider.build_env_local())
 
-    def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
-        """See `ShardMaker.ask`."""
-        return self._maker.ask(hooks, sample)
+    def inspect(self, hooks: Hooks, sample: Ints | None) -> Inspection:
+        """See `ShardMaker.inspect`."""
+        return self._maker.inspect(hooks, sample)
 
-    def work(self, job: Job, orders: Sequence[Order]) -> Generator[Order]:
-        """Make shards, and iterate over those that are made.
-
-        Whatever happens, the part is sealed in the end.
-        """
+    def make(self, settings: StatsSettings, tasks: Sequence[ShardTask]) -> Generator[ShardTask]:
+        """Make shards, and yield each that is made; the part is sealed also on errors."""
         with closed_after(self._maker.share.finish):
-            for number, order in enumerate(orders):
-                self._maker.make(job, order._replace(number=number))
-                yield order
+            for number, task in enumerate(tasks):
+                self._maker.make(settings, task._replace(number=number))
+                yield task
 
 
-class DaskTeam:
+class DaskExecutor:
     """Workers of Dask."""
 
     def __init__(self, staff: Staff) -> None:
         self._staff = staff
 
-    def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
-        """Ask one worker; see `ShardMaker.ask`."""
+    def inspect(self, hooks: Hooks, sample: Ints | None) -> Inspection:
+        """Ask one worker; see `ShardMaker.inspect`."""
         from distributed import CancelledError, KilledWorker
         from distributed.comm.core import CommClosedError
 
         deaths = 0
         while True:
-            future = self._staff.client.submit(_ask, hooks, sample, self._staff.env, pure=False)
+            future = self._staff.client.submit(_inspect, hooks, sample, self._staff.env, pure=False)
             try:
-                answer: Answer | Exception = future.result()
+                answer: Inspection | Exception = future.result()
             except KilledWorker as error:
                 deaths += 1
                 if deaths == DEATHS:
@@ -78,54 +76,51 @@ class DaskTeam:
                     raise answer
                 return answer
 
-    def work(self, job: Job, orders: Sequence[Order]) -> Generator[Order]:
-        """Have shards made, and iterate over those that are made.
-
-        Whatever happens, parts are sealed in the end.
-        """
+    def make(self, settings: StatsSettings, tasks: Sequence[ShardTask]) -> Generator[ShardTask]:
+        """Have shards made, and yield each that is made; parts are sealed also on errors."""
         from featcache.cluster.dispatch import Dispatch, Lost
 
-        dispatch, deaths = (
-            Dispatch[Order](self._staff, job.claims, _make, job, self._staff.env),
-            Counter[int](),
-        )
-        for order in orders:
-            dispatch.add(order)
+        attempts, deaths = settings.attempts, Counter[int]()
+        dispatch = Dispatch[ShardTask](self._staff, attempts, _make, settings, self._staff.env)
+        for task in tasks:
+            dispatch.add(task)
         with closed_after(dispatch.finish):
-            for order, outcome in dispatch.outcomes():
+            for task, outcome in dispatch.outcomes():
                 if isinstance(outcome, Exception):
                     raise outcome
                 if not isinstance(outcome, Lost):
-                    yield order
+                    yield task
                 elif outcome.batch is None:  # it was waiting there, the worker was at another
-                    dispatch.add(order)
+                    dispatch.add(task)
                 else:
-                    at = max(outcome.batch, 0)
-                    batch: list[int] = order.indices[at : at + (job.batch_size or 1)].tolist()
+                    first = max(outcome.batch, 0)
+                    batch = task.indices[first : first + (settings.batch_size or 1)].tolist()
                     deaths[batch[0]] += 1
                     if deaths[batch[0]] == DEATHS:
-                        raise ComputeError(
-                            f"{DEATHS} workers died when they were at utterances "
-                            f"{', '.join(map(str, batch))} of the "
-                            "data set: out of memory, or a crash in a library? Their logs may say "
-                            "more; what was done "
-                            "is kept"
-                        ) from outcome.error
-                    dispatch.add(order._replace(again=True))
+                        raise _deadly(batch) from outcome.error
+                    dispatch.add(task._replace(retried=True))
+
+
+def _deadly(batch: list[int]) -> ComputeError:
+    return ComputeError(
+        f"{DEATHS} workers died when they were at utterances {', '.join(map(str, batch))} of the "
+        "data set: out of memory, or a crash in a library? Their logs may say more; what was done "
+        "is kept"
+    )
 
 
 @contextmanager
-def team_of(
+def executor_for(
     provider: EnvironmentProvider, parallel: ParallelConfig | Client | None
-) -> Iterator[LocalTeam | DaskTeam]:
-    """Give this process, new workers, which end with the block, or those of a client."""
+) -> Iterator[LocalExecutor | DaskExecutor]:
+    """Yield this process, new workers, which end with the block, or those of a client."""
     if parallel is None:
-        yield LocalTeam(provider)
+        yield LocalExecutor(provider)
         return
     from featcache.cluster.workers import staff_of
 
     with staff_of(parallel, partial(_set_up, provider.build_worker_setup_fn())) as staff:
-        yield DaskTeam(staff)
+        yield DaskExecutor(staff)
 
 
 # what Dask calls:
@@ -135,12 +130,12 @@ def _set_up(setup_fn: Callable[[], object]) -> dict[str, object]:
     return {"work": ShardMaker(setup_fn())}
 
 
-def _ask(hooks: Hooks, sample: Ints | None, env: str) -> Answer | Exception:
-    return returned(lambda: _maker(env).ask(hooks, sample))
+def _inspect(hooks: Hooks, sample: Ints | None, env: str) -> Inspection | Exception:
+    return returned(lambda: _maker(env).inspect(hooks, sample))
 
 
-def _make(order: Order, job: Job, env: str) -> Exception | None:
-    return returned(lambda: _maker(env).make(job, order))
+def _make(task: ShardTask, settings: StatsSettings, env: str) -> Exception | None:
+    return returned(lambda: _maker(env).make(settings, task))
 
 
 def _maker(env: str) -> ShardMaker:

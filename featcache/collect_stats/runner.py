@@ -1,13 +1,8 @@
-"""`CollectStatsRunner`: statistics and shapes of a data set, in the files that ESPnet reads.
-
-It runs on one or many workers.
-"""
+"""`CollectStatsRunner`: statistics and shapes of a data set, in the files that ESPnet reads."""
 
 from __future__ import annotations
 
-import secrets
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -19,35 +14,22 @@ from tqdm import tqdm
 from featcache import _checks
 from featcache._closing import close_after
 from featcache.cluster.config import ParallelConfig, config_or_client
-from featcache.collect_stats import hooks
-from featcache.collect_stats.executors import team_of
-from featcache.collect_stats.shard_maker import Job, Order
-from featcache.collect_stats.shards import (
-    FEATS,
-    SHARDS,
-    Shard,
-    has_features,
-    left_over,
-    merge_shards,
-    read_shard,
-)
-from featcache.errors import ConfigError, IncompleteError, StaleCacheError
+from featcache.collect_stats import shard_writers
+from featcache.collect_stats.batch_stats import collect_stats_batch
+from featcache.collect_stats.executors import executor_for
+from featcache.collect_stats.shard_directory import ShardDirectory, cut_shards
+from featcache.collect_stats.shard_task import ShardTask, StatsSettings
+from featcache.collect_stats.shards import FEATS, Shard, left_over, merge_shards
+from featcache.errors import ConfigError, IncompleteError
 from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.patience import patiently
-from featcache.samplers.batches import Ints
-from featcache.store.format.files import make_directory, write_durably
-from featcache.store.format.fingerprint import canonical, differences
+from featcache.interface import Ints
+from featcache.store.format.files import make_directory
 from featcache.store.format.lock import WriterLock
-from featcache.store.format.manifest import NAME as CACHE
-from featcache.store.format.sealed_json import pack_json, unpack_json
 from featcache.store.writing.cache_writer import CacheWriter
 
 if TYPE_CHECKING:
     from dask.distributed import Client
-
-MADE_FROM = "made_from.json"
-# whatever the number of workers, so that the same numbers are added in the same order
-MOST_SHARDS = 512
 
 
 class CollectStatsRunner:
@@ -119,6 +101,7 @@ class CollectStatsRunner:
             )
         self.provider = provider
         self.directory = _checks.directory(output_dir, "output_dir").absolute() / mode
+        self._shards = ShardDirectory(self.directory)
         self.write_collected_feats = write_collected_feats
         self.batch_size = batch_size
         self.parallel = None if parallel is None else config_or_client(parallel)
@@ -140,7 +123,7 @@ class CollectStatsRunner:
         `(stats, shape_info)` or `(stats, shape_info, feats)`: by key a `FeatureStats`, by key and
         id the shapes, by key and id the arrays. `**env`, the rest of the environment, is ignored.
         """
-        stats, shapes, feats = hooks.collect_stats_batch(
+        stats, shapes, feats = collect_stats_batch(
             [batch_indices] if isinstance(batch_indices, int) else batch_indices,
             dataset=dataset,
             model=model,
@@ -155,7 +138,7 @@ class CollectStatsRunner:
         shard_dir: Path | None,
         write_collected_feats: bool = False,
         feats_dir: Path | None = None,
-        part_writer: hooks.TakesFeatures | None = None,
+        part_writer: shard_writers.TakesFeatures | None = None,
         **env: Any,
     ) -> dict[str, Any]:
         """Return what `write_record` writes to.
@@ -165,7 +148,7 @@ class CollectStatsRunner:
         Features go to `feats_dir` (None: `shard_dir/collect_feats`) and, unless None, to
         `part_writer`.
         """
-        return hooks.open_writers(shard_dir, write_collected_feats, feats_dir, part_writer)
+        return shard_writers.open_writers(shard_dir, write_collected_feats, feats_dir, part_writer)
 
     @staticmethod
     def write_record(
@@ -175,12 +158,12 @@ class CollectStatsRunner:
 
         That holds a `FeatureStats` by key.
         """
-        hooks.write_record(writers, result, state)
+        shard_writers.write_record(writers, result, state)
 
     @staticmethod
     def close_writers(writers: dict[str, Any]) -> None:
         """Write the shapes, the statistics and the lists of keys of a shard."""
-        hooks.close_writers(writers)
+        shard_writers.close_writers(writers)
 
     def merge(self, shard_dirs: Sequence[Path]) -> dict[str, dict[str, Any]]:
         """Merge shards into the files of the split; returns {"sum", "sq", "count"}, each by key.
@@ -197,128 +180,52 @@ class CollectStatsRunner:
         }
 
     def __call__(self, indices: Iterable[int]) -> dict[str, dict[str, Any]]:
-        """Collect what is not done yet of some utterances, given by number, and merge it.
-
-        See the class.
-        """
+        """Collect the utterances of these numbers that are not done yet, and merge all of them."""
         wanted = _checked(indices)
         make_directory(self.directory)
         lock = WriterLock(self.directory)
         try:
             if not self.resume:
-                self._start_anew()
-            make_directory(self._shards)
+                self._shards.clear()
+            self._shards.create()
             return self.merge([shard.directory for shard in self._collect(wanted)])
         finally:
             lock.release()
 
-    @property
-    def _shards(self) -> Path:
-        return self.directory / SHARDS
-
-    def _start_anew(self) -> None:
-        shutil.rmtree(self._shards, ignore_errors=True)
-        if (self.directory / FEATS / CACHE).exists():
-            shutil.rmtree(self.directory / FEATS)
-
     def _collect(self, wanted: Ints) -> list[Shard]:
-        """Have all done that is missing, and return the shards by their first utterances."""
+        """Make the shards that are missing; return all of them by their first utterances."""
         error, writer = None, None
         try:
-            with team_of(self.provider, self.parallel) as team:
+            with executor_for(self.provider, self.parallel) as executor:
                 sample = wanted[: self.batch_size or 1] if self.write_collected_feats else None
-                made_from, features = team.ask(type(self), sample)
-                self._check_made_from(made_from)
+                made_from, features = executor.inspect(type(self), sample)
+                self._shards.require_made_from(made_from)
                 if features is not None:
-                    writer = patiently(
-                        partial(CacheWriter, self.directory / FEATS, features, made_from)
-                    )
-                rest = left_over(wanted, self._done(wanted, writer))
-                job = Job(
-                    type(self), self.directory, self._claims(), self.batch_size, features, made_from
+                    path = self.directory / FEATS
+                    writer = patiently(partial(CacheWriter, path, features, made_from))
+                rest = left_over(wanted, self._shards.done(wanted, writer))
+                settings = StatsSettings(
+                    hooks=type(self),
+                    directory=self.directory,
+                    attempts=self._shards.new_attempts(),
+                    batch_size=self.batch_size,
+                    features=features,
+                    made_from=made_from,
                 )
-                with (
-                    tqdm(
-                        total=len(wanted), initial=len(wanted) - len(rest), unit="utt", disable=None
-                    ) as bar,
-                    closing(team.work(job, self._cut(wanted, rest))) as made,
-                ):
-                    for order in made:
-                        bar.update(len(order.indices))
+                tasks = cut_shards(wanted, rest, self.batch_size or 1)
+                _make_all(executor.make(settings, tasks), len(rest), len(wanted))
         except BaseException as failure:
             error = failure
             raise
         finally:
             if writer is not None:
                 close_after(error, partial(_publish, writer, complete=error is None))
-        shards = self._done(wanted, None)
+        shards = self._shards.done(wanted, None)
         if len(left_over(wanted, shards)):
             raise IncompleteError(
-                f"shards in {str(self._shards)!r} are gone; the same call makes them again"
+                f"shards in {str(self._shards.path)!r} are gone; the same call makes them again"
             )
         return shards
-
-    def _claims(self) -> Path:
-        directory = self._shards / f"run-{secrets.token_hex(4)}"
-        directory.mkdir()
-        return directory
-
-    def _check_made_from(self, made_from: Mapping[str, object]) -> None:
-        """Note what the statistics are made from, or compare it with what is noted."""
-        path, new = self._shards / MADE_FROM, canonical(made_from)
-        changed = (
-            differences(unpack_json(path.read_bytes(), repr(str(path))), new)
-            if path.exists()
-            else []
-        )
-        if changed and any(map(read_shard, self._shards.glob("split.*"))):
-            lines = "".join(f"\n  {line}" for line in changed)
-            raise StaleCacheError(
-                f"what is done in {str(self.directory)!r} was made from something else than it "
-                f"would be now:{lines}\n"
-                "start anew (resume=False), or give another directory"
-            )
-        if changed:  # but nothing is done: what failed at once was mended
-            self._start_anew()
-            make_directory(self._shards)
-        if not path.exists():
-            write_durably(path, pack_json(new))
-
-    def _cut(self, wanted: Ints, rest: Ints) -> list[Order]:
-        """Cut utterances into shards of whole batches, less what is done.
-
-        Those of a run that goes on are the same.
-        """
-        size = self.batch_size or 1
-        size *= -(-len(wanted) // (size * MOST_SHARDS))
-        left, run = np.isin(wanted, rest), secrets.token_hex(4)
-        ranges = [slice(start, start + size) for start in range(0, len(wanted), size)]
-        return [
-            Order(f"split.{run}-{k:05d}", wanted[r][left[r]])
-            for k, r in enumerate(ranges)
-            if left[r].any()
-        ]
-
-    def _done(self, wanted: Ints, writer: CacheWriter | None) -> list[Shard]:
-        """Return the shards that are done, by their first utterances.
-
-        Removes those that are of no use.
-        """
-        places = np.full(wanted.max() + 1, -1)  # of the utterances that are still to be found
-        places[wanted] = np.arange(len(wanted))
-        found: dict[int, Shard] = {}
-        for directory in sorted(self._shards.glob("*/")):
-            shard = read_shard(directory)
-            if (
-                shard is None
-                or not shard.is_within(places)
-                or not (writer is None or has_features(shard, writer))
-            ):
-                _remove(directory)
-                continue
-            found[int(places[shard.indices[0]])] = shard
-            places[shard.indices] = -1
-        return [found[place] for place in sorted(found)]
 
 
 def _checked(indices: Iterable[int]) -> Ints:
@@ -330,10 +237,15 @@ def _checked(indices: Iterable[int]) -> Ints:
     return listed.astype(np.int64)
 
 
-def _remove(directory: Path) -> None:
-    # from under a worker that was lost
-    gone = directory.rename(directory.with_name(f"removed-{secrets.token_hex(4)}"))
-    shutil.rmtree(gone, ignore_errors=True)
+def _make_all(made: Generator[ShardTask], missing: int, total: int) -> None:
+    """Run a generator of shards that are made to its end, with a bar over utterances."""
+    done = total - missing
+    with (
+        tqdm(total=total, initial=done, unit="utt", disable=None) as bar,
+        closing(made),
+    ):
+        for task in made:
+            bar.update(len(task.indices))
 
 
 def _publish(writer: CacheWriter, complete: bool) -> None:

@@ -1,18 +1,16 @@
-"""Collecting of statistics in a process.
-
-It makes shards, which all add to one part of the cache of features.
-"""
+"""`ShardMaker`: makes shards in a process; all add to one part of the cache of features."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FunctionType
+from typing import Any, NamedTuple
 
 from featcache.cluster.attempts import Claim
-from featcache.collect_stats.hooks import made_from_what
+from featcache.collect_stats.protocol import Hooks
+from featcache.collect_stats.shard_task import Declared, ShardTask, StatsSettings
 from featcache.collect_stats.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import (
@@ -24,39 +22,18 @@ from featcache.errors import (
     describe,
 )
 from featcache.extraction.datasets import visible_ids
+from featcache.extraction.provenance import find_ingredients
 from featcache.extraction.workers.part_of_process import Share
-from featcache.interface import Array
-from featcache.samplers.batches import Ints
+from featcache.interface import Array, Ints
 from featcache.store.format.committed import committed
 from featcache.store.writing.part_writer import PartWriter
 
-if TYPE_CHECKING:
-    from featcache.collect_stats.runner import CollectStatsRunner
 
-    Hooks = type[CollectStatsRunner]
-Declared = Mapping[str, FeatureStorageConfig]
-Answer = tuple[dict[str, object], Declared | None]
+class Inspection(NamedTuple):
+    """Fingerprint of the model that is measured, and its features (None: not asked for)."""
 
-
-@dataclass(frozen=True)
-class Job:
-    """What is the same for all shards of a run."""
-
-    hooks: Hooks
-    directory: Path  # of the split
-    claims: Path  # where workers note what they are at
-    batch_size: int | None
-    features: Declared | None  # of the cache; None: no features are kept
-    made_from: Mapping[str, object]
-
-
-class Order(NamedTuple):
-    """A shard to be made."""
-
-    name: str
-    indices: Ints
-    again: bool = False  # a worker that was at it was lost
-    number: int = 0  # of this attempt: no two attempts at the same shard share it
+    made_from: dict[str, object]
+    features: Declared | None
 
 
 class ShardMaker:
@@ -74,58 +51,66 @@ class ShardMaker:
         self._env: dict[str, Any] = dict(env)
         self.share = Share()
 
-    def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
-        """Return what statistics are made from here, and how a sample's features are stored."""
-        made_from = made_from_what(self._env)
+    def inspect(self, hooks: Hooks, sample: Ints | None) -> Inspection:
+        """Return what statistics are made from here, and how features of a sample are stored."""
+        made_from = fingerprint_of(self._env)
         if sample is None:
-            return made_from, None
-        feats = self._compute(hooks, sample.tolist(), {**self._env, "write_collected_feats": True})[
-            2
-        ]
+            return Inspection(made_from, None)
+        env = {**self._env, "write_collected_feats": True}
+        feats = self._compute(hooks, sample.tolist(), env)[2]
         dtypes = {key: next(iter(of_key.values())).dtype.name for key, of_key in feats.items()}
-        return made_from, {key: FeatureStorageConfig(key, dtype) for key, dtype in dtypes.items()}
+        features = {key: FeatureStorageConfig(key, dtype) for key, dtype in dtypes.items()}
+        return Inspection(made_from, features)
 
-    def make(self, job: Job, order: Order) -> None:
+    def make(self, settings: StatsSettings, task: ShardTask) -> None:
         """Make a shard; it is there when this returns.
 
         Raises `TaskTakenError` if another process has, or had, this attempt at it.
         """
-        with self.share.attempt(job.claims, order.number) as claim:
+        with self.share.attempt(settings.attempts, task.number) as attempt:
             # or its maker was lost right after
-            if read_shard(job.directory / SHARDS / order.name) is None:
-                self._make(job, order, claim)
+            if read_shard(settings.directory / SHARDS / task.name) is None:
+                self._make(settings, task, attempt)
 
-    def _make(self, job: Job, order: Order, claim: Claim) -> None:
-        hooks, shards = job.hooks, job.directory / SHARDS
+    def _make(self, settings: StatsSettings, task: ShardTask, attempt: Claim) -> None:
+        shards = settings.directory / SHARDS
         with tempfile.TemporaryDirectory(
             prefix="attempt-", dir=shards, ignore_cleanup_errors=True
-        ) as attempt:
-            shard_dir = Path(attempt) / "shard"
+        ) as directory:
+            shard_dir = Path(directory) / "shard"
             shard_dir.mkdir()
-            env = {**self._env, "write_collected_feats": job.features is not None}
-            if job.features is not None:
-                env |= {
-                    "feats_dir": job.directory / FEATS,
-                    "part_writer": self._part(job, job.features, order),
-                }
-            state: dict[str, Any] = {}
-            writers = hooks.open_writers(shard_dir, **env)
-            size = job.batch_size or 1
-            for start in range(0, len(order.indices), size):
-                if self.share.stopping or not claim.valid:
-                    raise IncompleteError("the run has been stopped")
-                claim.at(start)
-                batch = order.indices[start : start + size].tolist()
-                result = self._compute(hooks, batch if job.batch_size else batch[0], env)
-                hooks.write_record(writers, result, state, **env)
-            hooks.close_writers(writers)
+            self._fill(settings, task, attempt, shard_dir)
             self.share.commit()  # a shard that is there has all its features
-            finish_shard(shard_dir, shards / order.name, order.indices)
+            finish_shard(shard_dir, shards / task.name, task.indices)
 
-    def _part(self, job: Job, features: Declared, order: Order) -> _NewOnly:
-        path = job.directory / FEATS
-        writer = self.share.writer(path, features, job.made_from)
-        return _NewOnly(writer, set(committed(path)) if order.again else set())
+    def _fill(
+        self, settings: StatsSettings, task: ShardTask, attempt: Claim, shard_dir: Path
+    ) -> None:
+        """Run the hooks over the batches of a shard."""
+        hooks, env, state = settings.hooks, self._env_of(settings, task), dict[str, Any]()
+        writers = hooks.open_writers(shard_dir, **env)
+        size = settings.batch_size or 1
+        for start in range(0, len(task.indices), size):
+            if self.share.stopping or not attempt.valid:
+                raise IncompleteError("the run has been stopped")
+            attempt.at(start)
+            batch = task.indices[start : start + size].tolist()
+            result = self._compute(hooks, batch if settings.batch_size else batch[0], env)
+            hooks.write_record(writers, result, state, **env)
+        hooks.close_writers(writers)
+
+    def _env_of(self, settings: StatsSettings, task: ShardTask) -> dict[str, Any]:
+        if settings.features is None:
+            return {**self._env, "write_collected_feats": False}
+        path = settings.directory / FEATS
+        writer = self.share.writer(path, settings.features, settings.made_from)
+        part_writer = _NewOnly(writer, set(committed(path)) if task.retried else set())
+        return {
+            **self._env,
+            "write_collected_feats": True,
+            "feats_dir": path,
+            "part_writer": part_writer,
+        }
 
     def _compute(self, hooks: Hooks, batch: list[int] | int, env: Mapping[str, Any]) -> Any:
         """Call `forward`.
@@ -163,3 +148,20 @@ class _NewOnly:
     def write(self, id: str, arrays: Mapping[str, Array]) -> None:
         if id not in self._known and id not in self._writer:
             self._writer.write(id, arrays)
+
+
+def fingerprint_of(env: Mapping[str, Any]) -> dict[str, object]:
+    """Return the fingerprint of what `collect_feats` of the model makes.
+
+    It covers its code and the modules that it names.
+    """
+    model, found = env["model"], {}
+    function = getattr(type(model), "collect_feats", None)
+    if isinstance(function, FunctionType):
+        stand_in: Any = object.__new__(
+            type(type(model).__name__, (type(model),), {"compute_features": function})
+        )
+        vars(stand_in).update(vars(model))
+        found = find_ingredients(stand_in).fingerprint({})
+    kwargs = env.get("collect_stats_kwargs") or {}
+    return {**found, "collect_stats_kwargs": {name: repr(value) for name, value in kwargs.items()}}

@@ -1,6 +1,4 @@
-"""The shards of a collect-stats run.
-
-They are directories of ESPnet's files, each of which counts only once it is whole.
+"""The shards of a collect-stats run: directories of ESPnet's files, which count once whole.
 
 A shard holds the statistics and shapes of some batches. Its name has eight hexadecimal digits of
 the run that cut it::
@@ -14,7 +12,7 @@ the run that cut it::
       done                                   a digest of each of these files; it comes last
 
 While a run is under way, there are two more kinds of directories beside them: `run-*`, which says
-who is at what, and `attempt-*`, in which a shard is being made.
+which worker is at which batch, and `attempt-*`, in which a shard is being made.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from featcache.errors import CorruptCacheError, DuplicateIdError, FeatureError
-from featcache.samplers.batches import Ints
+from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.files import digest_file, write_durably
 from featcache.store.format.sealed_json import pack_json, unpack_json
@@ -64,10 +62,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def finish_shard(attempt: Path, final: Path, indices: Ints) -> None:
-    """Give the directory that an attempt at a shard has filled its name.
-
-    Dropped if another was earlier.
-    """
+    """Rename the directory that an attempt has filled; drop it if another attempt was earlier."""
     np.save(attempt / INDICES, indices)
     digests = {name: digest_file(attempt / name) for name in _files(attempt)}
     (attempt / DONE).write_bytes(pack_json(digests))

@@ -41,7 +41,8 @@ from featcache.extraction.workers.plan import (
     save_batches,
 )
 from featcache.extraction.workers.tasks import Environment, Job, Work
-from featcache.samplers.batches import Batches, Ints
+from featcache.interface import Ints
+from featcache.samplers.batches import Batches
 from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 

@@ -8,25 +8,22 @@ from typing import Any
 
 from featcache.errors import ConfigError, nearest
 from featcache.iterators.epoch_order import BatchList
-from featcache.iterators.inputs import Samples, check_names, with_lengths
+from featcache.iterators.inputs import ItemDataset, check_names, with_lengths
 from featcache.samplers.espnet.build import build_category_batch_sampler
-from featcache.samplers.ranks import place
+from featcache.samplers.ranks import resolve_rank
 
 CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")
 
 
 class CategoryBatches:
-    """Batches that are given, or drawn by `build_category_batch_sampler`.
-
-    Or first the ones, then the others.
-    """
+    """Given batches, batches drawn anew each epoch, or given ones in epoch 1, drawn ones after."""
 
     def __init__(
         self,
         given: BatchList | None,
         batch_type: str,
         sampler_args: Mapping[str, object] | None,
-        dataset: Samples,
+        dataset: ItemDataset,
     ) -> None:
         if batch_type not in CATEGORY_TYPES:
             raise ConfigError(
@@ -54,7 +51,7 @@ class CategoryBatches:
         batches = batches[:num_batches]
         if not distributed:
             return batches
-        rank, world_size = place(None, None)
+        rank, world_size = resolve_rank(None, None)
         if len(batches) and batches.sizes.min() < world_size:
             raise ConfigError(
                 f"epoch {epoch} has a batch of {batches.sizes.min()} utterances, too few for "
@@ -65,7 +62,7 @@ class CategoryBatches:
 
 
 def _builder_arguments(
-    batch_type: str, sampler_args: Mapping[str, object], dataset: Samples
+    batch_type: str, sampler_args: Mapping[str, object], dataset: ItemDataset
 ) -> dict[str, Any]:
     """Return arguments of `build_category_batch_sampler`, also for those of ESPnet's samplers."""
     arguments = dict(sampler_args)

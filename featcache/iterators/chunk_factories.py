@@ -1,11 +1,9 @@
-"""`ChunkIterFactory` and `CategoryChunkIterFactory`.
-
-Pieces of utterances, all of one length within a batch.
-"""
+"""`ChunkIterFactory` and `CategoryChunkIterFactory`: chunks of one length within a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,13 +12,14 @@ from featcache.iterators.category_batches import CategoryBatches
 from featcache.iterators.chunk_rule import ChunkRule
 from featcache.iterators.chunker import Chunker
 from featcache.iterators.epoch_order import BatchList, EpochRule
-from featcache.iterators.inputs import Collate, Samples, batch_list
+from featcache.iterators.inputs import Collate, ItemDataset, batch_list
 from featcache.loading.collate import PaddedBatch
 from featcache.samplers.batches import Batches
 
 
+@dataclass(repr=False, eq=False)  # a constructor, no value
 class ChunkIterFactory:
-    """Gives batches of chunks of equal length, cut from utterances with some overlap.
+    """Batches of chunks of equal length, cut from utterances with some overlap.
 
     Of a `FeatureDataset` chunks are planned from the lengths alone, and only their frames are read.
 
@@ -61,49 +60,31 @@ class ChunkIterFactory:
     [[[0, 1, 2, 3], [2, 3, 4, 5]]]
     """
 
-    def __init__(
-        self,
-        dataset: Samples,
-        batch_size: int,
-        batches: BatchList | Mapping[str, object],
-        chunk_length: int | str,
-        chunk_shift_ratio: float = 0.5,
-        num_cache_chunks: int = 1024,
-        num_samples_per_epoch: int | None = None,
-        seed: int = 0,
-        shuffle: bool = False,
-        num_workers: int = 0,
-        collate_fn: Collate | None = None,
-        pin_memory: bool = False,
-        excluded_key_prefixes: Sequence[str] | None = None,
-        discard_short_samples: bool = True,
-        default_fs: int | None = None,
-        chunk_max_abs_length: int | None = None,
-    ) -> None:
-        self.batches = batch_list(batches, dataset)
-        for number in _other_than_one(self.batches):
+    dataset: ItemDataset
+    batch_size: int
+    batches: BatchList | Mapping[str, object]
+    chunk_length: int | str
+    chunk_shift_ratio: float = 0.5
+    num_cache_chunks: int = 1024
+    num_samples_per_epoch: int | None = None
+    seed: int = 0
+    shuffle: bool = False
+    num_workers: int = 0
+    collate_fn: Collate | None = None
+    pin_memory: bool = False
+    excluded_key_prefixes: Sequence[str] | None = None
+    discard_short_samples: bool = True
+    default_fs: int | None = None
+    chunk_max_abs_length: int | None = None
+
+    def __post_init__(self) -> None:
+        self.batches = self._batches = batch_list(self.batches, self.dataset)
+        for number in _other_than_one(self._batches):
             raise ConfigError(
                 f"batches of one utterance are needed, but number {number} is "
-                f"{self.batches[number]!r}"
+                f"{self._batches[number]!r}"
             )
-        self._chunker = Chunker(
-            dataset,
-            ChunkRule(
-                chunk_length,
-                batch_size,
-                chunk_shift_ratio,
-                num_cache_chunks,
-                discard_short_samples,
-                default_fs,
-                chunk_max_abs_length,
-            ),
-            EpochRule(num_samples_per_epoch, seed, shuffle),
-            by_category=True,
-            excluded_key_prefixes=excluded_key_prefixes,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-        )
+        self._chunker = _chunker(self, by_category=True)
 
     @property
     def excluded_key_pattern(self) -> str:
@@ -111,17 +92,16 @@ class ChunkIterFactory:
         return self._chunker.excluded_key_pattern
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
-        """Give the batches of an epoch, counted from 1.
-
-        Ids and tensors of shape (batch_size, chunk, ...).
+        """Give the batches of an epoch, counted from 1: ids and tensors (batch_size, chunk, ...).
 
         Their number varies with the epoch. `shuffle` overrides that of the factory.
         """
-        return self._chunker.chunks(self.batches, epoch, shuffle)
+        return self._chunker.chunks(self._batches, epoch, shuffle)
 
 
+@dataclass(repr=False, eq=False)
 class CategoryChunkIterFactory:
-    """Gives batches of chunks of equal length, cut from batches in which categories are balanced.
+    """Batches of chunks of equal length, cut from batches in which categories are balanced.
 
     Args:
         batches: lists of ids or rows, the same in each epoch; drawn anew in each with
@@ -135,47 +115,29 @@ class CategoryChunkIterFactory:
     utterance.
     """
 
-    def __init__(
-        self,
-        dataset: Samples,
-        batch_size: int,
-        batches: BatchList | Mapping[str, object] | None = None,
-        chunk_length: int | str = 500,
-        chunk_shift_ratio: float = 0.5,
-        num_cache_chunks: int = 1024,
-        num_samples_per_epoch: int | None = None,
-        seed: int = 0,
-        shuffle: bool = False,
-        num_workers: int = 0,
-        collate_fn: Collate | None = None,
-        pin_memory: bool = False,
-        excluded_key_prefixes: Sequence[str] | None = None,
-        discard_short_samples: bool = True,
-        default_fs: int | None = None,
-        chunk_max_abs_length: int | None = None,
-        batch_type: str = "catbel",
-        sampler_args: Mapping[str, object] | None = None,
-    ) -> None:
-        given = None if batches is None else batch_list(batches, dataset)
-        self._batches = CategoryBatches(given, batch_type, sampler_args, dataset)
-        self._chunker = Chunker(
-            dataset,
-            ChunkRule(
-                chunk_length,
-                batch_size,
-                chunk_shift_ratio,
-                num_cache_chunks,
-                discard_short_samples,
-                default_fs,
-                chunk_max_abs_length,
-            ),
-            EpochRule(num_samples_per_epoch, seed, shuffle),
-            by_category=False,
-            excluded_key_prefixes=excluded_key_prefixes,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-        )
+    dataset: ItemDataset
+    batch_size: int
+    batches: BatchList | Mapping[str, object] | None = None
+    chunk_length: int | str = 500
+    chunk_shift_ratio: float = 0.5
+    num_cache_chunks: int = 1024
+    num_samples_per_epoch: int | None = None
+    seed: int = 0
+    shuffle: bool = False
+    num_workers: int = 0
+    collate_fn: Collate | None = None
+    pin_memory: bool = False
+    excluded_key_prefixes: Sequence[str] | None = None
+    discard_short_samples: bool = True
+    default_fs: int | None = None
+    chunk_max_abs_length: int | None = None
+    batch_type: str = "catbel"
+    sampler_args: Mapping[str, object] | None = None
+
+    def __post_init__(self) -> None:
+        given = None if self.batches is None else batch_list(self.batches, self.dataset)
+        self._batches = CategoryBatches(given, self.batch_type, self.sampler_args, self.dataset)
+        self._chunker = _chunker(self, by_category=False)
 
     @property
     def excluded_key_pattern(self) -> str:
@@ -183,14 +145,33 @@ class CategoryChunkIterFactory:
         return self._chunker.excluded_key_pattern
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
-        """Give the batches of an epoch, counted from 1.
-
-        Ids and tensors of shape (batch_size, chunk, ...).
+        """Give the batches of an epoch, counted from 1: ids and tensors (batch_size, chunk, ...).
 
         Their number varies with the epoch. `shuffle` overrides that of the factory.
         """
         batches = self._batches.drawn(epoch) if self._batches.given is None else self._batches.given
         return self._chunker.chunks(batches, epoch, shuffle)
+
+
+def _chunker(factory: ChunkIterFactory | CategoryChunkIterFactory, *, by_category: bool) -> Chunker:
+    return Chunker(
+        dataset=factory.dataset,
+        rule=ChunkRule(
+            chunk_length=factory.chunk_length,
+            batch_size=factory.batch_size,
+            chunk_shift_ratio=factory.chunk_shift_ratio,
+            num_cache_chunks=factory.num_cache_chunks,
+            discard_short_samples=factory.discard_short_samples,
+            default_fs=factory.default_fs,
+            chunk_max_abs_length=factory.chunk_max_abs_length,
+        ),
+        epochs=EpochRule(factory.num_samples_per_epoch, factory.seed, factory.shuffle),
+        by_category=by_category,
+        excluded_key_prefixes=factory.excluded_key_prefixes,
+        num_workers=factory.num_workers,
+        collate_fn=factory.collate_fn,
+        pin_memory=factory.pin_memory,
+    )
 
 
 def _other_than_one(batches: BatchList) -> Iterator[int]:

@@ -1,7 +1,4 @@
-"""Chunks that utterances are cut into, and how these become batches.
-
-ESPnet's rules, from lengths alone.
-"""
+"""ESPnet's rules for chunks, by lengths alone: where utterances are cut, how chunks are batched."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ WHOLE = 0  # the width under which utterances that are too short for any chunk a
 _log = logging.getLogger("featcache")
 
 
-class Sample(NamedTuple, Generic[Source]):
-    """An utterance to cut; `source` is whatever the caller needs to do so."""
+class UtteranceToCut(NamedTuple, Generic[Source]):
+    """An utterance to cut; `source` is the row or the arrays that the caller cuts."""
 
     source: Source
     id: str
@@ -39,7 +36,7 @@ class Chunk(NamedTuple, Generic[Source]):
 
 @dataclass(frozen=True)
 class ChunkRule:
-    """How long chunks are, and how they become batches; the arguments of `ChunkIterFactory`."""
+    """Lengths of chunks, and their way into batches; the arguments of `ChunkIterFactory`."""
 
     chunk_length: int | str
     batch_size: int
@@ -61,33 +58,37 @@ class ChunkRule:
             self._shift(min(self._capped(lengths)))
 
     def cut(
-        self, sample: Sample[Source], state: np.random.RandomState, shuffle: bool
+        self, utterance: UtteranceToCut[Source], state: np.random.RandomState, shuffle: bool
     ) -> list[Chunk[Source]]:
         """Return the chunks of an utterance, all of one width.
 
         None if it is too short and to be discarded.
         """
-        widths = self._capped([length for length in self._scaled(sample) if length < sample.length])
+        widths = self._capped(
+            [length for length in self._scaled(utterance) if length < utterance.length]
+        )
         if not widths:
-            return [] if self.discard_short_samples else [Chunk(sample.source, 0, sample.length)]
+            return (
+                [] if self.discard_short_samples else [Chunk(utterance.source, 0, utterance.length)]
+            )
         # the draw of ESPnet's `state.choice(widths, 1)`
         width = widths[int(state.randint(0, len(widths), size=1)[0])]
         shift = self._shift(width)
-        spare = sample.length - width
+        spare = utterance.length - width
         first = int(state.randint(0, spare % shift + 1)) if shuffle else 0
         # the offset moves all chunks: the last one still ends within the utterance, as first is at
         # most spare % shift
         starts = range(first, first + spare // shift * shift + 1, shift)
-        return [Chunk(sample.source, start, start + width) for start in starts]
+        return [Chunk(utterance.source, start, start + width) for start in starts]
 
-    def _scaled(self, sample: Sample[Source]) -> list[int]:
+    def _scaled(self, utterance: UtteranceToCut[Source]) -> list[int]:
         """Return the lengths at the utterance's sample rate."""
-        rate, default = sample.sample_rate_hz, self.default_fs
+        rate, default = utterance.sample_rate_hz, self.default_fs
         if default is None:
             return self.lengths
         if rate < 1 or (rate % default and default % rate):
             raise FeatureError(
-                f"utterance {sample.id!r}: sample rate {rate} and default_fs {default} are not "
+                f"utterance {utterance.id!r}: sample rate {rate} and default_fs {default} are not "
                 "multiples of each other"
             )
         return [length * rate // default for length in self.lengths]
@@ -132,7 +133,10 @@ def parse_chunk_lengths(chunk_length: int | str) -> list[int]:
 
 
 def chunk_batches(
-    samples: Iterable[Sample[Source]], rule: ChunkRule, state: np.random.RandomState, shuffle: bool
+    utterances: Iterable[UtteranceToCut[Source]],
+    rule: ChunkRule,
+    state: np.random.RandomState,
+    shuffle: bool,
 ) -> Iterator[list[Chunk[Source]]]:
     """Cut utterances and give batches of `batch_size` chunks of one category and width.
 
@@ -142,14 +146,14 @@ def chunk_batches(
     """
     waiting: dict[int, dict[int, list[Chunk[Source]]]] = {}
     discarded: list[str] = []
-    for sample in samples:
-        chunks = rule.cut(sample, state, shuffle)
+    for utterance in utterances:
+        chunks = rule.cut(utterance, state, shuffle)
         if not chunks:
-            discarded.append(sample.id)
+            discarded.append(utterance.id)
             continue
         width = chunks[0].stop - chunks[0].start
-        by_width = waiting.setdefault(sample.category, {})
-        ready = by_width.setdefault(width if width < sample.length else WHOLE, [])
+        by_width = waiting.setdefault(utterance.category, {})
+        ready = by_width.setdefault(width if width < utterance.length else WHOLE, [])
         ready += chunks
         if len(ready) > max(rule.num_cache_chunks, rule.batch_size):
             yield from _drain(ready, rule.batch_size, state, shuffle)

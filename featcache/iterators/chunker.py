@@ -1,7 +1,4 @@
-"""Chunk batches and how they are filled.
-
-Cut from loaded utterances, or read frame by frame from a `FeatureDataset`.
-"""
+"""Batches of chunks: cut from loaded utterances, or read chunk by chunk from a `FeatureDataset`."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from featcache.errors import FeatureError
-from featcache.iterators.chunk_rule import Chunk, ChunkRule, Sample, chunk_batches
+from featcache.iterators.chunk_rule import Chunk, ChunkRule, UtteranceToCut, chunk_batches
 from featcache.iterators.epoch_order import BatchList, EpochRule, random_state
-from featcache.iterators.inputs import Collate, Samples, as_array, epoch_loader
+from featcache.iterators.inputs import Collate, ItemDataset, as_array, epoch_loader
 from featcache.loading.collate import CommonCollateFn, PaddedBatch
 from featcache.loading.dataset import FeatureDataset
 
@@ -42,7 +39,7 @@ class _Loaded(NamedTuple):
 class Chunker:
     """Gives an epoch's batches of chunks; the arguments are those of `ChunkIterFactory`."""
 
-    dataset: Samples
+    dataset: ItemDataset
     rule: ChunkRule
     epochs: EpochRule
     by_category: bool
@@ -72,7 +69,7 @@ class Chunker:
         self,
         dataset: FeatureDataset,
         batches: BatchList,
-        draw: Callable[[Iterable[Sample[int]]], Iterator[list[Chunk[int]]]],
+        draw: Callable[[Iterable[UtteranceToCut[int]]], Iterator[list[Chunk[int]]]],
         seed: int,
     ) -> Iterator[PaddedBatch]:
         """Read just the frames of each chunk."""
@@ -90,7 +87,9 @@ class Chunker:
                 }
             yield ids, batch
 
-    def _measured(self, dataset: FeatureDataset, batches: BatchList) -> Iterator[Sample[int]]:
+    def _measured(
+        self, dataset: FeatureDataset, batches: BatchList
+    ) -> Iterator[UtteranceToCut[int]]:
         """Give rows and lengths of a `FeatureDataset`, without reading any frames."""
         table = dataset.table
         lengths = {name: table.lengths(name) for name in self._timed(dataset)}
@@ -99,12 +98,12 @@ class Chunker:
             for row in table.numbers(batch).tolist():
                 frames = {name: int(column[row]) for name, column in lengths.items()}
                 numbers = dataset[row, slice(0, 0)] if numbered else {}
-                yield self._sample(row, table.id(row), frames, numbers)
+                yield self._to_cut(row, table.id(row), frames, numbers)
 
     def _cut(
         self,
         batches: BatchList,
-        draw: Callable[[Iterable[Sample[_Loaded]]], Iterator[list[Chunk[_Loaded]]]],
+        draw: Callable[[Iterable[UtteranceToCut[_Loaded]]], Iterator[list[Chunk[_Loaded]]]],
         seed: int,
     ) -> Iterator[PaddedBatch]:
         """Load whole utterances and cut them."""
@@ -124,7 +123,7 @@ class Chunker:
                     ]
                 )
 
-    def _loaded(self, loader: Iterable[PaddedBatch]) -> Iterator[Sample[_Loaded]]:
+    def _loaded(self, loader: Iterable[PaddedBatch]) -> Iterator[UtteranceToCut[_Loaded]]:
         for ids, batch in loader:
             cut = [
                 name for name in batch if f"{name}_lengths" in batch and not self._excluded(name)
@@ -136,11 +135,11 @@ class Chunker:
                     if not name.endswith("_lengths")
                 }
                 frames = {name: len(arrays[name]) for name in cut}
-                yield self._sample(_Loaded(id, arrays, cut), id, frames, arrays)
+                yield self._to_cut(_Loaded(id, arrays, cut), id, frames, arrays)
 
-    def _sample(
+    def _to_cut(
         self, source: Any, id: str, frames: Mapping[str, int], numbers: Mapping[str, torch.Tensor]
-    ) -> Sample[Any]:
+    ) -> UtteranceToCut[Any]:
         if not frames:
             raise FeatureError(f"utterance {id!r} has nothing with a time axis to cut chunks from")
         if len(set(frames.values())) > 1:
@@ -149,7 +148,7 @@ class Chunker:
                 f"utterance {id!r} cannot be cut into chunks, as its lengths differ: {listed}"
             )
         category = _number(id, CATEGORY, numbers, 0) if self.by_category else 0
-        return Sample(
+        return UtteranceToCut(
             source,
             id,
             next(iter(frames.values())),

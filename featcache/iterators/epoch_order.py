@@ -1,4 +1,4 @@
-"""Which batches an epoch takes, and in which order: ESPnet's rules, by index."""
+"""Batches of an epoch and their order: ESPnet's rules, by index."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 
-Ints = NDArray[np.int64]
 Utterance = int | str
 BatchList = Sequence[Sequence[Utterance]]
 
@@ -50,7 +49,7 @@ def epoch_order(batches: int, epoch: int, seed: int, shuffle: bool, per_epoch: i
 
 @dataclass(frozen=True)
 class EpochRule:
-    """Which batches epochs take; `per_epoch` None: all of them."""
+    """The batches that epochs take; `per_epoch` None: all of them."""
 
     per_epoch: int | None
     seed: int

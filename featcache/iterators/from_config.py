@@ -8,14 +8,14 @@ from importlib import import_module
 from typing import Any
 
 from featcache.errors import ConfigError, nearest
-from featcache.iterators.inputs import Samples
+from featcache.iterators.inputs import ItemDataset
 from featcache.iterators.multiple import IterFactory, ShardedIterFactory
 
 KEYS = ("iter_factory", "multiple_iterator", "num_shards")
 SHARD = "{shard_idx}"
 
 
-def build_iter_factory(config: Mapping[str, object], dataset: Samples) -> IterFactory:
+def build_iter_factory(config: Mapping[str, object], dataset: ItemDataset) -> IterFactory:
     """Make what a block such as `dataloader.train` of an ESPnet3 configuration declares.
 
     Args:
@@ -52,7 +52,7 @@ def build_iter_factory(config: Mapping[str, object], dataset: Samples) -> IterFa
 
 
 def _shard_factory(
-    declared: Mapping[str, object], dataset: Samples, shard: int | None
+    declared: Mapping[str, object], dataset: ItemDataset, shard: int | None
 ) -> IterFactory:
     factory: IterFactory = _called(declared, {**_arguments(declared, shard), "dataset": dataset})
     return factory

@@ -1,7 +1,4 @@
-"""The sources of the factories' utterances and batches.
-
-ESPnet's kind of data set, or a `FeatureDataset`.
-"""
+"""Inputs of the factories: ESPnet's kind of data set or a `FeatureDataset`, and its batches."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from featcache.errors import ConfigError, nearest
 from featcache.iterators.epoch_order import BatchList
-from featcache.loading.collate import Array, CommonCollateFn, PaddedBatch
+from featcache.loading.collate import ArrayOrTensor, CommonCollateFn, PaddedBatch
 from featcache.loading.dataset import FeatureDataset
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.build import build_batch_sampler
@@ -26,7 +23,7 @@ from featcache.tables.numbering import require_rows_of
 Collate = Callable[[Any], Any]
 
 
-class Samples(Protocol):
+class ItemDataset(Protocol):
     """A data set: indexed by an id or a row, gives `(id, {name: array})`; or a `FeatureDataset`."""
 
     def __getitem__(self, index: Any, /) -> Any:
@@ -35,15 +32,12 @@ class Samples(Protocol):
 
 
 class _Pairs:
-    """The utterances of a `FeatureDataset` as ESPnet's collate functions expect them.
-
-    That is as numpy arrays.
-    """
+    """The utterances of a `FeatureDataset` as ESPnet's collate functions expect them: in numpy."""
 
     def __init__(self, dataset: FeatureDataset) -> None:
         self._dataset = dataset
 
-    def __getitem__(self, index: Any) -> tuple[str, dict[str, Array]]:
+    def __getitem__(self, index: Any) -> tuple[str, dict[str, ArrayOrTensor]]:
         item = self._dataset[index]
         names = [
             name
@@ -53,12 +47,14 @@ class _Pairs:
         return item["id"], {name: as_array(item[name]) for name in names}
 
 
-def as_array(tensor: torch.Tensor) -> Array:
+def as_array(tensor: torch.Tensor) -> ArrayOrTensor:
     """Return a tensor as a numpy array, unless numpy has no such dtype."""
     return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def with_collate(dataset: Samples, collate_fn: Collate | None) -> tuple[Samples, Collate | None]:
+def with_collate(
+    dataset: ItemDataset, collate_fn: Collate | None
+) -> tuple[ItemDataset, Collate | None]:
     """Return the data set and the collate function.
 
     Together they give `(ids, {name: tensor, name_lengths})`.
@@ -74,7 +70,7 @@ def with_collate(dataset: Samples, collate_fn: Collate | None) -> tuple[Samples,
 
 
 def batch_list(
-    batches: BatchList | Mapping[str, object] | Iterable[Any], dataset: Samples
+    batches: BatchList | Mapping[str, object] | Iterable[Any], dataset: ItemDataset
 ) -> BatchList:
     """Return the batches; made by `build_batch_sampler` where its arguments are given.
 
@@ -106,7 +102,7 @@ def check_names(argument: str, given: Mapping[str, object], builder: Callable[..
             )
 
 
-def with_lengths(arguments: Mapping[str, object], dataset: Samples) -> dict[str, Any]:
+def with_lengths(arguments: Mapping[str, object], dataset: ItemDataset) -> dict[str, Any]:
     """Return a builder's arguments.
 
     Lengths come from a `FeatureDataset` where no shape files are named.
@@ -122,7 +118,7 @@ def with_lengths(arguments: Mapping[str, object], dataset: Samples) -> dict[str,
 
 
 def epoch_loader(
-    dataset: Samples,
+    dataset: ItemDataset,
     collate_fn: Collate | None,
     num_workers: int,
     pin_memory: bool,

@@ -12,11 +12,11 @@ from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.iterators.epoch_order import random_state
 from featcache.loading.collate import PaddedBatch
-from featcache.samplers.ranks import place
+from featcache.samplers.ranks import resolve_rank
 
 
 class IterFactory(Protocol):
-    """What gives the batches of an epoch."""
+    """A factory of the batches of an epoch."""
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterable[PaddedBatch]:
         """Return the batches of an epoch, counted from 1."""
@@ -79,7 +79,7 @@ class ShardedIterFactory:
 
     def shard(self, epoch: int) -> int:
         """Return the number of the shard that this rank takes in an epoch."""
-        rank, world_size = place(None, None)
+        rank, world_size = resolve_rank(None, None)
         if self._num_shards % world_size:
             raise ConfigError(
                 f"{self._num_shards} shards cannot be shared evenly by {world_size} ranks; make "

@@ -9,14 +9,12 @@ from torch.utils.data import DataLoader
 
 from featcache.iterators.category_batches import CategoryBatches
 from featcache.iterators.epoch_order import BatchList, EpochRule, mixed
-from featcache.iterators.inputs import Collate, Samples, batch_list, epoch_loader
+from featcache.iterators.inputs import Collate, ItemDataset, batch_list, epoch_loader
 from featcache.loading.collate import PaddedBatch
 
 
 class SequenceIterFactory:
-    """Gives a torch DataLoader for each epoch, with its share of the batches.
-
-    They come in an order that the epoch decides.
+    """A torch DataLoader for each epoch, over its share of the batches in an order of its own.
 
     Args:
         dataset: indexed by what `batches` hold, gives `(id, {name: array})`; or a `FeatureDataset`.
@@ -44,7 +42,7 @@ class SequenceIterFactory:
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: ItemDataset,
         batches: BatchList | Mapping[str, object],
         num_iters_per_epoch: int | None = None,
         seed: int = 0,
@@ -60,9 +58,7 @@ class SequenceIterFactory:
         self._loader = partial(epoch_loader, dataset, collate_fn, num_workers, pin_memory)
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> DataLoader[PaddedBatch]:
-        """Return the batches of an epoch, counted from 1.
-
-        Pairs of ids and tensors, or what `collate_fn` makes.
+        """Return the batches of an epoch, counted from 1: (ids, tensors), or as `collate_fn` says.
 
         `shuffle` overrides that of the factory. Raises `ConfigError` for an epoch for which there
         is no seed.
@@ -74,7 +70,7 @@ class SequenceIterFactory:
 
 
 class CategoryIterFactory:
-    """Gives a torch DataLoader for each epoch, over batches that a category sampler draws for it.
+    """A torch DataLoader for each epoch, over batches that a category sampler draws for it.
 
     Args:
         dataset, num_iters_per_epoch, seed, shuffle, num_workers, collate_fn, pin_memory: as of
@@ -89,7 +85,7 @@ class CategoryIterFactory:
 
     def __init__(
         self,
-        dataset: Samples,
+        dataset: ItemDataset,
         batches: BatchList | None = None,
         num_iters_per_epoch: int | None = None,
         seed: int = 0,
@@ -106,9 +102,7 @@ class CategoryIterFactory:
         self._loader = partial(epoch_loader, dataset, collate_fn, num_workers, pin_memory)
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> DataLoader[PaddedBatch]:
-        """Return the batches of an epoch, counted from 1.
-
-        Pairs of ids and tensors, or what `collate_fn` makes.
+        """Return the batches of an epoch, counted from 1: (ids, tensors), or as `collate_fn` says.
 
         `shuffle` overrides that of the factory. Raises `ConfigError` where the sampler refuses its
         arguments.

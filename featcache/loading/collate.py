@@ -1,4 +1,4 @@
-"""From utterances to one padded batch, the way ESPnet's models expect it."""
+"""`CommonCollateFn`: utterances to one padded batch, as ESPnet's models expect it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, FeatureError
 
-Array = NDArray[Any] | torch.Tensor
-Item = tuple[str, Mapping[str, Array]]
+ArrayOrTensor = NDArray[Any] | torch.Tensor
+EspnetItem = tuple[str, Mapping[str, ArrayOrTensor]]
 PaddedBatch = tuple[list[str], dict[str, torch.Tensor]]
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -53,7 +53,7 @@ class CommonCollateFn:
             f"not_sequence={sorted(self.not_sequence)!r})"
         )
 
-    def __call__(self, data: Sequence[Item] | Mapping[str, object]) -> PaddedBatch:
+    def __call__(self, data: Sequence[EspnetItem] | Mapping[str, object]) -> PaddedBatch:
         """Return the ids and, per name, a padded tensor followed by its `<name>_lengths`, int64.
 
         `data` are pairs of an id and a dict of arrays of shape (frames, ...), equal in all but the
@@ -76,7 +76,9 @@ class CommonCollateFn:
                 )
         return ids, batch
 
-    def _padded(self, name: str, ids: Sequence[str], arrays: Sequence[Array]) -> torch.Tensor:
+    def _padded(
+        self, name: str, ids: Sequence[str], arrays: Sequence[ArrayOrTensor]
+    ) -> torch.Tensor:
         for id, array in zip(ids, arrays, strict=True):
             _check(name, id, array, arrays[0], ids[0])
         first = arrays[0]
@@ -136,7 +138,7 @@ class CommonCollateFn:
         return list(cast("Sequence[str]", padded["id"])), batch
 
 
-def _pairs(data: Sequence[Item]) -> tuple[list[str], list[Mapping[str, Array]]]:
+def _pairs(data: Sequence[EspnetItem]) -> tuple[list[str], list[Mapping[str, ArrayOrTensor]]]:
     """Split into ids and dicts, all with the names of the first."""
     for item in data:
         if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[1], Mapping)):
@@ -162,7 +164,7 @@ def _pairs(data: Sequence[Item]) -> tuple[list[str], list[Mapping[str, Array]]]:
     return ids, arrays
 
 
-def _check(name: str, id: str, array: Array, first: Array, first_id: str) -> None:
+def _check(name: str, id: str, array: ArrayOrTensor, first: ArrayOrTensor, first_id: str) -> None:
     if not isinstance(array, np.ndarray | torch.Tensor):
         raise FeatureError(
             f"utterance {id!r}, {name!r}: an array or tensor is needed, not {type(array).__name__}"
@@ -180,7 +182,7 @@ def _check(name: str, id: str, array: Array, first: Array, first_id: str) -> Non
         )
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def _tensor(array: ArrayOrTensor) -> torch.Tensor:
     if isinstance(array, torch.Tensor):
         return array.detach()
     return torch.from_numpy(np.array(array, array.dtype.newbyteorder("=")))

@@ -16,12 +16,13 @@ from torch.utils.data import Dataset, get_worker_info
 
 from featcache._checks import errors_about
 from featcache.errors import ConfigError, WindowError, nearest
+from featcache.interface import Ints
 from featcache.loading.memory import Allocate, fresh
 from featcache.loading.padding import Batch, Item, pad, rows_of, torch_dtype
 from featcache.loading.shared_memory import worker_memory
 from featcache.store.reading.cache import Cache, CachePath
 from featcache.tables.numbering import Numbering, require_rows_of
-from featcache.tables.table import FeatureTable, Ints
+from featcache.tables.table import FeatureTable
 
 Index = int | str | tuple[int | str, slice]
 Dtype = str | torch.dtype
@@ -30,7 +31,7 @@ Transform = Callable[[Item], Item]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a batch will hold, known before anything is read."""
+    """Contents of a batch, known before anything is read."""
 
     rows: Ints
     # per feature the first frame and the number of frames of each row

@@ -18,7 +18,7 @@ from featcache.loading.dataset import Dtype, FeatureDataset, Index, Plan, Transf
 from featcache.loading.device import check_pinned, on_device, usable_device
 from featcache.loading.memory import Allocate, Recycler, pinned
 from featcache.loading.padding import Batch, Item
-from featcache.loading.position import Position, State
+from featcache.loading.position import LoaderState, Position
 from featcache.loading.prefetch import Job, Prefetch
 from featcache.samplers.plain import PlainBatchSampler
 from featcache.store.reading.cache import Cache, CachePath
@@ -211,7 +211,7 @@ class FeatureLoader(Generic[T]):
         """
         return {**self._position.state_dict(), "data": self.dataset.table.digest}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: LoaderState) -> None:
         """Have the next iteration go on from there.
 
         Raises `ConfigError` for the state of other data or samplers.

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+
+from featcache.interface import Bytes
 
 Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 SMALL_BYTES = 1 << 16
@@ -40,7 +41,7 @@ class Recycler:
     def __init__(self, most_bytes: int) -> None:
         """Keeps up to about `most_bytes` that are not in use."""
         self._most_bytes = most_bytes
-        self._free: list[NDArray[np.uint8]] = []
+        self._free: list[Bytes] = []
         self._lock = threading.Lock()
 
     def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -58,7 +59,7 @@ class Recycler:
     def __reduce__(self) -> tuple[object, ...]:
         return Recycler, (self._most_bytes,)
 
-    def _take(self, nbytes: int) -> NDArray[np.uint8]:
+    def _take(self, nbytes: int) -> Bytes:
         wanted = -(-nbytes // ROUND_BYTES) * ROUND_BYTES
         with self._lock:
             while sum(map(len, self._free)) > self._most_bytes:

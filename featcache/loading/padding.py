@@ -1,4 +1,4 @@
-"""From arrays of different lengths to one padded tensor."""
+"""Padding: arrays of different lengths to one tensor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from featcache.declaration.dtypes import dtype_name
 from featcache.errors import FeatureError
+from featcache.interface import Bytes
 from featcache.loading.memory import Allocate, fresh
 
 Item = dict[str, Any]
@@ -92,7 +92,7 @@ def _joined(
     return out
 
 
-def rows_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+def rows_of(tensor: torch.Tensor) -> Bytes:
     """Return the memory of a contiguous tensor as one row of bytes for each element of axis 0."""
     # numpy has no bfloat16
     bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor

@@ -12,8 +12,8 @@ from featcache.loading.dataset import Index
 from featcache.samplers.epoch import EpochSampler
 from featcache.samplers.iteration import Iteration
 
-State = Mapping[str, object]
-Batches = Iterable[Sequence[Index]]
+LoaderState = Mapping[str, object]
+IndexBatches = Iterable[Sequence[Index]]
 
 
 @runtime_checkable
@@ -33,7 +33,7 @@ class SupportsState(Protocol):
         """Return the state after `steps` batches of the running iteration."""
         ...
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: LoaderState) -> None:
         """Have the next iteration go on from there."""
         ...
 
@@ -46,7 +46,7 @@ class Position:
     one when an iteration came to its end.
     """
 
-    def __init__(self, sampler: Batches) -> None:
+    def __init__(self, sampler: IndexBatches) -> None:
         self._sampler = sampler
         self._epoch = 0
         self._start = 0  # batches that the running or the next iteration leaves out
@@ -101,7 +101,7 @@ class Position:
         done = self._start + self._delivered
         return {"epoch": self._epoch, "batches": done, "of": self._count(), "ended": self._ended}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: LoaderState) -> None:
         """Have the next iteration go on from there."""
         sampler = self._sampler
         stateful = isinstance(sampler, SupportsState)
@@ -113,7 +113,8 @@ class Position:
             )
         epoch = whole_number("epoch", state["epoch"], 0)
         if isinstance(sampler, SupportsState):
-            sampler.load_state_dict(cast(State, state["sampler"]))  # refused, all stays as it was
+            # refused, all stays as it was
+            sampler.load_state_dict(cast(LoaderState, state["sampler"]))
             self._epoch, self._start = epoch, 0
         else:
             if state["of"] != self._count():

@@ -1,7 +1,4 @@
-"""Batches of utterances as two arrays.
-
-A million of them take no longer to make than a sort.
-"""
+"""Batches of utterances as two arrays: a million of them take no longer to make than a sort."""
 
 from __future__ import annotations
 
@@ -9,20 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from featcache.interface import Ints
 from featcache.tables.numbering import Numbering, Rows
-
-Ints = NDArray[np.int64]
 
 
 class Batches(Sequence[list[int] | list[str]]):
-    """A list of batches, each the list of its utterances.
+    """A list of batches, each a list of row numbers, or of ids where `keys` are given.
 
-    These are row numbers, or ids where `keys` are given.
-
-    `items` of all batches follow each other; batch b is items[ends[b]] to before items[ends[b +
-    1]]. `numbering` says which utterances row numbers count, where that is known.
+    Batch b is `items[ends[b]:ends[b + 1]]`. `numbering` says which utterances row numbers count,
+    where that is known.
 
     >>> Batches([2, 0, 1], [0, 1, 3])[1]
     [0, 1]
@@ -63,8 +57,7 @@ class Batches(Sequence[list[int] | list[str]]):
     def __getitem__(self, index: int | slice) -> list[int] | list[str] | Batches:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        number = range(len(self))[index]
-        return self._named(self.items[self.ends[number] : self.ends[number + 1]].tolist())
+        return self.batch(range(len(self))[index])
 
     def __iter__(self) -> Iterator[list[int] | list[str]]:
         for begin, end in zip(self.ends[:-1].tolist(), self.ends[1:].tolist(), strict=True):
@@ -72,6 +65,10 @@ class Batches(Sequence[list[int] | list[str]]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} batches of {len(self.items)} utterances>"
+
+    def batch(self, number: int) -> list[int] | list[str]:
+        """Return batch `number`, counted from 0 on: what `[number]` does, in half the time."""
+        return self._named(self.items[self.ends.item(number) : self.ends.item(number + 1)].tolist())
 
     def take(self, order: Ints) -> Batches:
         """Return the batches that `order` numbers, in that order."""

@@ -1,11 +1,7 @@
-"""`BucketBatchSampler`: batches of utterances of similar length.
-
-They never have more padded frames than asked for.
-"""
+"""`BucketBatchSampler`: batches of utterances of similar length, within limits."""
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -13,18 +9,17 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from featcache._checks import whole_number
 from featcache.errors import ConfigError, UnknownNameError, nearest
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State
-from featcache.samplers.lengths import Lengths, columns_of
+from featcache.samplers.lengths import LengthsLike, columns_of
+from featcache.samplers.limits import BatchLimits, longest_of
 from featcache.samplers.ranks import shuffled_in_groups, split_up
 from featcache.store.format.files import digest
 from featcache.tables.numbering import Numbering, column_digest
 
-Ints = NDArray[np.int64]
 TOO_LONG = ("error", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the
 # most that is padded for it, and half of it on average.
@@ -33,9 +28,7 @@ DRAWS = 20  # of an epoch's batches, until they are not too many; then the short
 
 
 class BucketBatchSampler(EpochSampler):
-    """Batches of row numbers of utterances of similar length.
-
-    The utterances change companions from epoch to epoch.
+    """Batches of row numbers of utterances of similar length, in new company each epoch.
 
     Each utterance comes once per epoch. In every batch, the longest utterance times the number of
     utterances is at most `max_frames`, and what all its padded features hold is at most
@@ -66,7 +59,7 @@ class BucketBatchSampler(EpochSampler):
 
     def __init__(
         self,
-        lengths: Lengths,
+        lengths: LengthsLike,
         *,
         ids: Iterable[str] | None = None,
         max_frames: int | None = None,
@@ -81,24 +74,19 @@ class BucketBatchSampler(EpochSampler):
     ) -> None:
         super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
         self._lengths, self._frame_elements, self.table = columns_of(lengths)
-        if max_frames is max_elements is batch_size is None:
-            raise ConfigError("a batch needs a limit: max_frames, max_elements or batch_size")
+        limits = BatchLimits.of(max_frames, max_elements, batch_size)
         if too_long not in TOO_LONG:
             raise UnknownNameError(
                 f"too_long has no choice {too_long!r}; {nearest(too_long, TOO_LONG)}"
             )
-        self.max_frames = None if max_frames is None else whole_number("max_frames", max_frames, 1)
-        self.max_elements = (
-            None if max_elements is None else whole_number("max_elements", max_elements, 1)
-        )
-        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        self._limits = limits
+        self.max_frames, self.max_elements = limits.max_frames, limits.max_elements
+        self.batch_size = limits.batch_size
         self.shuffle = shuffle
         self._ids = None if ids is None else self._name(list(ids))
-        self._longest: Ints = (
-            self._lengths[0] if len(self._lengths) == 1 else np.max(self._lengths, axis=0)
-        )
+        self._longest = longest_of(self._lengths)
         rows = _argsort(self._longest)  # the shortest first
-        fits = self._fits()[rows]
+        fits = limits.fits(self._lengths, self._frame_elements)[rows]
         self._rows, self.too_long = rows[fits], np.sort(rows[~fits])
         if len(self.too_long):
             self._report(int(rows[~fits][-1]), leave_out=too_long == "skip")
@@ -106,20 +94,12 @@ class BucketBatchSampler(EpochSampler):
         self._count: int | None = None
 
     def __repr__(self) -> str:
-        limits = {
-            "max_frames": self.max_frames,
-            "max_elements": self.max_elements,
-            "batch_size": self.batch_size,
-        }
-        given = "".join(f"{name}={limit}, " for name, limit in limits.items() if limit is not None)
-        return f"<BucketBatchSampler: {len(self._rows)} utterances, {given}{self._where()}>"
+        limits = ", ".join(self._limits.named("max_frames", "max_elements", "batch_size"))
+        return f"<BucketBatchSampler: {len(self._rows)} utterances, {limits}, {self._where()}>"
 
     @property
     def padding_efficiency(self) -> float:
-        """Share of real frames among all frames of this epoch's batches.
-
-        It is over all features and ranks.
-        """
+        """Share of real frames among all frames of this epoch's batches: all features and ranks."""
         batches = self._epoch(self.epoch)
         real = padded = 0.0
         for column in self._lengths:
@@ -157,10 +137,7 @@ class BucketBatchSampler(EpochSampler):
         return batches.take(shuffled_in_groups(len(batches), random))
 
     def settings(self) -> State:
-        """Return what the order depends on.
-
-        The limits, whether it is shuffled, and a digest of the lengths.
-        """
+        """Return what the order depends on: limits, shuffle, and a digest of the lengths."""
         if self._digest is None:
             named = (
                 ""
@@ -193,34 +170,15 @@ class BucketBatchSampler(EpochSampler):
         return Batches(rows, ends, self._ids, self.numbering)
 
     def _cut(self, rows: Ints, phase: float) -> Ints:
+        """Return where batches of `rows` end; the first is cut short by a share of `phase`."""
         first = next(self._ends(rows))
         skip = int(first * phase) if first < len(rows) else 0
         ends = np.fromiter(self._ends(rows[skip:]), np.int64) + skip
         return np.concatenate([[0, skip] if skip else [0], ends])
 
     def _ends(self, rows: Ints) -> Iterator[int]:
-        size = len(rows) if self.batch_size is None else self.batch_size
-        frames = self._longest[rows]
-        cap = int(frames.max()) * len(frames) if self.max_frames is None else self.max_frames
-        if self.max_elements is None:
-            return _ends(frames, cap, size)
-        if len(self._lengths) == 1:
-            return _ends(
-                frames, min(cap, self.max_elements // max(self._frame_elements[0], 1)), size
-            )
-        columns = [column[rows] for column in self._lengths]
-        return _ends_of_several(columns, self._frame_elements, cap, self.max_elements, size)
-
-    def _fits(self) -> NDArray[np.bool_]:
-        fits = np.ones(len(self._longest), bool)
-        if self.max_frames is not None:
-            fits &= self._longest <= self.max_frames
-        if self.max_elements is not None:
-            elements = [
-                n * column for n, column in zip(self._frame_elements, self._lengths, strict=True)
-            ]
-            fits &= np.sum(elements, axis=0) <= self.max_elements
-        return fits
+        columns = [self._longest] if self.max_elements is None else self._lengths
+        return self._limits.ends([column[rows] for column in columns], self._frame_elements)
 
     def _name(self, ids: list[str]) -> list[str]:
         """Take the lengths of these utterances, where they come from a table."""
@@ -236,26 +194,24 @@ class BucketBatchSampler(EpochSampler):
         return ids
 
     def _report(self, longest: int, *, leave_out: bool) -> None:
-        named = (
-            f"row {longest}"
-            if self.table is None
-            else f"{self.table.id(longest)!r} (row {longest})"
-        )
-        if self._ids is not None:
-            named = repr(self._ids[longest])
-        limits = {"max_frames": self.max_frames, "max_elements": self.max_elements}
-        given = {name: limit for name, limit in limits.items() if limit is not None}
+        """Warn of the utterances that are too long, the row `longest` above all, or refuse them."""
+        limits = self._limits.named("max_frames", "max_elements")
         what = (
             f"{len(self.too_long)} of {len(self._longest)} utterances are longer than "
-            f"{' or '.join(f'{name}={limit}' for name, limit in given.items())}, the longest is "
-            f"{named} with "
+            f"{' or '.join(limits)}, the longest is {self._named(longest)} with "
             f"{self._longest[longest]} frames"
         )
         if leave_out and len(self._rows):
             warnings.warn(f"{what}; they are left out", stacklevel=3)
         else:
+            names = " or ".join(limit.partition("=")[0] for limit in limits)
             how = "" if leave_out else ", or leave them out: too_long=skip"
-            raise ConfigError(f"{what}; raise {' or '.join(given)}{how}")
+            raise ConfigError(f"{what}; raise {names}{how}")
+
+    def _named(self, row: int) -> str:
+        if self._ids is not None:
+            return repr(self._ids[row])
+        return f"row {row}" if self.table is None else f"{self.table.id(row)!r} (row {row})"
 
 
 def _bucket_ends(frames: Ints, phase: float) -> list[int]:
@@ -265,38 +221,6 @@ def _bucket_ends(frames: Ints, phase: float) -> list[int]:
     """
     exponents = np.arange(np.log(max(frames[-1], 1)) / np.log(SPREAD) + 1) + phase
     return [0, *np.searchsorted(frames, SPREAD**exponents).tolist(), len(frames)]
-
-
-def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
-    """Give the ends of batches that take utterances in order until one would break a limit."""
-    end = count = longest = 0
-    # a loop over plain numbers takes 70 ns for each, whatever the size of the batches
-    for length in frames.data:
-        count += 1
-        if length > longest:
-            longest = length
-        if longest * count > cap or count > size:
-            end += count - 1
-            yield end
-            count, longest = 1, length
-    yield len(frames)
-
-
-def _ends_of_several(
-    columns: list[Ints], frame_elements: list[int], cap: int, most: int, size: int
-) -> Iterator[int]:
-    """Give the ends of batches of several features, which together hold at most `most` numbers."""
-    end = count = 0
-    longest = [0] * len(columns)
-    for lengths in zip(*(column.data for column in columns), strict=True):
-        count += 1
-        longest = list(map(max, longest, lengths))
-        elements = sum(map(operator.mul, frame_elements, longest))
-        if count * max(longest) > cap or count * elements > most or count > size:
-            end += count - 1
-            yield end
-            count, longest = 1, list(lengths)
-    yield len(columns[0])
 
 
 def _argsort(lengths: Ints) -> Ints:

@@ -1,7 +1,4 @@
-"""The base of all samplers: an order of batches per epoch.
-
-It is shared out over ranks, and any number of ranks resumes it.
-"""
+"""The base of all samplers: an order of batches per epoch, shared out over any number of ranks."""
 
 from __future__ import annotations
 
@@ -10,16 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.samplers.batches import Batches
 from featcache.samplers.iteration import Iteration, Share, refuse_sharing_again
-from featcache.samplers.ranks import place, share_out
+from featcache.samplers.ranks import resolve_rank, share_out
 from featcache.store.format.files import digest
 
-Ints = NDArray[np.int64]
 State: TypeAlias = dict[str, object]  # numbers, strings and None
 
 
@@ -56,7 +51,7 @@ class EpochSampler(ABC):
         drop_last: bool = False,
     ) -> None:
         self.seed = whole_number("seed", seed, 0)
-        self._given_place = None if rank is world_size is None else place(rank, world_size)
+        self._given_rank = None if rank is world_size is None else resolve_rank(rank, world_size)
         self.drop_last = drop_last
         self.epoch = 0
         self._start = 0  # the position of the iteration that was begun last, or of the next one
@@ -73,12 +68,12 @@ class EpochSampler(ABC):
 
         Raises `ConfigError` where it cannot be known.
         """
-        return self._place()[0]
+        return self._rank_of_size()[0]
 
     @property
     def world_size(self) -> int:
-        """How many processes share the batches, as it is now."""
-        return self._place()[1]
+        """Number of processes that share the batches, as it is now."""
+        return self._rank_of_size()[1]
 
     @property
     def sampler(self) -> EpochSampler:
@@ -94,10 +89,7 @@ class EpochSampler(ABC):
 
     @abstractmethod
     def settings(self) -> State:
-        """Return what the order depends on beside seed and epoch.
-
-        Settings, and a digest of the data as "data".
-        """
+        """Return what the order depends on beside seed and epoch: settings, a digest as "data"."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration.
@@ -114,10 +106,7 @@ class EpochSampler(ABC):
                 self._iteration.told = True
 
     def __iter__(self) -> Iterator[list[int] | list[str]]:
-        """Give this rank's batches of the epoch.
-
-        All, or after `load_state_dict` once those that were left.
-        """
+        """Iterate over this rank's batches of the epoch; after `load_state_dict` the rest, once."""
         self._waiting = True
         return Iteration(self._begin)
 
@@ -195,11 +184,11 @@ class EpochSampler(ABC):
         return share
 
     def _where(self) -> str:
-        ranks = "" if self._given_place is None else ", rank {} of {}".format(*self._given_place)
+        ranks = "" if self._given_rank is None else ", rank {} of {}".format(*self._given_rank)
         return f"epoch {self.epoch}{ranks}"
 
-    def _place(self) -> tuple[int, int]:
-        return self._given_place or place(None, None)
+    def _rank_of_size(self) -> tuple[int, int]:
+        return self._given_rank or resolve_rank(None, None)
 
     def _epoch(self, epoch: int) -> Batches:
         if self._batches is None or self._batches[0] != epoch:
@@ -207,11 +196,8 @@ class EpochSampler(ABC):
         return self._batches[1]
 
     def _shared(self, epoch: int, start: int) -> Share:
-        """Return an epoch's batches from a position on.
-
-        As many in a row as there are ranks are one step.
-        """
-        rank, world_size = self._place()
+        """Return an epoch's batches from a position on: one step takes `world_size` in a row."""
+        rank, world_size = self._rank_of_size()
         wanted = epoch, start, rank, world_size
         if self._share is None or self._share[0] != wanted:
             batches = self._epoch(epoch)

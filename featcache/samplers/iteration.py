@@ -25,7 +25,7 @@ class Share:
         return len(self.batches) // self.world_size
 
     def __getitem__(self, step: int) -> list[int] | list[str]:
-        return self.batches[step * self.world_size + self.rank]
+        return self.batches.batch(step * self.world_size + self.rank)
 
     def position(self, step: int) -> int:
         """Return how many utterances of the epoch all ranks have taken after that many steps."""
@@ -44,6 +44,7 @@ class Iteration(Iterator[list[int] | list[str]]):
     def __init__(self, begin: Callable[[Iteration], Share]) -> None:
         self._begin = begin
         self._share: Share | None = None
+        self._steps = 0  # of the share: asking for its length costs as much as a batch
         self._taken = 0
         self.delivered: int | None = None
         self.ended = False  # it was asked for more than there is
@@ -52,11 +53,13 @@ class Iteration(Iterator[list[int] | list[str]]):
     def __next__(self) -> list[int] | list[str]:
         if self._share is None:
             self._share = self._begin(self)
-        if self._taken == len(self._share):
+            self._steps = len(self._share)
+        step = self._taken
+        if step == self._steps:
             self.ended = self.ended or self.delivered is None
             raise StopIteration
-        self._taken += 1
-        return self._share[self._taken - 1]
+        self._taken = step + 1
+        return self._share[step]
 
     @property
     def share(self) -> Share:
@@ -76,7 +79,7 @@ class Iteration(Iterator[list[int] | list[str]]):
 
 
 def refuse_sharing_again(sampler: object) -> None:
-    """Raise `ConfigError` if whoever iterates gives its process a part of the batches only.
+    """Raise `ConfigError` if a wrapper that iterates gives its process a part of the batches only.
 
     The sampler has shared them out already: most would never be seen. Such wrappers (of
     accelerate, SpeechBrain) name the number of processes in an attribute, and ask for the first

@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.store.reading.cache import Cache, CachePath
 from featcache.tables.protocol import HasTable
 from featcache.tables.table import FeatureTable
 
-Ints = NDArray[np.int64]
 Frames = NDArray[np.integer[Any]] | Sequence[int]
-Lengths = Frames | Sequence[Frames] | Cache | CachePath | FeatureTable | HasTable
+LengthsLike = Frames | Sequence[Frames] | Cache | CachePath | FeatureTable | HasTable
 
 
-def columns_of(lengths: Lengths) -> tuple[list[Ints], list[int], FeatureTable | None]:
+def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTable | None]:
     """Return the lengths of each feature, the numbers of a frame, and their table, if any."""
     if isinstance(lengths, Cache | str | os.PathLike):
         lengths = FeatureTable.of(lengths)

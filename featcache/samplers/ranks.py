@@ -1,7 +1,4 @@
-"""Sharing of an epoch's batches among ranks.
-
-They are shuffled so that the ranks' batches are alike.
-"""
+"""Sharing of an epoch's batches among ranks, shuffled so that the ranks' batches are alike."""
 
 from __future__ import annotations
 
@@ -9,20 +6,17 @@ import os
 import sys
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 
-Ints = NDArray[np.int64]
 # Up to 48, each divisible by many numbers of ranks: the batches of a step are then in one group.
 GROUP_SIZES = (1, 2, 4, 6, 12, 24, 48)
 
 
 def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> Ints:
-    """Return where the batches from `position` on begin and end.
-
-    Their number is a multiple of the ranks.
+    """Return where the batches from `position` on begin and end, a multiple of `world_size`.
 
     The incomplete last step's batches are cut into as many as there are ranks, from the largest on;
     where they have too few utterances, those of the steps before it as well. Raises `ConfigError`
@@ -63,12 +57,15 @@ def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> In
 
 
 def shuffled_in_groups(count: int, random: np.random.Generator) -> Ints:
-    """Return the numbers below `count` in random order, neighbours staying near each other.
+    """Return the numbers below `count` in random order: groups of neighbours, each shuffled, too.
 
-    Groups depend on the number of batches alone, never on the ranks, so that any number of ranks
-    sees one order. They hold up to its square root: with larger ones there is little to shuffle, in
-    smaller ones few ranks find neighbours. Those that fill no group come from anywhere, and last,
-    so that all groups begin at a multiple of their size.
+    The size of a group depends on `count` alone, so that any number of ranks sees one order. It is
+    at most the square root of `count`: larger groups leave little to shuffle, smaller ones give few
+    ranks batches that are alike. Numbers that fill no group (6 here) come last, so that all groups
+    begin at a multiple of their size.
+
+    >>> shuffled_in_groups(9, np.random.default_rng(5)).tolist()
+    [1, 0, 7, 8, 3, 2, 5, 4, 6]
     """
     size = max(size for size in GROUP_SIZES if size * size <= max(count, 1))
     groups, over = divmod(count, size)
@@ -96,7 +93,7 @@ def split_up(ends: Ints, count: int) -> Ints:
     return ends
 
 
-def place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and number of ranks: those given, else those of `torch.distributed`, else 0 of 1.
 
     Raises `ConfigError` for one without the other, a rank that there is not, and for one of several

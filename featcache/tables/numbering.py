@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.store.format.files import digest
 from featcache.tables.table import FeatureTable
-
-Ints = NDArray[np.int64]
 
 
 class Numbering:

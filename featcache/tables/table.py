@@ -11,15 +11,13 @@ from functools import cached_property
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError, nearest
+from featcache.interface import Bytes, Ints
 from featcache.store.format.files import digest
 from featcache.store.reading.cache import Cache, CachePath
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.feature_arrays import FeatureArrays
-
-Ints = NDArray[np.int64]
 
 
 class FeatureTable:
@@ -149,9 +147,7 @@ class FeatureTable:
                 arrays.check_length(int(inner[extreme]))
         return lengths
 
-    def read_into(
-        self, feature: str, rows: Ints, starts: Ints, lengths: Ints, out: NDArray[np.uint8]
-    ) -> None:
+    def read_into(self, feature: str, rows: Ints, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read `lengths` frames from `starts` on of each row into a row of `out`.
 
         They go to the front of the row's bytes, and zeros behind them.

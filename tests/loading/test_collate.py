@@ -11,7 +11,7 @@ from hypothesis import given
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, FeatureError
-from featcache.loading.collate import Array, CommonCollateFn, Item
+from featcache.loading.collate import ArrayOrTensor, CommonCollateFn, EspnetItem
 
 DTYPES = [
     "float16",
@@ -45,7 +45,7 @@ def test_what_is_cut_out_of_a_batch_is_what_was_put_in(
     lengths: list[int], dims: tuple[int, ...], dtype: str, tensors: bool
 ) -> None:
     given_arrays = arrays(lengths, dims, dtype)
-    items: list[Item] = [
+    items: list[EspnetItem] = [
         (f"u{number}", {"x": torch.from_numpy(array) if tensors else array})
         for number, array in enumerate(given_arrays)
     ]
@@ -62,11 +62,11 @@ def test_what_is_cut_out_of_a_batch_is_what_was_put_in(
 
 
 def test_names_keep_the_order_of_the_first_utterance_and_its_dtypes() -> None:
-    first: Item = (
+    first: EspnetItem = (
         "a",
         {"text": np.array([1, 2]), "speech": np.ones((3, 2), np.float16), "spk": np.array([7])},
     )
-    second: Item = (
+    second: EspnetItem = (
         "b",
         {"spk": np.array([8]), "speech": np.full((1, 2), 0.1), "text": np.array([3], np.int32)},
     )
@@ -82,7 +82,7 @@ def test_names_keep_the_order_of_the_first_utterance_and_its_dtypes() -> None:
 
 
 def test_tensors_and_arrays_of_any_layout_may_be_mixed() -> None:
-    items: list[Item] = [
+    items: list[EspnetItem] = [
         ("a", {"x": torch.tensor([1.5, 2.5], dtype=torch.bfloat16)}),
         ("b", {"x": np.array([3.0, 4.0], ">f4")[::-1]}),
         ("c", {"x": torch.ones(1, requires_grad=True)}),
@@ -96,7 +96,10 @@ def test_tensors_and_arrays_of_any_layout_may_be_mixed() -> None:
 
 
 def test_numbers_too_large_for_the_first_dtype_are_infinite_without_a_warning() -> None:
-    items: list[Item] = [("a", {"x": np.ones(1, np.float32)}), ("b", {"x": np.array([1e300])})]
+    items: list[EspnetItem] = [
+        ("a", {"x": np.ones(1, np.float32)}),
+        ("b", {"x": np.array([1e300])}),
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _, batch = CommonCollateFn()(items)
@@ -148,7 +151,7 @@ def test_a_batch_of_one_has_memory_of_its_own(tensors: bool) -> None:
     ],
 )
 def test_what_cannot_be_padded_is_refused_by_utterance_and_name(
-    items: list[Item], message: str
+    items: list[EspnetItem], message: str
 ) -> None:
     with pytest.raises(FeatureError, match=message):
         CommonCollateFn()(items)
@@ -192,7 +195,7 @@ def test_it_says_how_it_pads() -> None:
 
 
 def test_empty_utterances_are_padded_too() -> None:
-    empty: Array = np.zeros((0, 2), np.int16)
+    empty: ArrayOrTensor = np.zeros((0, 2), np.int16)
     _, batch = CommonCollateFn()([("a", {"x": empty}), ("b", {"x": empty})])
     assert batch["x"].shape == (2, 0, 2)
     assert batch["x_lengths"].tolist() == [0, 0]

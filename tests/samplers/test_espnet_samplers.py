@@ -16,7 +16,7 @@ from featcache.samplers import build_batch_sampler, build_category_batch_sampler
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.categories import Members, read_members
 from featcache.samplers.espnet.inputs import utterances_of
-from featcache.samplers.espnet.key_table import Keys
+from featcache.samplers.espnet.key_table import PackedStrings
 from featcache.samplers.espnet.power import Limits, dataset_pools, drawn_batches
 
 REFERENCE = SHARED / "espnet_batches"
@@ -149,6 +149,6 @@ def drawn_from(args: Entry, shuffled: dict[str, dict[str, list[str]]]) -> Batche
     return Batches(batches.items, batches.ends, keys)
 
 
-def read_named(keys: Keys, path: str) -> Members:
+def read_named(keys: PackedStrings, path: str) -> Members:
     ids, members = read_members(path)
     return members.renumbered(keys.match(ids))

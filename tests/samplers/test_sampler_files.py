@@ -11,7 +11,7 @@ from hypothesis import given
 
 from featcache.errors import ConfigError
 from featcache.samplers.espnet.categories import read_members
-from featcache.samplers.espnet.key_table import Keys
+from featcache.samplers.espnet.key_table import PackedStrings
 from featcache.samplers.espnet.shapes import read_shapes
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=30)
@@ -119,18 +119,18 @@ def test_keys_are_matched_as_strings_are(
     mine: list[str], theirs: list[str], data: st.DataObject
 ) -> None:
     theirs += data.draw(st.lists(st.sampled_from(mine), max_size=20)) if mine else []
-    rows = Keys.of(mine).match(Keys.of(theirs))
+    rows = PackedStrings.of(mine).match(PackedStrings.of(theirs))
     assert rows.tolist() == [mine.index(key) if key in mine else -1 for key in theirs]
 
 
 @given(keys=st.lists(st.text("ab", max_size=9), max_size=20))
 def test_the_first_duplicate_is_found(keys: list[str]) -> None:
     seen = [(keys.index(key), row) for row, key in enumerate(keys) if key in keys[:row]]
-    assert Keys.of(keys).duplicate() == (seen[0] if seen else None)
+    assert PackedStrings.of(keys).duplicate() == (seen[0] if seen else None)
 
 
 def test_keys_are_a_sequence_of_strings() -> None:
-    keys = Keys.of(["ä", "bcd", "e" * 40])
+    keys = PackedStrings.of(["ä", "bcd", "e" * 40])
     assert (keys[0], keys[-1], keys[1:], "bcd" in keys, len(keys)) == (
         "ä",
         "e" * 40,

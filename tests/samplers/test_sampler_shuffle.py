@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from featcache.samplers.espnet.python_shuffle import Shuffles, places
+from featcache.samplers.espnet.python_shuffle import Shuffles, apply_swaps
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(500, 530), st.integers(1000, 5000))
 
@@ -34,10 +34,10 @@ def test_a_long_list_is_shuffled_as_python_shuffles_it(seed: int) -> None:
 def test_the_end_of_a_list_is_known_without_the_rest(
     seed: int, size: int, data: st.DataObject
 ) -> None:
-    partners = Shuffles(seed).partners(size)
+    partners = Shuffles(seed).swap_partners(size)
     begin = data.draw(st.integers(0, size - 1))
-    whole = places(partners, np.arange(size))
-    np.testing.assert_array_equal(places(partners, np.arange(begin, size)), whole[begin:])
+    whole = apply_swaps(partners, np.arange(size))
+    np.testing.assert_array_equal(apply_swaps(partners, np.arange(begin, size)), whole[begin:])
 
 
 def test_the_users_random_numbers_are_left_alone() -> None:

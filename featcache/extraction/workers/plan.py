@@ -15,7 +15,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, DuplicateIdError
-from featcache.samplers.batches import Batches, Ints
+from featcache.interface import Ints
+from featcache.samplers.batches import Batches
 from featcache.store.format.committed import committed
 from featcache.store.format.ids import check_id
 

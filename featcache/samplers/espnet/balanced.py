@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-from numpy.typing import NDArray
 
+from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.categories import Members
+from featcache.samplers.espnet.categories import Categorized, Members
 from featcache.samplers.espnet.cut import grouped
-from featcache.samplers.espnet.python_shuffle import Shuffles, places
-
-Ints = NDArray[np.int64]
+from featcache.samplers.espnet.python_shuffle import Shuffles, apply_swaps
 
 
-def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> Batches:
-    """Deal out categories in random order; a batch passes over those that it has enough of.
+@dataclass(frozen=True)
+class CatBel:
+    """Categories are dealt out in random order; a batch passes over those that it has enough of.
 
     It has one utterance of a category, or batch_size // categories + 1 where there are fewer
-    categories. What is passed over is lost for the epoch, and so is a last batch that does not
+    categories. An utterance passed over is lost for the epoch, and so is a last batch that does not
     fill: ESPnet's way.
     """
+
+    batch_size: int
+
+    def batches(self, found: Categorized, epoch: int) -> Batches:
+        """Draw the batches of an epoch; raises `ConfigError` if not one can be filled."""
+        members = found.categories
+        rows = _balanced_rows(members, self.batch_size, epoch)
+        if len(rows) == 0:
+            raise ConfigError(
+                f"no batch of {self.batch_size} utterances (batch_size) can be filled from "
+                f"{len(members.rows)} utterances of {len(members.sizes)} categories with about as "
+                "many of each; try a smaller batch_size"
+            )
+        return found.named(Batches(rows, np.arange(0, len(rows) + 1, self.batch_size)))
+
+
+def _balanced_rows(members: Members, batch_size: int, epoch: int) -> Ints:
+    """Return the rows of all batches, one batch after the other."""
     shuffles = Shuffles(epoch)
     categories = len(members.ends) - 1
     most = 1 if categories >= batch_size else batch_size // categories + 1
     order = shuffles.permutation(categories)
     sizes = members.sizes[order]
-    partners = [shuffles.partners(size) for size in sizes.tolist()]
+    partners = [shuffles.swap_partners(size) for size in sizes.tolist()]
     dealt = np.repeat(np.arange(categories), sizes)[shuffles.permutation(len(members.rows))]
     taken = _taken(dealt, batch_size, most)
     # each category hands out its shuffled utterances from the last one on: no others need to be
@@ -34,7 +54,7 @@ def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> 
     used = np.diff(ends)
     starts = np.cumsum(sizes) - sizes
     steps = np.repeat(starts + sizes - used, used) + _counted(used)
-    at = places(
+    at = apply_swaps(
         np.concatenate(
             [part + start for part, start in zip(partners, starts.tolist(), strict=True)]
         ),
@@ -44,7 +64,7 @@ def category_balanced_batches(members: Members, batch_size: int, epoch: int) -> 
     source = at[last_first] - np.repeat(starts - members.ends[:-1][order], used)
     rows = np.empty(len(taken), np.int64)
     rows[turns] = members.rows[source]
-    return Batches(rows, np.arange(0, len(rows) + 1, batch_size))
+    return rows
 
 
 def _counted(sizes: Ints) -> Ints:

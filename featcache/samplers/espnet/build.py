@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from pathlib import Path
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec
 
-import numpy as np
-
-from featcache.errors import ConfigError, nearest
+from featcache.errors import ConfigError
 from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.balanced import category_balanced_batches
-from featcache.samplers.espnet.by_bins import binned_batches, element_counts, frame_counts
-from featcache.samplers.espnet.by_size import folded_batches, sorted_batches, unsorted_batches
-from featcache.samplers.espnet.categories import Members, labelled_members, read_members
+from featcache.samplers.espnet.arguments import (
+    count,
+    epoch_seed,
+    factor,
+    require_type,
+)
+from featcache.samplers.espnet.balanced import CatBel
+from featcache.samplers.espnet.by_bins import Binned
+from featcache.samplers.espnet.by_size import Folded, Sorted, Unsorted
+from featcache.samplers.espnet.categories import Categorized
+from featcache.samplers.espnet.cut import Descending
 from featcache.samplers.espnet.inputs import (
     Labels,
-    Lengths,
-    Utterances,
+    NumberedUtterances,
+    ShapesLike,
     category_codes,
     codes_of,
     utterances_of,
 )
-from featcache.samplers.espnet.power import (
-    Limits,
-    category_pools,
-    dataset_pools,
-    drawn_batches,
-    shuffled,
-)
+from featcache.samplers.espnet.power import CatPow, CatPowBalanced, Limits
 from featcache.tables.table import FeatureTable
 
-# shape files that count
-_SHAPES = {"unsorted": 0, "sorted": 1, "folded": None, "length": None, "numel": None}
+_TYPES = ("unsorted", "sorted", "folded", "length", "numel")
 _CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")
 
 
@@ -50,7 +48,7 @@ def build_batch_sampler(
     padding: bool = True,
     utt2category_file: str | None = None,
     *,
-    lengths: Lengths | None = None,
+    lengths: ShapesLike | None = None,
     categories: Labels | None = None,
 ) -> Batches:
     """Cut utterances into batches, the same as ESPnet's function of this name, id for id.
@@ -85,55 +83,68 @@ def build_batch_sampler(
     >>> list(build_batch_sampler("sorted", batch_size=2, lengths=[30, 10, 20, 50]))
     [[2, 1], [3, 0]]
     """
-    if type not in _SHAPES:
-        raise _unknown(type, _SHAPES, "build_category_batch_sampler", _CATEGORY_TYPES)
+    require_type(type, _TYPES, "build_category_batch_sampler", _CATEGORY_TYPES)
     if categories is not None and type not in ("unsorted", "folded"):
         raise ConfigError(
             f"batches of one category each are made by 'unsorted' and 'folded', not by {type!r}"
         )
-    minimum = _count("min_batch_size", min_batch_size)
-    if type != "unsorted":
-        _direction("sort_in_batch", sort_in_batch)
-        _direction("sort_batch", sort_batch)
-    found = utterances_of(shape_files, lengths, shaped=_SHAPES[type])
-    if type != "unsorted" and not found.shapes:
+    minimum = count("min_batch_size", min_batch_size)
+    if type in ("length", "numel"):
+        bins, way = count("batch_bins", batch_bins), Descending.of(sort_in_batch, sort_batch)
+        elements = type == "numel"
+        return _built(
+            Binned(bins, minimum, drop_last, padding, elements, way), shape_files, lengths
+        )
+    size = count("batch_size", batch_size)
+    if type == "unsorted":
+        return _built(Unsorted(size, drop_last), shape_files, lengths, categories)
+    way = Descending.of(sort_in_batch, sort_batch)
+    if type == "sorted":
+        return _built(Sorted(size, drop_last, way), shape_files, lengths)
+    if utt2category_file is not None and categories is not None:
+        raise ConfigError("give either utt2category_file or categories, not both")
+    folded = Folded(size, minimum, drop_last, fold_lengths, way)
+    return _built(folded, shape_files, lengths, categories, utt2category_file)
+
+
+def _built(
+    sampler: Unsorted | Sorted | Folded | Binned,
+    shape_files: Sequence[str] | None,
+    lengths: ShapesLike | None,
+    categories: Labels | None = None,
+    utt2category_file: str | None = None,
+) -> Batches:
+    found = utterances_of(shape_files, lengths, shaped=sampler.shaped)
+    if sampler.shaped != 0 and not found.shapes:
         raise ConfigError(
             f"{found.name} has no feature with a time axis: there are no lengths to batch by"
         )
     codes = None if categories is None else codes_of(categories, found.count, "categories")
-    if type == "unsorted":
-        batches = unsorted_batches(found.count, _count("batch_size", batch_size), drop_last, codes)
-    elif type == "sorted":
-        size = _count("batch_size", batch_size)
-        batches = sorted_batches(
-            found.shapes[0].lengths, size, drop_last, sort_in_batch, sort_batch
-        )
-    elif type == "folded":
-        folds = _folds(fold_lengths, found)
-        if utt2category_file is not None:
-            if codes is not None:
-                raise ConfigError("give either utt2category_file or categories, not both")
-            codes = category_codes(found, str(utt2category_file))
-        size, all_lengths = (
-            _count("batch_size", batch_size),
-            [shapes.lengths for shapes in found.shapes],
-        )
-        batches = folded_batches(
-            all_lengths, folds, size, minimum, drop_last, sort_in_batch, sort_batch, codes
-        )
-    else:
-        bins = (
-            frame_counts(found.shapes)
-            if type == "length"
-            else element_counts(found.shapes, padding)
-        )
-        most, by = _count("batch_bins", batch_bins), found.shapes[0].lengths
-        batches = binned_batches(
-            by, bins, most, minimum, drop_last, padding, sort_in_batch, sort_batch
-        )
-    return found.batches(batches)
+    if utt2category_file is not None:
+        codes = category_codes(found, str(utt2category_file))
+    return found.batches(sampler.batches(found, codes))
 
 
+P = ParamSpec("P")
+
+
+def _with_arguments(build: Callable[P, Batches]) -> Callable[P, tuple[Batches, dict[str, object]]]:
+    """Return, beside the batches, all arguments of the call but `type`."""
+    signature = inspect.signature(build)
+
+    @wraps(build)
+    def built(*args: P.args, **kwargs: P.kwargs) -> tuple[Batches, dict[str, object]]:
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        arguments = {name: value for name, value in call.arguments.items() if name != "type"}
+        return build(*args, **kwargs), arguments
+
+    returned = "tuple[Batches, dict[str, object]]"
+    built.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    return built
+
+
+@_with_arguments
 def build_category_batch_sampler(
     type: str,
     batch_size: int | None = None,
@@ -152,10 +163,10 @@ def build_category_batch_sampler(
     num_batches: int | None = None,
     distributed: bool = False,
     *,
-    lengths: Lengths | None = None,
+    lengths: ShapesLike | None = None,
     categories: Labels | None = None,
     datasets: Labels | None = None,
-) -> tuple[Batches, dict[str, object]]:
+) -> Batches:
     """Draw batches by category for one epoch, the same as ESPnet's function of this name.
 
     Args:
@@ -195,98 +206,35 @@ def build_category_batch_sampler(
     >>> list(batches), list(build_category_batch_sampler("catbel", **arguments | {"epoch": 2})[0])
     ([[4, 5], [3, 0]], [[3, 1], [0, 5]])
     """
-    arguments: dict[str, object] = {
-        name: value for name, value in locals().items() if name != "type"
-    }
-    if type not in _CATEGORY_TYPES:
-        raise _unknown(type, _CATEGORY_TYPES, "build_batch_sampler", _SHAPES)
-    seed = _epoch(epoch)
+    require_type(type, _CATEGORY_TYPES, "build_batch_sampler", _TYPES)
+    seed = epoch_seed(epoch)
     if type == "catbel":
-        return _balanced(
-            _count("batch_size", batch_size), category2utt_file, lengths, categories, seed
-        ), arguments
-    limits = Limits(
-        _count("batch_bins", batch_bins),
-        _count("min_batch_size", min_batch_size),
-        None if max_batch_size is None else _count("max_batch_size", max_batch_size),
-        drop_last,
-    )
-    scaling = _factor("dataset_scaling_factor", dataset_scaling_factor, least=1)
-    found = _with_one_length(type, shape_files, lengths)
-    by_length = found.shapes[0].lengths
-    members = _categories(found, category2utt_file, categories)
+        found = _categorized(lengths, category2utt_file, categories)
+        return CatBel(count("batch_size", batch_size)).batches(found, seed)
+    limits = Limits.of(batch_bins, min_batch_size, max_batch_size, drop_last)
+    scaling = factor("dataset_scaling_factor", dataset_scaling_factor, least=1)
+    utterances = _with_one_length(type, shape_files, lengths)
+    found = Categorized.of(utterances, category2utt_file, categories)
     if type == "catpow":
-        pools = category_pools(
-            by_length, members, _factor("upsampling_factor", upsampling_factor), scaling
-        )
-    else:
-        within = _datasets(found, dataset2utt_parent_dir, datasets)
-        factor = _factor("category_upsampling_factor", category_upsampling_factor)
-        over = _factor("dataset_upsampling_factor", dataset_upsampling_factor)
-        pools = dataset_pools(by_length, members, within, factor, over, scaling)
-    pools = replace(pools, members=shuffled(pools.members, seed))
-    batches = drawn_batches(by_length, pools, limits, seed)
-    if len(batches) == 0:
-        raise ConfigError(
-            f"no batch could be made: fewer than {limits.min_batch_size} utterances "
-            "(min_batch_size) were drawn"
-            + (
-                f", or none was larger than {limits.bins} frames (batch_bins) with drop_last=True"
-                if drop_last
-                else ""
-            )
-        )
-    return found.batches(batches), arguments
+        upsampling = factor("upsampling_factor", upsampling_factor)
+        return CatPow(limits, upsampling, scaling).batches(found, seed)
+    found = found.with_datasets(dataset2utt_parent_dir, datasets)
+    upsampling = factor("category_upsampling_factor", category_upsampling_factor)
+    between = factor("dataset_upsampling_factor", dataset_upsampling_factor)
+    return CatPowBalanced(limits, upsampling, between, scaling).batches(found, seed)
 
 
-def _balanced(
-    batch_size: int,
-    path: str | None,
-    lengths: Lengths | None,
-    categories: Labels | None,
-    epoch: int,
-) -> Batches:
-    keys, found = None, None
-    if lengths is not None:
-        found = utterances_of(None, lengths, shaped=0)
-        members = _categories(found, path, categories)
-    else:
-        _either("category2utt_file", path, "categories", categories)
-        if path is not None:
-            keys, members = read_members(str(path))
-        elif categories is not None:
-            members = labelled_members(categories, len(categories), "categories")
-    batches = category_balanced_batches(members, batch_size, epoch)
-    if len(batches) == 0:
-        raise ConfigError(
-            f"no batch of {batch_size} utterances (batch_size) can be filled from "
-            f"{len(members.rows)} utterances of "
-            f"{len(members.sizes)} categories with about as many of each; try a smaller batch_size"
-        )
-    return Batches(batches.items, batches.ends, keys) if found is None else found.batches(batches)
-
-
-def _categories(found: Utterances, path: str | None, labels: Labels | None) -> Members:
-    _either("category2utt_file", path, "categories", labels)
-    if labels is not None:
-        return labelled_members(labels, found.count, "categories")
-    ids, members = read_members(str(path))
-    return Members(found.rows(ids, members.codes, f"category file {str(path)!r}"), members.ends)
-
-
-def _datasets(found: Utterances, folder: str | None, labels: Labels | None) -> Members:
-    _either("dataset2utt_parent_dir", folder, "datasets", labels)
-    if labels is not None:
-        return labelled_members(labels, found.count, "datasets")
-    path = str(Path(str(folder), "dataset2utt"))
-    ids, members = read_members(path)
-    rows = found.find(ids, f"data set file {path!r}")
-    return members.renumbered(rows)  # utterances that are not there are passed over, as in ESPnet
+def _categorized(
+    lengths: ShapesLike | None, category2utt_file: str | None, labels: Labels | None
+) -> Categorized:
+    if lengths is None:
+        return Categorized.alone(category2utt_file, labels)
+    return Categorized.of(utterances_of(None, lengths, shaped=0), category2utt_file, labels)
 
 
 def _with_one_length(
-    type: str, shape_files: Sequence[str] | None, lengths: Lengths | None
-) -> Utterances:
+    type: str, shape_files: Sequence[str] | None, lengths: ShapesLike | None
+) -> NumberedUtterances:
     found = utterances_of(shape_files, lengths, separator=" ")
     several = found.shapes if not isinstance(found.ids, FeatureTable) else found.shapes[:1]
     if len(several) != 1:
@@ -294,61 +242,3 @@ def _with_one_length(
             f"{type!r} takes the lengths of one shape file, array or feature, not of {len(several)}"
         )
     return found
-
-
-def _folds(fold_lengths: Sequence[int], found: Utterances) -> list[float]:
-    if isinstance(fold_lengths, str) or not isinstance(fold_lengths, Sequence):
-        raise ConfigError(
-            f"fold_lengths is a list, a number for each shape file or feature, not {fold_lengths!r}"
-        )
-    folds: list[float] = list(fold_lengths)
-    if len(folds) != len(found.shapes):
-        names = ", ".join(shapes.name for shapes in found.shapes)
-        raise ConfigError(
-            f"{len(folds)} fold_lengths for {len(found.shapes)} lengths: one is needed for each of "
-            f"{names}"
-        )
-    if not min(folds) > 0:
-        raise ConfigError(f"fold_lengths are greater than 0, not {folds!r}")
-    return folds
-
-
-def _unknown(type: str, known: Iterable[str], other: str, others: Iterable[str]) -> ConfigError:
-    if type in others:
-        return ConfigError(f"batches of type {type!r} are made by {other}")
-    return ConfigError(
-        f"no batch sampler {type!r}; {nearest(type, known)}; {other} makes {', '.join(others)}"
-    )
-
-
-def _either(argument: str, value: object, other: str, labels: object) -> None:
-    if (value is None) == (labels is None):
-        found = "not both" if labels is not None else "none is given"
-        raise ConfigError(f"give either {argument} or {other}, {found}")
-
-
-def _direction(argument: str, value: str) -> None:
-    if value not in ("ascending", "descending"):
-        raise ConfigError(f"{argument} is 'ascending' or 'descending', not {value!r}")
-
-
-def _count(argument: str, value: float | None) -> int:
-    """Return an integer from 1 on; also from a float without a fraction, as YAML reads 1e6."""
-    if value is None:
-        raise ConfigError(f"{argument} is needed for this type of sampler")
-    number = isinstance(value, int | float | np.integer) and not isinstance(value, bool)
-    if not (number and value >= 1 and value % 1 == 0):
-        raise ConfigError(f"{argument} is an integer from 1 on, not {value!r}")
-    return int(value)
-
-
-def _factor(argument: str, value: float, least: float = 0) -> float:
-    if not isinstance(value, int | float) or not least <= value < math.inf:
-        raise ConfigError(f"{argument} is a number from {least} on, not {value!r}")
-    return value
-
-
-def _epoch(epoch: int) -> int:
-    if not isinstance(epoch, int | np.integer) or not 0 <= epoch < 2**32:
-        raise ConfigError(f"epoch is an integer from 0 to 2**32 - 1, not {epoch!r}")
-    return int(epoch)

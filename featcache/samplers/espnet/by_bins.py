@@ -2,59 +2,65 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
+
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.cut import (
+    Descending,
     chain,
     ends_over_area,
     ends_over_sum,
+    reversed_batches,
     spread_short_last,
     stable_order,
-    turned,
 )
+from featcache.samplers.espnet.inputs import NumberedUtterances
 from featcache.samplers.espnet.shapes import Shapes
 
-Ints = NDArray[np.int64]
+
+@dataclass(frozen=True)
+class Binned:
+    """Rows by length: a batch ends with the utterance that makes it larger than `bins`.
+
+    An utterance counts its frames over all features, with `elements` its numbers. Padded, a batch
+    has its utterances times those of its last one, which is the longest in the first feature.
+    """
+
+    bins: int
+    min_batch_size: int
+    drop_last: bool
+    padding: bool
+    elements: bool
+    descending: Descending
+    shaped: ClassVar[int | None] = None  # shape files that are parsed: see `utterances_of`
+
+    def batches(self, found: NumberedUtterances, categories: Ints | None = None) -> Batches:
+        """Cut the rows, all categories together."""
+        counts = _elements(found.shapes, self.padding) if self.elements else _frames(found.shapes)
+        rows = stable_order(found.shapes[0].lengths)
+        measure = ends_over_area if self.padding else ends_over_sum
+        ends = chain(measure(counts[rows], self.bins, self.min_batch_size))
+        if ends[-1] < len(rows) and (not self.drop_last or len(ends) == 1):
+            ends = np.append(ends, len(rows))
+        return reversed_batches(
+            rows,
+            spread_short_last(ends, self.min_batch_size, skip=0),
+            in_batches=self.descending.in_batches,
+            list_order=self.descending.batches,
+        )
 
 
-def frame_counts(shapes: list[Shapes]) -> Ints:
-    """Return the frames of each utterance, over all features."""
+def _frames(shapes: list[Shapes]) -> Ints:
     counts: Ints = np.sum([shape.lengths for shape in shapes], axis=0)
     return counts
 
 
-def element_counts(shapes: list[Shapes], padding: bool) -> Ints:
-    """Return the numbers of each utterance, over all features.
-
-    To be padded, frames must have one shape.
-    """
+def _elements(shapes: list[Shapes], padding: bool) -> Ints:
     for shape in shapes if padding else ():
         shape.require_one_frame_shape()
     counts: Ints = np.sum([shape.elements for shape in shapes], axis=0)
     return counts
-
-
-def binned_batches(
-    lengths: Ints,
-    bins: Ints,
-    most: int,
-    min_batch_size: int,
-    drop_last: bool,
-    padding: bool,
-    inside: str,
-    order: str,
-) -> Batches:
-    """Cut rows by length: a batch ends with the utterance that makes it larger than `most`.
-
-    `bins` are the frames or numbers of each utterance; padded, a batch has as many as its
-    utterances times those of its last one, which is the longest in the first feature.
-    """
-    rows = stable_order(lengths)
-    measure = ends_over_area if padding else ends_over_sum
-    ends = chain(measure(bins[rows], most, min_batch_size))
-    if ends[-1] < len(rows) and (not drop_last or len(ends) == 1):
-        ends = np.append(ends, len(rows))
-    ends = spread_short_last(ends, min_batch_size, skip=0)
-    return turned(rows, ends, inside == "descending", order == "descending")

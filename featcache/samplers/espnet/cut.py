@@ -1,13 +1,14 @@
-"""How a sorted or shuffled list of utterances is cut into batches."""
+"""Cuts of a sorted or shuffled list of utterances into batches."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
-from numpy.typing import NDArray
 
+from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-
-Ints = NDArray[np.int64]
 
 
 def stable_order(values: Ints) -> Ints:
@@ -44,9 +45,7 @@ def by_appearance(codes: Ints) -> Ints:
 
 
 def even_ends(count: int, batch_size: int, drop_last: bool) -> Ints:
-    """Cut into batches of about `batch_size`.
-
-    At least so many in each, or exactly so many and the rest dropped.
+    """Return the ends of batches of at least `batch_size`; with drop_last of exactly `batch_size`.
 
     Fewer utterances than that give one batch.
     """
@@ -57,9 +56,7 @@ def even_ends(count: int, batch_size: int, drop_last: bool) -> Ints:
 def ends_over_sum(
     sizes: Ints, most: int, min_batch_size: int, max_batch_size: int | None = None
 ) -> Ints:
-    """Return for each start the end of a batch.
-
-    With its last utterance it is larger than `most` in sum.
+    """Return for each start the end of a batch: its last utterance brings its sum above `most`.
 
     It has at least `min_batch_size` utterances, at most `max_batch_size`; len(sizes) + 1 where it
     does not get there.
@@ -74,9 +71,7 @@ def ends_over_sum(
 
 
 def ends_over_area(sizes: Ints, most: int, min_batch_size: int) -> Ints:
-    """Return for each start the end of a batch.
-
-    Its utterances times the size of its last one is more than `most`.
+    """Return for each start the end of a batch: count * size of its last utterance > `most`.
 
     It has at least `min_batch_size` utterances; len(sizes) + 1 where it does not get there.
     """
@@ -114,16 +109,30 @@ def spread_short_last(ends: Ints, min_batch_size: int, skip: int) -> Ints:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
-def turned(rows: Ints, ends: Ints, inside: bool, order: bool) -> Batches:
-    """Make batches of rows, some of it turned around.
+@dataclass(frozen=True)
+class Descending:
+    """The longest come first: utterances within each batch, batches in the list."""
 
-    Inside of each batch, or the order of the batches, or both.
-    """
-    if inside:
-        # all turned around: the order of the batches, too
+    in_batches: bool
+    batches: bool
+
+    @classmethod
+    def of(cls, sort_in_batch: str, sort_batch: str) -> Descending:
+        """Read ESPnet's two arguments, each "ascending" or "descending"."""
+        for argument, value in (("sort_in_batch", sort_in_batch), ("sort_batch", sort_batch)):
+            if value not in ("ascending", "descending"):
+                raise ConfigError(f"{argument} is 'ascending' or 'descending', not {value!r}")
+        return cls(sort_in_batch == "descending", sort_batch == "descending")
+
+
+def reversed_batches(
+    rows: Ints, ends: Ints, *, in_batches: bool = False, list_order: bool = False
+) -> Batches:
+    """Cut `rows` at `ends`; reverse each batch (`in_batches`), the list of batches, or both."""
+    if in_batches:  # the whole list of rows, and with it the list of batches
         rows, ends = rows[: ends[-1]][::-1], ends[-1] - ends[::-1]
     batches = Batches(rows[: ends[-1]], ends)
-    return batches.take(np.arange(len(batches))[::-1]) if inside != order else batches
+    return batches.take(np.arange(len(batches))[::-1]) if in_batches != list_order else batches
 
 
 def joined(batches: list[Batches]) -> Batches:

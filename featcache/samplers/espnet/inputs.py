@@ -1,4 +1,4 @@
-"""What a sampler is to batch: the utterances of shape files, of arrays of lengths or of a cache."""
+"""Utterances to batch: of shape files, of arrays of lengths, or of a cache."""
 
 from __future__ import annotations
 
@@ -10,50 +10,47 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ConfigError, KeyNotFoundError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.key_table import Keys, read_table
+from featcache.samplers.espnet.key_table import PackedStrings, read_table
 from featcache.samplers.espnet.shapes import Shapes, read_shapes, shapes_of
 from featcache.store.reading.cache import Cache, CachePath
 from featcache.tables.numbering import Numbering
 from featcache.tables.protocol import HasTable
 from featcache.tables.table import FeatureTable
 
-Ints = NDArray[np.int64]
 Labels = Sequence[str] | Sequence[int] | NDArray[np.generic]
 
 
-Lengths = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable
+ShapesLike = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable
 
 
 @dataclass(frozen=True)
-class Utterances:
-    """Numbered utterances and their shapes.
-
-    There is one `Shapes` for each shape file, array or feature with a time axis.
-    """
+class NumberedUtterances:
+    """Numbered utterances, with one `Shapes` a shape file, array or feature with a time axis."""
 
     name: str
     count: int
     shapes: list[Shapes]
-    ids: Keys | FeatureTable | None
+    ids: PackedStrings | FeatureTable | None
 
     @property
-    def keys(self) -> Keys | None:
-        """What batches name utterances by: the keys of the shape files; None for row numbers."""
-        return self.ids if isinstance(self.ids, Keys) else None
+    def keys(self) -> PackedStrings | None:
+        """The keys of the shape files, which batches name utterances by; None for row numbers."""
+        return self.ids if isinstance(self.ids, PackedStrings) else None
 
     def batches(self, rows: Batches) -> Batches:
         """Return batches of rows by what they name utterances by.
 
         Row numbers know which utterances they count.
         """
-        if isinstance(self.ids, Keys):
+        if isinstance(self.ids, PackedStrings):
             return Batches(rows.items, rows.ends, self.ids)
         lengths = [shapes.lengths for shapes in self.shapes]
         numbering = Numbering(self.count, self.ids, lengths)
         return Batches(rows.items, rows.ends, numbering=numbering)
 
-    def find(self, ids: Keys, where: str) -> Ints:
+    def find(self, ids: PackedStrings, where: str) -> Ints:
         """Return the row of each id, -1 where there is none.
 
         Raises `ConfigError` if rows have no ids.
@@ -63,7 +60,7 @@ class Utterances:
                 f"{where} names utterances, but {self.name} has no ids: give a cache, or labels of "
                 "rows"
             )
-        if isinstance(self.ids, Keys):
+        if isinstance(self.ids, PackedStrings):
             return self.ids.match(ids)
         listed = list(ids)
         try:
@@ -71,7 +68,7 @@ class Utterances:
         except KeyNotFoundError:
             return np.array([_row(self.ids, id) for id in listed], np.int64)
 
-    def rows(self, ids: Keys, lines: Ints, where: str) -> Ints:
+    def rows(self, ids: PackedStrings, lines: Ints, where: str) -> Ints:
         """Return the row of each id.
 
         Raises `ConfigError` for ids that are not there, with lines (from 0) of some.
@@ -88,7 +85,7 @@ def _row(table: FeatureTable, id: str) -> int:
         return -1
 
 
-def _require_all(rows: Ints, ids: Keys, lines: Ints, who: str, where: str) -> None:
+def _require_all(rows: Ints, ids: PackedStrings, lines: Ints, who: str, where: str) -> None:
     """Raise `ConfigError` with some of the ids whose row is -1, and their lines (from 0)."""
     absent = np.flatnonzero(rows < 0)
     if len(absent):
@@ -98,13 +95,13 @@ def _require_all(rows: Ints, ids: Keys, lines: Ints, who: str, where: str) -> No
 
 def utterances_of(
     shape_files: Sequence[str] | None,
-    lengths: Lengths | None,
+    lengths: ShapesLike | None,
     separator: str = ",",
     shaped: int | None = None,
-) -> Utterances:
-    """Return what is to be batched.
+) -> NumberedUtterances:
+    """Return the utterances of shape files or of `lengths`, of which one is given.
 
-    Of shape files the first `shaped` are parsed (0: only the ids of the first).
+    The first `shaped` shape files are parsed (None: all; 0: only the ids of the first).
     """
     if (shape_files is None) == (lengths is None):
         raise ConfigError(
@@ -119,7 +116,7 @@ def utterances_of(
     first = str(shape_files[0])
     if shaped == 0:
         keys = read_table(first).keys
-        return Utterances(f"shape file {first!r}", len(keys), [], keys)
+        return NumberedUtterances(f"shape file {first!r}", len(keys), [], keys)
     keys, shapes = read_shapes(first, separator)
     all_shapes = [shapes]
     for path in shape_files[1:shaped]:
@@ -132,10 +129,10 @@ def utterances_of(
                 keys.match(others), others, lines, f"{more.name} has", f"shape file {first!r}"
             )
         all_shapes.append(more.take(rows))
-    return Utterances(shapes.name, len(keys), all_shapes, keys)
+    return NumberedUtterances(shapes.name, len(keys), all_shapes, keys)
 
 
-def _of_lengths(lengths: Lengths) -> Utterances:
+def _of_lengths(lengths: ShapesLike) -> NumberedUtterances:
     if isinstance(lengths, Cache | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
     if isinstance(lengths, FeatureTable):
@@ -149,10 +146,10 @@ def _of_lengths(lengths: Lengths) -> Utterances:
     if sizes == {0}:
         raise ConfigError("lengths are empty: there is nothing to batch")
     names = [f"lengths[{number}]" for number in range(len(arrays))] if several else ["lengths"]
-    return Utterances("lengths", sizes.pop(), list(map(shapes_of, names, arrays)), None)
+    return NumberedUtterances("lengths", sizes.pop(), list(map(shapes_of, names, arrays)), None)
 
 
-def _of_table(table: FeatureTable, features: Sequence[str]) -> Utterances:
+def _of_table(table: FeatureTable, features: Sequence[str]) -> NumberedUtterances:
     if len(table) == 0:
         raise ConfigError(f"{table!r} is empty: there is nothing to batch")
     shapes = [
@@ -164,7 +161,7 @@ def _of_table(table: FeatureTable, features: Sequence[str]) -> Utterances:
         for name in features
         if table.has_frames(name)
     ]
-    return Utterances("the cache", len(table), shapes, table)
+    return NumberedUtterances("the cache", len(table), shapes, table)
 
 
 def codes_of(labels: Labels, count: int, argument: str) -> Ints:
@@ -180,7 +177,7 @@ def codes_of(labels: Labels, count: int, argument: str) -> Ints:
     return np.fromiter(map(numbers.__getitem__, listed), np.int64, count)
 
 
-def category_codes(found: Utterances, path: str) -> Ints:
+def category_codes(found: NumberedUtterances, path: str) -> Ints:
     """Return a number for the category of each row.
 
     The file has an utterance and its category on each line.
@@ -192,7 +189,7 @@ def category_codes(found: Utterances, path: str) -> Ints:
     missing[rows] = False
     if missing.any():
         row = int(missing.argmax())
-        name = repr(found.ids[row]) if isinstance(found.ids, Keys) else f"row {row}"
+        name = repr(found.ids[row]) if isinstance(found.ids, PackedStrings) else f"row {row}"
         raise ConfigError(
             f"category file {path!r} has no category for {int(missing.sum())} utterances, such as "
             f"{name}"

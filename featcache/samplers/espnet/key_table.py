@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 
-Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 PAD = bytes(8)  # before and after the text, so that 8 bytes can be read from anywhere in it
 # what str.split() takes for white space beside the space, the tab and the ends of lines
@@ -27,13 +27,13 @@ _UNUSUAL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205
 _KEEP = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)
 
 
-class Keys(Sequence[str]):
+class PackedStrings(Sequence[str]):
     """Strings as spans of one block of UTF-8 bytes, decoded when looked at.
 
     A million take 16 MB beside the text.
 
-    >>> keys = Keys.of(["a", "bc"])
-    >>> keys[1], keys.match(Keys.of(["bc", "x"])).tolist()
+    >>> keys = PackedStrings.of(["a", "bc"])
+    >>> keys[1], keys.match(PackedStrings.of(["bc", "x"])).tolist()
     ('bc', [1, -1])
     """
 
@@ -44,7 +44,7 @@ class Keys(Sequence[str]):
         self._stops = stops
 
     @classmethod
-    def of(cls, strings: Sequence[str]) -> Keys:
+    def of(cls, strings: Sequence[str]) -> PackedStrings:
         """Copy them from strings."""
         encoded = [string.encode() for string in strings]
         ends = np.cumsum([0, *map(len, encoded)])
@@ -62,9 +62,9 @@ class Keys(Sequence[str]):
             return [self[row] for row in range(len(self))[index]]
         return self._data[self._starts.item(index) : self._stops.item(index)].decode()
 
-    def take(self, rows: Ints) -> Keys:
+    def take(self, rows: Ints) -> PackedStrings:
         """Return the strings of these rows, over the same bytes."""
-        return Keys(self._data, self._starts[rows], self._stops[rows])
+        return PackedStrings(self._data, self._starts[rows], self._stops[rows])
 
     def words(self) -> Iterator[tuple[Ints | slice, Words]]:
         """Yield rows and 8 bytes of each, from the first bytes on, until all have ended.
@@ -112,7 +112,7 @@ class Keys(Sequence[str]):
                 return seen[self[row]], row
         return None
 
-    def match(self, others: Keys) -> Ints:
+    def match(self, others: PackedStrings) -> Ints:
         """Return the row of each of `others` among these, which are distinct.
 
         -1 where there is none.
@@ -130,7 +130,7 @@ class Keys(Sequence[str]):
         rows[theirs] = mine
         return np.where(self._same_hashes(others, rows), rows, -1)
 
-    def _same_hashes(self, others: Keys, rows: Ints) -> NDArray[np.bool_]:
+    def _same_hashes(self, others: PackedStrings, rows: Ints) -> NDArray[np.bool_]:
         same: NDArray[np.bool_] = self.hashes[rows] == others.hashes
         if same.any():
             same &= self.other_hashes[rows] == others.other_hashes
@@ -156,13 +156,13 @@ class Table:
         return np.diff(self.heads)
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> PackedStrings:
         """The first token of each line."""
-        return Keys(self.data, self.starts[self.heads[:-1]], self.stops[self.heads[:-1]])
+        return PackedStrings(self.data, self.starts[self.heads[:-1]], self.stops[self.heads[:-1]])
 
-    def tokens(self, chosen: Ints) -> Keys:
+    def tokens(self, chosen: Ints) -> PackedStrings:
         """Return these tokens."""
-        return Keys(self.data, self.starts[chosen], self.stops[chosen])
+        return PackedStrings(self.data, self.starts[chosen], self.stops[chosen])
 
     def value(self, line: int) -> str:
         """Return what follows the key of a line (from 0), with the spaces in it."""

@@ -1,43 +1,54 @@
-"""Batches drawn by category, rare ones more often than they are there.
-
-These are ESPnet's catpow and catpow_balance_dataset.
-"""
+"""Batches drawn by category, rare ones more often than they occur (catpow)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.categories import Members
+from featcache.samplers.espnet.arguments import count, count_or_none
+from featcache.samplers.espnet.categories import Categorized, Members
 from featcache.samplers.espnet.cut import chain, ends_over_sum, grouped, stable_order
-from featcache.samplers.espnet.python_shuffle import Shuffles, places
+from featcache.samplers.espnet.python_shuffle import Shuffles, apply_swaps
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The size that a batch reaches.
-
-    It ends with the utterance that makes it larger than `bins` frames.
-    """
+    """Size of a batch: it ends with the utterance that makes it larger than `bins` frames."""
 
     bins: int
     min_batch_size: int
     max_batch_size: int | None
     drop_last: bool
 
+    @classmethod
+    def of(
+        cls,
+        batch_bins: int | None,
+        min_batch_size: int,
+        max_batch_size: int | None,
+        drop_last: bool,
+    ) -> Limits:
+        """Check ESPnet's arguments."""
+        return cls(
+            count("batch_bins", batch_bins),
+            count("min_batch_size", min_batch_size),
+            count_or_none("max_batch_size", max_batch_size),
+            drop_last,
+        )
+
 
 @dataclass(frozen=True)
 class Pools:
-    """Pools that are drawn from, by data set and category, with their chances.
+    """Pools of utterances to draw from, one per (data set, category), with draw probabilities.
 
-    Data sets that have none are left out.
+    A pair without utterances has no pool.
     """
 
     members: Members
@@ -47,6 +58,57 @@ class Pools:
     first: Ints  # the first pool of each data set, then the number of pools
     chances: list[Floats]  # of the pools of each data set
     frames: int  # to draw
+
+
+@dataclass(frozen=True)
+class CatPow:
+    """Categories are drawn with the chance (frames / all frames) ** upsampling."""
+
+    limits: Limits
+    upsampling: float
+    scaling: float  # frames to draw, over those that are there
+
+    def batches(self, found: Categorized, epoch: int) -> Batches:
+        """Draw the batches of an epoch; raises `ConfigError` if not one can be filled."""
+        pools = category_pools(found.lengths, found.categories, self.upsampling, self.scaling)
+        return found.named(_at_least_one_batch(found.lengths, pools, self.limits, epoch))
+
+
+@dataclass(frozen=True)
+class CatPowBalanced:
+    """Data sets are drawn first, then categories within: see `dataset_pools`."""
+
+    limits: Limits
+    upsampling: float
+    dataset_upsampling: float
+    scaling: float
+
+    def batches(self, found: Categorized, epoch: int) -> Batches:
+        """Draw the batches of an epoch; raises `ConfigError` if not one can be filled."""
+        assert found.datasets is not None
+        pools = dataset_pools(
+            found.lengths,
+            found.categories,
+            found.datasets,
+            self.upsampling,
+            self.dataset_upsampling,
+            self.scaling,
+        )
+        return found.named(_at_least_one_batch(found.lengths, pools, self.limits, epoch))
+
+
+def _at_least_one_batch(lengths: Ints, pools: Pools, limits: Limits, epoch: int) -> Batches:
+    pools = replace(pools, members=shuffled(pools.members, epoch))
+    batches = drawn_batches(lengths, pools, limits, epoch)
+    if len(batches) == 0:
+        none_closed = (
+            f", or none was larger than {limits.bins} frames (batch_bins) with drop_last=True"
+        )
+        raise ConfigError(
+            f"no batch could be made: fewer than {limits.min_batch_size} utterances "
+            f"(min_batch_size) were drawn{none_closed if limits.drop_last else ''}"
+        )
+    return batches
 
 
 def category_pools(lengths: Ints, members: Members, upsampling: float, scaling: float) -> Pools:
@@ -134,8 +196,8 @@ def shuffled(members: Members, epoch: int) -> Members:
     shuffles = Shuffles(epoch)
     partners = np.empty(len(members.rows), np.int64)
     for start, end in zip(members.ends[:-1].tolist(), members.ends[1:].tolist(), strict=True):
-        partners[start:end] = shuffles.partners(end - start) + start
-    return Members(members.rows[places(partners, np.arange(len(partners)))], members.ends)
+        partners[start:end] = shuffles.swap_partners(end - start) + start
+    return Members(members.rows[apply_swaps(partners, np.arange(len(partners)))], members.ends)
 
 
 def drawn_batches(lengths: Ints, pools: Pools, limits: Limits, epoch: int) -> Batches:
@@ -177,7 +239,7 @@ def _drawn_pools(pools: Pools, draws: int, epoch: int) -> Ints:
 
 
 def _drawn(chances: Floats, uniform: Floats) -> Ints:
-    """What numpy's RandomState.choice(p=chances) makes of its random numbers."""
+    """Return the draws that numpy's RandomState.choice(p=chances) makes of uniform numbers."""
     until = chances.cumsum()
     until /= until[-1]
     return np.searchsorted(until, uniform, side="right")

@@ -1,6 +1,32 @@
-"""Python's own shuffle, element for element, at numpy's speed.
+"""`random.shuffle`, element for element, at numpy's speed: ESPnet shuffles lists of a million ids.
 
-It is for samplers that shuffle lists of a million ids.
+CPython's `random.Random(seed).shuffle(x)` is, for lists of less than 2**32 elements::
+
+    for i in n - 1, ..., 1:                        # step i
+        p[i] = the first of the next numbers `word >> (32 - bits)` that is at most i
+        x[i], x[p[i]] = x[p[i]], x[i]              # bits = (i + 1).bit_length()
+
+Numpy's MT19937 gives the same 32-bit words from the same state. Two loops remain.
+
+**Draws** (`swap_partners`). `bits` is the same for all i + 1 from 2**(bits - 1) to 2**bits - 1:
+take these steps together, from i = high down to low. Word t is kept if it is at most high -
+before[t], where before[t] counts the words kept before it. `_many` guesses `before`, decides,
+counts, and repeats with the counts. Each round makes one more leading entry right, since before[t]
+depends on the words before t only, and before[0] = 0. So the rounds end, and counts that equal the
+guess are those of one word after the other (induction over t). Words behind the last one needed are
+put back.
+
+**Swaps** (`apply_swaps`). Since p[i] <= i, no step after step i touches place i: in the end it
+holds what place p[i] held just before step i. Place q <= i was touched before that by the steps s >
+i with p[s] = q, and the last of these in time, which is the lowest, put there what place s held
+before it. So, with E(q, i) the element at place q just before step i::
+
+    E(q, i) = E(s, s) with s = min(s > i: p[s] = q), or q if there is none
+    x[i] in the end = E(p[i], i)
+
+`earlier` is the s of the first turn. For the turns after it p[s] = q < s, no step is its own
+partner, and s = min(s': p[s'] = s) = `first[s]`. These numbers only grow: all chains of them end,
+and are followed at once. E needs steps from i on only: the end of a list is known without the rest.
 """
 
 from __future__ import annotations
@@ -11,13 +37,14 @@ from operator import length_hint
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from featcache.interface import Ints
+
 _AHEAD = 1 << 15  # random numbers looked at together
 _FEW = 1 << 9  # below, element by element costs less
 
 
 class Shuffles:
-    """What `random.Random(seed).shuffle` does to one list after the other.
+    """Shuffles of one list after the other, as by one `random.Random(seed)`.
 
     >>> letters = list("abcdefg")
     >>> random.Random(3).shuffle(letters)
@@ -33,13 +60,13 @@ class Shuffles:
 
     def permutation(self, size: int) -> Ints:
         """Return where each element of a shuffled list of `size` was before."""
-        partners = self.partners(size)
-        return places(partners, np.arange(size))
+        partners = self.swap_partners(size)
+        return apply_swaps(partners, np.arange(size))
 
-    def partners(self, size: int) -> Ints:
-        """Return the element up to i that each i, from the last one down to 1, changes places with.
+    def swap_partners(self, size: int) -> Ints:
+        """Return for each place i, from the last down to 1, the place up to i that it swaps with.
 
-        The 0th is 0.
+        That of place 0 is 0.
         """
         partners = np.zeros(size, np.int64)
         high = size - 1
@@ -67,12 +94,7 @@ class Shuffles:
         return drawn
 
     def _many(self, low: int, high: int, shift: int) -> Ints:
-        """Take the same decisions for many numbers at once.
-
-        The t-th number is kept if it is at most high - (how many were kept before it). Guess how
-        many, decide, count, and again until the count is the guess: the decisions are then those of
-        one after the other.
-        """
+        """Take the decisions of `_each` for many numbers at once: see *Draws* above."""
         drawn = []
         while high >= low:
             words = self._look(min(_AHEAD, 3 * (high - low) // 2 + 64)) >> shift
@@ -101,22 +123,18 @@ class Shuffles:
         return self._ahead[:count]
 
 
-def places(partners: Ints, steps: Ints) -> Ints:
-    """Return which element ends at each place of `steps` after all changes of places.
+def apply_swaps(partners: Ints, steps: Ints) -> Ints:
+    """Return the element that each place of `steps` holds after all swaps: see *Swaps* above.
 
-    Each changes places with its partner.
-
-    Steps go from the last place to the first, and partners[i] <= i. With a place, `steps` has all
-    later ones of the same list. What ends at i was at its partner before: put there by the step
-    before with the same partner, which had it from its own place, where a step before may have put
-    it, and so on upwards.
+    Steps go from the last place to the first; each swaps its place with partners[place] <= place.
+    With a place, `steps` has all later ones of the same list.
     """
     order = (partners[steps] << 32) | steps
     order.sort()  # by partner, then by step
     partner, step = (order >> 32).astype(np.int32), order.astype(np.int32)
-    earlier = np.full(len(step), -1, np.int32)  # the step before in time with the same partner
+    earlier = np.full(len(step), -1, np.int32)  # the lowest s > i with p[s] = p[i]
     np.copyto(earlier[:-1], step[1:], where=partner[1:] == partner[:-1])
-    # the last step in time that puts something at a place
+    # the lowest step that has a place as its partner
     first = np.full(len(partners), -1, np.int32)
     first[partner[::-1]] = step[::-1]  # of several the last stays, which is the lowest step
     ends = np.where(earlier >= 0, earlier, partner)

@@ -10,18 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
-from featcache.samplers.espnet.key_table import Keys, Table, read_table
+from featcache.interface import Ints
+from featcache.samplers.espnet.key_table import PackedStrings, Table, read_table
 
-Ints = NDArray[np.int64]
 _LARGEST = 2**62  # sums of two stay within int64
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Lengths of the utterances, int64, and the shape of a frame.
-
-    This may be another one for each utterance.
-    """
+    """Lengths of utterances, int64, and the shapes of their frames."""
 
     name: str
     lengths: Ints
@@ -42,10 +39,7 @@ class Shapes:
         return counts
 
     def require_one_frame_shape(self) -> None:
-        """Raise `ConfigError` where frames differ in shape.
-
-        They cannot be padded to one array then.
-        """
+        """Raise `ConfigError` where frames differ in shape: they cannot be padded to one array."""
         differing = np.flatnonzero((self.dims != self.dims[:1]).any(1))
         if len(differing):
             raise ConfigError(
@@ -82,10 +76,8 @@ def shapes_of(name: str, array: Ints) -> Shapes:
     )
 
 
-def read_shapes(path: str | Path, separator: str = ",") -> tuple[Keys, Shapes]:
-    """Read a shape file.
-
-    It has an utterance and its length, or whole shape, on each line ("utt-1 575,80").
+def read_shapes(path: str | Path, separator: str = ",") -> tuple[PackedStrings, Shapes]:
+    """Read a file of an utterance and its length, or shape, on each line ("utt-1 575,80").
 
     Args:
         path: the file, UTF-8.

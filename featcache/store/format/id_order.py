@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
+from featcache.interface import Bytes, Ints
+
 # the first `width` bytes of a word
 _KEEP = ~np.array([(1 << 8 * (8 - width)) - 1 for width in range(9)], np.uint64)
 _AT_ONCE = 4096  # ids whose bytes are moved at once: numbers of bytes take eight times their memory
 
 
-def order_of(data: Bytes, ends: Ints) -> Ints:
+def argsort_ids(data: Bytes, ends: Ints) -> Ints:
     """Return the rows in ascending order of their bytes; equal ones in the order of their rows.
 
     Args:
@@ -38,7 +38,7 @@ def order_of(data: Bytes, ends: Ints) -> Ints:
 
 
 def take(data: Bytes, ends: Ints, rows: Ints) -> tuple[Bytes, Ints]:
-    """Return the ids of some rows, in that order, as `order_of` takes them."""
+    """Return the ids of some rows, in that order, as `argsort_ids` takes them."""
     counts = np.diff(ends)[rows]
     new_ends = np.append(0, np.cumsum(counts))
     taken = np.empty(int(new_ends[-1]), np.uint8)

@@ -19,11 +19,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
+from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.pages import DIGEST_BYTES
 from featcache.store.format.sealed_json import within
-from featcache.store.format.strings import Bytes, Ints, Strings
+from featcache.store.format.strings import Strings
 
 Hashes = NDArray[np.uint64]
 hash_of = xxhash.xxh3_64_intdigest  # of an id's UTF-8

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.column_file import Number
-from featcache.store.format.id_order import order_of, take
+from featcache.store.format.id_order import argsort_ids, take
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Hashes, Index, hash_of
 from featcache.store.format.journal import Utterance
-from featcache.store.format.strings import Ints, Strings, ends_of
+from featcache.store.format.strings import Strings, ends_of
 
 Columns = Iterator[tuple[str, NDArray[Any]]]
 
@@ -64,7 +65,7 @@ def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> Rows:
     """
     id_bytes = _joined([*(index.id_bytes for index in indexes), np.zeros(8, np.uint8)], np.uint8)
     id_ends = ends_of(_joined([np.diff(index.id_ends) for index in indexes], np.int64))
-    order = order_of(id_bytes, id_ends)
+    order = argsort_ids(id_bytes, id_ends)
     starts = ends_of([len(index) for index in indexes])
     out = _joined([rows + start for rows, start in zip(left_out, starts, strict=False)], np.int64)
     if len(out):

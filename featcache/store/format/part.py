@@ -18,6 +18,7 @@ import xxhash
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
+from featcache.interface import Ints
 from featcache.store.format import journal
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.files import digest, read_within
@@ -25,7 +26,6 @@ from featcache.store.format.index import Index, is_sound, read_index
 from featcache.store.format.journal import Header
 from featcache.store.format.manifest import PARTS, PartEntry
 from featcache.store.format.sealed_json import text, unpack_json
-from featcache.store.format.strings import Ints
 
 SEAL = "part.json"
 COLUMNS = "index.columns"

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
+from featcache.interface import Bytes, Ints
 
-Ints = NDArray[np.int64]
-Bytes = NDArray[np.uint8]
 _AT_ONCE = 65536  # strings that are decoded at once: ten million are never all in memory
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from featcache._checks import directory
@@ -20,7 +19,7 @@ from featcache.errors import (
     WindowError,
     nearest,
 )
-from featcache.interface import Array
+from featcache.interface import Array, Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
@@ -45,7 +44,7 @@ class PaddedFeatures(NamedTuple):
     """
 
     data: NDArray[Any]
-    lengths: NDArray[np.int64]
+    lengths: Ints
 
 
 def open(
@@ -224,7 +223,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
             data = data.reshape(len(rows), *arrays.dims)
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
-    def lengths(self, feature: str, ids: Iterable[str] | None = None) -> NDArray[np.int64]:
+    def lengths(self, feature: str, ids: Iterable[str] | None = None) -> Ints:
         """Return the frames of all utterances in row order, or of some.
 
         Ones for a feature without a time axis.
@@ -284,7 +283,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
             raise self._not_found(id)
         return row
 
-    def _rows(self, ids: Iterable[str]) -> NDArray[np.int64]:
+    def _rows(self, ids: Iterable[str]) -> Ints:
         if isinstance(ids, str):
             raise KeyNotFoundError(f"ids are a list of strings, not the one string {ids!r}")
         listed = list(ids)

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.container_files import read_at
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
+from featcache.interface import Bytes
 from featcache.store.format.disk_errors import read_remedy
 from featcache.store.format.files import open_within, remedy
 from featcache.store.format.index import ContainerColumns
 
-Bytes = NDArray[np.uint8]
 Piece = tuple[int, int, int]  # container, offset, nbytes
 MAX_OPEN = 4096  # a process may have 65,530 mappings
 # each file is open twice (Python's mapping opens it again); often no more than 1,024 may be

@@ -8,14 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
-from featcache.interface import Array, Codec, storage_dtype
+from featcache.interface import Array, Bytes, Codec, Ints, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import Manifest
-from featcache.store.format.strings import Ints
 from featcache.store.reading.checks import Checks
 from featcache.store.reading.containers import Containers, Piece
 
@@ -129,9 +127,7 @@ class FeatureArrays:
             raise self._damaged(row, "its extent is shorter than its length")
         return np.ndarray((rows, *self.dims), self.dtype, source.data, offset)
 
-    def read_many(
-        self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[NDArray[np.uint8]]
-    ) -> None:
+    def read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
         """Copy `lengths` frames from `starts` on of many rows.
 
         Each goes to the front of the bytes of one of `outs`.
@@ -243,7 +239,7 @@ class FeatureArrays:
             for extent in extents[start // size : -(-stop // size)]:
                 checks.same_pages(*extent)
 
-    def _copy_bytes(self, row: int, skip: int, target: NDArray[np.uint8]) -> None:
+    def _copy_bytes(self, row: int, skip: int, target: Bytes) -> None:
         for extent in range(self._first[row], self._first[row + 1]):
             nbytes: int = self._nbytes[extent]
             if skip < nbytes:

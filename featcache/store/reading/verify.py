@@ -15,6 +15,7 @@ import xxhash
 
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.errors import CacheError, CorruptCacheError
+from featcache.interface import Ints
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.files import open_there, open_within, remedy
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Index, read_index
@@ -28,7 +29,6 @@ from featcache.store.format.manifest import (
 )
 from featcache.store.format.pages import container_digest, pages_of
 from featcache.store.format.part import SEAL, SealedPart, read_part
-from featcache.store.format.strings import Ints
 
 MOST_TOLD = 20
 

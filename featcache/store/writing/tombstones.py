@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from featcache.container_files import sync_directory
+from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.column_file import save_columns
 from featcache.store.format.index_writer import stats_columns
 from featcache.store.format.manifest import Manifest, Tombstones
 from featcache.store.format.part import SealedPart
-from featcache.store.format.strings import Ints, Strings
+from featcache.store.format.strings import Strings
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
 
