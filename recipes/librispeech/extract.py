@@ -9,7 +9,7 @@ again.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -213,10 +213,6 @@ class Encoding(featcache.EnvironmentProvider):
         dataset = utterances(CutSet.from_file(self.cuts))
         return {"dataset": dataset, "compute_features": encoder.compute_features}
 
-    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        """Build the same in a worker."""
-        return self.build_env_local
-
 
 class Naming(featcache.EnvironmentProvider):
     """Computes tokens from the features in a cache."""
@@ -231,10 +227,6 @@ class Naming(featcache.EnvironmentProvider):
         compute = Tokens(np.load(self.centroids), self.feature).compute_features
         found = {"ids": list(cache), "lengths": cache.lengths(self.feature)}
         return {"dataset": dataset, "compute_features": compute, **found}
-
-    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        """Build the same in a worker."""
-        return self.build_env_local
 
 
 # The run
