@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
     from featcache.errors import CacheError as CacheError
     from featcache.errors import CacheLockedError as CacheLockedError
+    from featcache.errors import ClosedError as ClosedError
     from featcache.errors import ComputeError as ComputeError
     from featcache.errors import ConfigError as ConfigError
     from featcache.errors import CorruptCacheError as CorruptCacheError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from featcache.errors import NotACacheError as NotACacheError
     from featcache.errors import RowError as RowError
     from featcache.errors import StaleCacheError as StaleCacheError
+    from featcache.errors import StateError as StateError
     from featcache.errors import StorageFullError as StorageFullError
     from featcache.errors import UnknownNameError as UnknownNameError
     from featcache.errors import WindowError as WindowError
@@ -82,6 +84,7 @@ _HOMES = {
 _ERRORS = (
     "CacheError",
     "CacheLockedError",
+    "ClosedError",
     "ComputeError",
     "ConfigError",
     "CorruptCacheError",
@@ -95,6 +98,7 @@ _ERRORS = (
     "NotACacheError",
     "RowError",
     "StaleCacheError",
+    "StateError",
     "StorageFullError",
     "UnknownNameError",
     "WindowError",

@@ -21,6 +21,7 @@ import torch
 import featcache
 from featcache.errors import (
     CacheError,
+    ClosedError,
     ConfigError,
     CorruptCacheError,
     DuplicateIdError,
@@ -477,20 +478,20 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
     (
         "74-write",
         lambda path: closed(path).write("u", {"f": np.ones(3)}),
-        ConfigError,
+        ClosedError,
         ["is closed; open another one"],
     ),
     (
         "74-expect",
         lambda path: closed(path).expect(["u"]),
-        ConfigError,
+        ClosedError,
         ["is closed; open another one"],
     ),
-    ("74-fail", lambda path: closed(path).fail("u"), ConfigError, ["is closed; open another one"]),
+    ("74-fail", lambda path: closed(path).fail("u"), ClosedError, ["is closed; open another one"]),
     (
         "74-publish",
         lambda path: closed(path).publish(),
-        ConfigError,
+        ClosedError,
         ["is closed; open another one"],
     ),
     (
