@@ -22,7 +22,6 @@ from sklearn.cluster import MiniBatchKMeans
 from torchaudio.compliance import kaldi
 
 import featcache
-from featcache.interop.utterances import utterances
 
 Settings = dict[str, Any]
 
@@ -210,7 +209,7 @@ class Encoding(featcache.EnvironmentProvider):
         """Open the cuts and load the encoder, onto the GPU if there is one."""
         encoder = Fbank(**self.options) if self.feature == "fbank" else Ssl(**self.options)
         encoder.to("cuda" if torch.cuda.is_available() else "cpu")
-        dataset = utterances(CutSet.from_file(self.cuts))
+        dataset = featcache.utterances(CutSet.from_file(self.cuts))
         return {"dataset": dataset, "compute_features": encoder.compute_features}
 
 
