@@ -44,7 +44,7 @@ def test_yaml_blocks_declare_a_storage_and_touch_no_disk(tmp_path: Path) -> None
     storage = load_hyperpyyaml(YAML.format(root=tmp_path / "out"))["storage"]
     assert list(storage.features) == ["fbank", "units"]
     assert storage.features["fbank"] == FeatureStorageConfig(
-        "fbank", "float16", "hdf5", "gzip", {"level": 7}
+        "fbank", "float16", backend="hdf5", codec="gzip", options={"level": 7}
     )
     assert storage.path("train") == tmp_path / "out" / "features" / "train"
     assert list(tmp_path.iterdir()) == []
