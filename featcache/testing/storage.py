@@ -70,7 +70,7 @@ class Storage:
             codec=self.codec,
             options=self.options,
             time_axis=time_axis,
-            nonfinite="keep" if keep else "error",
+            nonfinite="keep" if keep else "raise",
         )
 
     def assert_same(self, read: Array, written: Array, dtype: str, what: object = "") -> None:

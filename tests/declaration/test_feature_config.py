@@ -96,7 +96,7 @@ def test_what_is_misspelt_in_yaml_is_named_with_the_nearest(
     ("arguments", "message"),
     [
         ({"time_axis": 1}, "time_axis 1 is not supported"),
-        ({"nonfinite": "ignore"}, "nonfinite is 'error' or 'keep', not 'ignore'"),
+        ({"nonfinite": "ignore"}, "nonfinite is 'raise' or 'keep', not 'ignore'"),
         ({"nonfinite": "keep", "stats": True}, "no statistics of NaN and infinity"),
         (
             {"backend": "lilcom", "dtype": "int16"},

@@ -212,7 +212,7 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
         "24-nonfinite",
         lambda path: Feature("f", nonfinite="keeep"),
         ConfigError,
-        ["'error' or 'keep', not 'keeep'"],
+        ["'raise' or 'keep', not 'keeep'"],
     ),
     (
         "25-name-for-new",
@@ -368,7 +368,7 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
     ("59-root-of-splits", splits, NotACacheError, ["caches in it: 'train', 'valid'"]),
     (
         "62-verify",
-        lambda path: two(path) and opened(path, "all"),
+        lambda path: two(path) and opened(path, verify="all"),
         UnknownNameError,
         ["no level 'all'; known: 'arrays', 'columns'"],
     ),
