@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
     from featcache.cluster.client import get_client as get_client
     from featcache.cluster.config import ParallelConfig as ParallelConfig
+    from featcache.cluster.worker_env import with_worker_env as with_worker_env
+    from featcache.cluster.worker_env import worker_env as worker_env
     from featcache.collect_stats.runner import CollectStatsRunner as CollectStatsRunner
     from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
     from featcache.errors import CacheError as CacheError
     from featcache.errors import CacheLockedError as CacheLockedError
+    from featcache.errors import ClosedError as ClosedError
     from featcache.errors import ComputeError as ComputeError
     from featcache.errors import ConfigError as ConfigError
     from featcache.errors import CorruptCacheError as CorruptCacheError
@@ -31,18 +34,22 @@ if TYPE_CHECKING:
     from featcache.errors import NotACacheError as NotACacheError
     from featcache.errors import RowError as RowError
     from featcache.errors import StaleCacheError as StaleCacheError
+    from featcache.errors import StateError as StateError
     from featcache.errors import StorageFullError as StorageFullError
     from featcache.errors import UnknownNameError as UnknownNameError
     from featcache.errors import WindowError as WindowError
     from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
+    from featcache.interop.utterances import utterances as utterances
     from featcache.loading.collate import CommonCollateFn as CommonCollateFn
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
     from featcache.mvn import GlobalMVN as GlobalMVN
     from featcache.registry import backend_names as backend_names
+    from featcache.registry import codec_names as codec_names
     from featcache.registry import get_backend as get_backend
+    from featcache.registry import get_codec as get_codec
     from featcache.stats import FeatureStats as FeatureStats
     from featcache.storage import FeatureStorage as FeatureStorage
     from featcache.store.reading.cache import Cache as Cache
@@ -50,6 +57,7 @@ if TYPE_CHECKING:
     from featcache.store.reading.cache import open as open
     from featcache.store.reading.reader import FeatureReader as FeatureReader
     from featcache.store.writing.cache_writer import CacheWriter as CacheWriter
+    from featcache.tables.table import FeatureTable as FeatureTable
     from featcache.tables.table import concat as concat
     from featcache.tables.table import join as join
 
@@ -58,8 +66,8 @@ _HOMES = {
     "Cache": "featcache.store.reading.cache",
     "CacheWriter": "featcache.store.writing.cache_writer",
     "CollectStatsRunner": "featcache.collect_stats.runner",
-    "EnvironmentProvider": "featcache.extraction.environment",
     "CommonCollateFn": "featcache.loading.collate",
+    "EnvironmentProvider": "featcache.extraction.environment",
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
     "FeatureLoader": "featcache.loading.loader",
@@ -67,21 +75,28 @@ _HOMES = {
     "FeatureStats": "featcache.stats",
     "FeatureStorage": "featcache.storage",
     "FeatureStorageConfig": "featcache.declaration.feature_config",
+    "FeatureTable": "featcache.tables.table",
     "GlobalMVN": "featcache.mvn",
     "PaddedFeatures": "featcache.store.reading.cache",
     "ParallelConfig": "featcache.cluster.config",
     "backend_names": "featcache.registry",
+    "codec_names": "featcache.registry",
     "concat": "featcache.tables.table",
     "extract": "featcache.extraction.extract",
     "get_backend": "featcache.registry",
     "get_client": "featcache.cluster.client",
+    "get_codec": "featcache.registry",
     "join": "featcache.tables.table",
     "open": "featcache.store.reading.cache",
     "unpad": "featcache.extraction.unpad",
+    "utterances": "featcache.interop.utterances",
+    "with_worker_env": "featcache.cluster.worker_env",
+    "worker_env": "featcache.cluster.worker_env",
 }
 _ERRORS = (
     "CacheError",
     "CacheLockedError",
+    "ClosedError",
     "ComputeError",
     "ConfigError",
     "CorruptCacheError",
@@ -95,6 +110,7 @@ _ERRORS = (
     "NotACacheError",
     "RowError",
     "StaleCacheError",
+    "StateError",
     "StorageFullError",
     "UnknownNameError",
     "WindowError",

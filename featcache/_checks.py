@@ -6,13 +6,13 @@ import functools
 import inspect
 import operator
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import ParamSpec
 
-from featcache.errors import ConfigError, UnknownNameError, nearest
+from featcache.errors import ConfigError, StateError, UnknownNameError, nearest
 
 P = ParamSpec("P")
 
@@ -89,3 +89,11 @@ def whole_number(name: str, value: object, least: int) -> int:
     if number < least or isinstance(value, bool):
         raise ConfigError(f"{name} must be an integer of at least {least}, not {value!r}")
     return number
+
+
+def number_in_state(name: str, state: Mapping[str, object]) -> int:
+    """Return a count from 0 on that a sampler's or loader's state holds; else a `StateError`."""
+    try:
+        return whole_number(name, state[name], 0)
+    except ConfigError as error:
+        raise StateError(f"this is no state: {error}") from None

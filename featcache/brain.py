@@ -42,7 +42,8 @@ class FeatureCacheMixin:
         class MyBrain(featcache.FeatureCacheMixin, sb.Brain):
             def compute_features(self, batch, stage):
                 fbank = self.modules.fbank(batch.sig.data)
-                return featcache.unpad(batch.id, batch.num_samples // 160 + 1, fbank=fbank)
+                frames = batch.num_samples // 160 + 1
+                return featcache.unpad(batch.id, frames, {"fbank": fbank})
 
         brain = MyBrain(modules, hparams=hparams)
         cache = brain.cache_features(train_set, sb.Stage.TRAIN)

@@ -4,9 +4,11 @@
 
     FeatcacheError
     ├── ConfigError (ValueError)             a declaration that cannot work
-    │   └── UnknownNameError (KeyError)      no such backend, codec or option
+    │   ├── UnknownNameError (KeyError)      no such backend, codec or option
+    │   └── StateError                       a state of other data or settings, or none at all
     ├── MissingDependencyError (ImportError) an optional library is not installed
     ├── FeatureError (ValueError)            an array that cannot be stored as declared
+    ├── ClosedError (ValueError)             used after closing, or in another process
     ├── DuplicateIdError (ValueError)        an id given twice in one run
     ├── ComputeError (RuntimeError)          computing the features of an utterance failed
     ├── KeyNotFoundError (KeyError)          no such utterance or feature in a cache
@@ -44,12 +46,28 @@ class UnknownNameError(ConfigError, KeyError):
     """No such backend, codec, option or feature."""
 
 
+class StateError(ConfigError):
+    """The state of a sampler or loader of other data or settings, or something that is no state.
+
+    Caught to begin the epoch anew. A `ConfigError`, because it is the declarations of now and of
+    then that do not fit together, and a resumed training often passes the state on as an argument:
+    whoever answers wrong arguments in one place answers this one, too.
+    """
+
+
 class MissingDependencyError(FeatcacheError, ImportError):
     """An optional library is not installed."""
 
 
 class FeatureError(FeatcacheError, ValueError):
     """An array that cannot be stored as declared."""
+
+
+class ClosedError(FeatcacheError, ValueError):
+    """Something used after it was closed, or in another process than the one it belongs to.
+
+    No `ConfigError`: no declaration is wrong. Python's closed files raise a `ValueError`, too.
+    """
 
 
 class DuplicateIdError(FeatcacheError, ValueError):

@@ -31,7 +31,9 @@ class Recipe(FeatureCacheMixin, sb.Brain):  # type: ignore[misc]
                 raise ValueError(f"cannot compute {id}")
         frames = batch.sig.data.unfold(1, HOP, HOP)
         return unpad(
-            batch.id, batch.frames, ssl=self.modules.encoder(frames), units=frames.sum(dim=2).long()
+            batch.id,
+            batch.frames,
+            {"ssl": self.modules.encoder(frames), "units": frames.sum(dim=2).long()},
         )
 
     def compute_forward(self, batch: Any, stage: Any) -> Any:

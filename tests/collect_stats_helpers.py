@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +112,6 @@ class Provider(EnvironmentProvider):
             "collate_fn": collate_fn,
             "device": "cpu",
         }
-
-    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        return self.build_env_local
 
 
 def calls(folder: Path) -> list[int]:

@@ -34,9 +34,9 @@ def _tokens(backend: str, codec: str = "raw", **options: object) -> FeatureStora
 def _of_each_kind(backend: str, codec: str = "raw") -> list[FeatureStorageConfig]:
     """Features without a time axis, without axes, of dtypes that NumPy lacks or HDF5 maps."""
     return [
-        FeatureStorageConfig("half", "bfloat16", backend, codec),
-        FeatureStorageConfig("voiced", "bool", backend, codec),
-        FeatureStorageConfig("speaker", "float64", backend, codec, time_axis=None),
+        FeatureStorageConfig("half", "bfloat16", backend=backend, codec=codec),
+        FeatureStorageConfig("voiced", "bool", backend=backend, codec=codec),
+        FeatureStorageConfig("speaker", "float64", backend=backend, codec=codec, time_axis=None),
     ]
 
 

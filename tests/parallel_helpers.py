@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +97,6 @@ class Provider(EnvironmentProvider):
         dataset = Numbers(self.size)
         computing = Computing(self.folder, dataset.ids, self.deeds, self.seconds)
         return {"dataset": dataset, "compute_features": computing}
-
-    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        return self.build_env_local
 
 
 def calls(folder: Path) -> list[str]:

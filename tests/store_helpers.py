@@ -101,7 +101,7 @@ def read_everything(
     path: Path, verify: Verify = None, mapped: bool = True, check_reads: bool = False
 ) -> None:
     """Read all there is, in every way."""
-    cache = featcache.open(path, verify, mapped=mapped, check_reads=check_reads)
+    cache = featcache.open(path, verify=verify, mapped=mapped, check_reads=check_reads)
     ids = list(cache)
     for name in cache.features:
         cache.lengths(name, ids)

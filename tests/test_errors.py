@@ -123,7 +123,7 @@ def test_the_nearest_names_are_told(name: object, known: list[str], message: str
         ({"stats": "no"}, "stats is true, false or null, not 'no'"),
         ({"time_axis": False}, "time_axis False is not supported"),
         ({"time_axis": "0"}, "time_axis '0' is not supported"),
-        ({"nonfinite": None}, "nonfinite is 'error' or 'keep', not None"),
+        ({"nonfinite": None}, "nonfinite is 'raise' or 'keep', not None"),
     ],
 )
 def test_a_setting_of_another_type_is_named(settings: dict[str, Any], message: str) -> None:

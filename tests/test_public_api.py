@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,61 @@ HEAVY = {
     "speechbrain",
     "numpy",
 }
+
+PUBLIC = [
+    "Cache",
+    "CacheError",
+    "CacheLockedError",
+    "CacheWriter",
+    "ClosedError",
+    "CollectStatsRunner",
+    "CommonCollateFn",
+    "ComputeError",
+    "ConfigError",
+    "CorruptCacheError",
+    "DuplicateIdError",
+    "EnvironmentProvider",
+    "FeatcacheError",
+    "FeatureCacheMixin",
+    "FeatureDataset",
+    "FeatureError",
+    "FeatureLoader",
+    "FeatureReader",
+    "FeatureStats",
+    "FeatureStorage",
+    "FeatureStorageConfig",
+    "FeatureTable",
+    "FormatVersionError",
+    "GlobalMVN",
+    "IncompleteError",
+    "KeyNotFoundError",
+    "MissingDependencyError",
+    "NotACacheError",
+    "PaddedFeatures",
+    "ParallelConfig",
+    "RowError",
+    "StaleCacheError",
+    "StateError",
+    "StorageFullError",
+    "UnknownNameError",
+    "WindowError",
+    "backend_names",
+    "codec_names",
+    "concat",
+    "errors",
+    "extract",
+    "get_backend",
+    "get_client",
+    "get_codec",
+    "iterators",
+    "join",
+    "open",
+    "samplers",
+    "unpad",
+    "utterances",
+    "with_worker_env",
+    "worker_env",
+]
 
 
 def loaded_after(code: str) -> set[str]:
@@ -69,13 +125,27 @@ def test_every_error_can_be_caught_by_its_name_in_the_package() -> None:
 def test_type_checkers_know_the_same_names() -> None:
     tree = ast.parse(Path(featcache.__file__).read_text())
     (typed,) = (node for node in tree.body if isinstance(node, ast.If))
-    names = {
-        alias.asname or alias.name
+    homes = {
+        alias.asname or alias.name: node.module
         for node in ast.walk(typed)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("featcache")
         for alias in node.names
     }
-    assert names == set(featcache.__all__)
+    modules = dict.fromkeys(featcache._MODULES, "featcache")
+    assert homes == featcache._HOMES | modules
+    for names in (featcache._HOMES.keys() - set(featcache._ERRORS), featcache._ERRORS):
+        assert [name for name in featcache._HOMES if name in names] == sorted(names)
+
+
+def test_the_public_names_are_these() -> None:
+    """A name that comes or goes is a decision; see also the change log."""
+    assert featcache.__all__ == PUBLIC
+
+
+def test_no_module_hides_a_public_function() -> None:
+    # `import featcache.x` would put the module in the function's place
+    modules = {module.name for module in pkgutil.iter_modules(featcache.__path__)}
+    assert modules & set(PUBLIC) == set(featcache._MODULES)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

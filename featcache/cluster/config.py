@@ -8,8 +8,9 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from featcache._checks import named_settings
 from featcache.errors import ConfigError, UnknownNameError, nearest
 
 if TYPE_CHECKING:
@@ -54,15 +55,7 @@ class ParallelConfig:
     n_workers: int
     options: Mapping[str, object] = dataclasses.field(hash=False)
 
-    def __new__(cls, *args: object, **settings: object) -> Self:
-        """Refuse unknown settings: `__init__` would not say which one was meant."""
-        for key in settings:
-            if key not in _FIELDS:
-                raise UnknownNameError(
-                    f"a parallel configuration has no setting {key!r}; {nearest(key, _FIELDS)}"
-                )
-        return super().__new__(cls)
-
+    @named_settings("a parallel configuration")
     def __init__(
         self, env: str = "local", n_workers: int = 1, options: Mapping[str, object] | None = None
     ) -> None:

@@ -98,7 +98,6 @@ def with_worker_env(fn: Callable[..., R]) -> Callable[..., R]:
     One that takes `**kwargs` gets all of them. Raises `ConfigError` in the worker if an argument is
     given both ways.
 
-    >>> from featcache.cluster.client import get_client
     >>> from featcache import get_client
     >>> def double(x, factor):
     ...     return x * factor

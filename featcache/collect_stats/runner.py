@@ -72,9 +72,6 @@ class CollectStatsRunner:
     ...         collate = featcache.CommonCollateFn()
     ...         return {"dataset": dataset, "model": self, "collate_fn": collate}
     ...
-    ...     def build_worker_setup_fn(self):
-    ...         return self.build_env_local
-    ...
     ...     def collect_feats(self, speech, speech_lengths):
     ...         return {"feats": speech, "feats_lengths": speech_lengths}
     >>> runner = CollectStatsRunner(Tones(), tempfile.mkdtemp(), "train", batch_size=2)

@@ -37,7 +37,7 @@ class FeatureStorageConfig:
         time_axis: 0 if arrays are (frames, *dims), None for one array of a fixed shape an utterance
             (an embedding). Nothing tells an embedding of shape (192,) from 192 frames of one number
             each: say None, or declare `dims` to be told.
-        nonfinite: "error" refuses NaN and infinity, "keep" stores them (no statistics then).
+        nonfinite: "raise" refuses NaN and infinity, "keep" stores them (no statistics then).
         dims: shape of a frame, `[80]` for 80 mel bands, `[]` for one number; of the whole array
             without a time axis. Others are refused, from the first utterance on, which decides if
             this is None.
@@ -67,13 +67,13 @@ class FeatureStorageConfig:
         self,
         name: str,
         dtype: object = "float32",
+        *,
         backend: str = "memmap",
         codec: str | None = None,
         options: Mapping[str, object] | None = None,
         stats: bool | None = None,
         time_axis: int | None = 0,
-        nonfinite: str = "error",
-        *,
+        nonfinite: str = "raise",
         dims: Sequence[int] | None = None,
         frame_s: float | None = None,
         offset_s: float = 0.0,
@@ -112,8 +112,8 @@ class FeatureStorageConfig:
                 f"time_axis {self.time_axis!r} is not supported; use 0 and give arrays as "
                 "(frames, ...), or None for one array of a fixed shape an utterance"
             )
-        if self.nonfinite not in ("error", "keep"):
-            raise ConfigError(f"nonfinite is 'error' or 'keep', not {self.nonfinite!r}")
+        if self.nonfinite not in ("raise", "keep"):
+            raise ConfigError(f"nonfinite is 'raise' or 'keep', not {self.nonfinite!r}")
         if self.nonfinite == "keep" and self.stats:
             raise ConfigError("no statistics of NaN and infinity; set stats: false")
         if self.time_axis is None and (self.frame_s is not None or self.offset_s):

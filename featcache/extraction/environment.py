@@ -10,14 +10,12 @@ class EnvironmentProvider(ABC):
     """Say how a process builds what it computes with, once: the data set, the model.
 
     The interface of ESPnet3's class of this name. An environment is a dict by name. Nothing of it
-    travels from process to process: each one builds its own.
+    travels from process to process: each one builds its own, workers as this process does unless
+    `build_worker_setup_fn` says otherwise.
 
     >>> class Provider(EnvironmentProvider):
     ...     def build_env_local(self):
     ...         return {"dataset": [1, 2, 3], "model": abs}
-    ...
-    ...     def build_worker_setup_fn(self):
-    ...         return self.build_env_local
     >>> sorted(Provider().build_env_local())
     ['dataset', 'model']
     """
@@ -26,11 +24,10 @@ class EnvironmentProvider(ABC):
     def build_env_local(self) -> dict[str, object]:
         """Build the environment of this process."""
 
-    @abstractmethod
     def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        """Return a function that builds the environment of a worker.
+        """Return a function that builds the environment of a worker; by default `build_env_local`.
 
-        It is pickled and runs in each of them.
-
-        It should hold no more than what it needs to build: names, paths, settings.
+        It is pickled, with the provider where it is a method, and runs once in each worker. It
+        should hold no more than what it needs to build: names, paths, settings.
         """
+        return self.build_env_local

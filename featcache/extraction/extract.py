@@ -94,9 +94,6 @@ def extract(
     ...     def build_env_local(self):
     ...         return {"dataset": [3, 4], "ids": ["a", "b"], "compute_features": self.compute}
     ...
-    ...     def build_worker_setup_fn(self):
-    ...         return self.build_env_local
-    ...
     ...     def compute(self, items):
     ...         return [{"id": "ab"[n - 3], "tone": np.ones((n, 2), np.float32)} for n in items]
     >>> declared = [featcache.FeatureStorageConfig("tone")]

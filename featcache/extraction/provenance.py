@@ -233,7 +233,8 @@ def _definitions(cls: type, name: str) -> Iterator[FunctionType]:
 
 
 def _is_library(item: Any) -> bool:
-    return item.__module__.partition(".")[0] in _LIBRARIES
+    # code that was executed without a `__name__` has no module
+    return (item.__module__ or "").partition(".")[0] in _LIBRARIES
 
 
 def _namespace(item: Any, tree: ast.AST) -> Iterator[tuple[str, object]]:

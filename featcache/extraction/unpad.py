@@ -20,7 +20,9 @@ Padded = Union[NDArray[np.generic], "torch.Tensor"]
 
 
 def unpad(
-    ids: Sequence[str], lengths: Lengths | Mapping[str, Lengths | None] | None, **padded: Padded
+    ids: Sequence[str],
+    lengths: Lengths | Mapping[str, Lengths | None] | None,
+    features: Mapping[str, Padded],
 ) -> list[dict[str, object]]:
     """Cut a padded batch into one dict per utterance, as `compute_features` returns it.
 
@@ -32,33 +34,38 @@ def unpad(
         lengths: the number of frames of each utterance, integers; or one such list per feature, for
             features of different frame rates, where None says that a feature has no time axis.
             None: no feature has one.
-        padded: per feature a tensor or array of shape (batch, frames, ...), without a time axis
-            (batch, ...).
+        features: by name a padded tensor or array of shape (batch, frames, ...), without a time
+            axis (batch, ...).
 
     Raises `FeatureError` for what cannot be cut. Relative lengths are refused: rounded on the
     feature axis they are off by one frame for many utterances, and the last frame of each would
     depend on the batch it was computed in.
 
-    >>> unpad(["a", "b"], [2, 1], fbank=np.arange(4).reshape(2, 2))
+    >>> unpad(["a", "b"], [2, 1], {"fbank": np.arange(4).reshape(2, 2)})
     [{'id': 'a', 'fbank': array([0, 1])}, {'id': 'b', 'fbank': array([2])}]
     """
     if isinstance(ids, str):
         raise FeatureError(f"ids are a list of strings, not the one string {ids!r}")
     if not isinstance(ids, Iterable):
         raise FeatureError(f"ids are a list of strings, not {ids!r}")
+    if not isinstance(features, Mapping):
+        raise FeatureError(
+            "features are padded tensors or arrays by name, such as {'fbank': fbank}, not "
+            f"{type(features).__name__!r}"
+        )
     ids = list(ids)
     if len(set(ids)) < len(ids):
         twice = next(id for id in ids if ids.count(id) > 1)
         raise FeatureError(f"utterance {twice!r} is in the batch twice")
     utterances: list[dict[str, object]] = [{"id": id} for id in ids]
-    per_feature = lengths if isinstance(lengths, Mapping) else dict.fromkeys(padded, lengths)
+    per_feature = lengths if isinstance(lengths, Mapping) else dict.fromkeys(features, lengths)
     for name in per_feature:
-        if name not in padded:
+        if name not in features:
             raise FeatureError(
                 f"lengths are given for {name!r}, which is not in the batch; "
-                f"{nearest(name, padded)}"
+                f"{nearest(name, features)}"
             )
-    for name, value in padded.items():
+    for name, value in features.items():
         if name not in per_feature:
             raise FeatureError(
                 f"feature {name!r} has no lengths; give them, or None if it has no time axis"

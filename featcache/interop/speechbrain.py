@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from featcache.errors import ConfigError, MissingDependencyError
+from featcache.errors import MissingDependencyError, StateError
 from featcache.loading.dataset import FeatureDataset
 from featcache.loading.loader import FeatureLoader
 from featcache.loading.padding import Batch, Item
@@ -108,7 +108,7 @@ def _load(loader: FeatureLoader[Any], path: Path, end_of_epoch: bool) -> None:
         if not isinstance(state, Mapping):
             raise ValueError("no state")
     except ValueError as error:
-        raise ConfigError(
+        raise StateError(
             f"{str(path)!r} holds no state of a FeatureLoader; delete this checkpoint"
         ) from error
     loader.load_state_dict(state)

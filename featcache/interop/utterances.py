@@ -67,7 +67,7 @@ class Utterances:
         return self._measure()
 
 
-def utterances(source: Any, audio: str = "audio", id: str | None = None) -> Utterances:
+def utterances(source: Any, *, audio: str = "audio", id: str | None = None) -> Utterances:
     """Make a data set for `featcache.extract` of what holds utterances.
 
     Nothing is decoded before it is needed.

@@ -13,7 +13,7 @@ import torch
 from typing_extensions import TypeVar
 
 from featcache._checks import named_settings
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, StateError
 from featcache.loading.dataset import Dtype, FeatureDataset, Index, Plan, Transform
 from featcache.loading.device import check_pinned, on_device, usable_device
 from featcache.loading.memory import Allocate, Recycler, pinned
@@ -214,13 +214,13 @@ class FeatureLoader(Generic[T]):
     def load_state_dict(self, state: LoaderState) -> None:
         """Have the next iteration go on from there.
 
-        Raises `ConfigError` for the state of other data or samplers.
+        Raises `StateError` for the state of other data or samplers.
         """
         if not isinstance(state, Mapping) or "data" not in state:
             kind = type(self.batch_sampler).__name__
-            raise ConfigError(f"this is no state of a FeatureLoader over a {kind}: {state!r}")
+            raise StateError(f"this is no state of a FeatureLoader over a {kind}: {state!r}")
         if state["data"] != self.dataset.table.digest:
-            raise ConfigError(
+            raise StateError(
                 "the state is that of a loader over other utterances than those of "
                 f"{self.dataset!r}"
             )

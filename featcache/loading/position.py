@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Protocol, cast, runtime_checkable
 
-from featcache._checks import whole_number
-from featcache.errors import ConfigError
+from featcache._checks import number_in_state, whole_number
+from featcache.errors import StateError
 from featcache.loading.dataset import Index
 from featcache.samplers.epoch import EpochSampler
 from featcache.samplers.iteration import Iteration
@@ -108,20 +108,20 @@ class Position:
         if state.keys() != (
             {"epoch", "sampler"} if stateful else {"epoch", "batches", "of", "ended"}
         ):
-            raise ConfigError(
+            raise StateError(
                 f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}"
             )
-        epoch = whole_number("epoch", state["epoch"], 0)
+        epoch = number_in_state("epoch", state)
         if isinstance(sampler, SupportsState):
             # refused, all stays as it was
             sampler.load_state_dict(cast(LoaderState, state["sampler"]))
             self._epoch, self._start = epoch, 0
         else:
             if state["of"] != self._count():
-                raise ConfigError(
+                raise StateError(
                     f"the state is that of {state['of']} batches, but there are {self._count()} now"
                 )
-            done = whole_number("batches", state["batches"], 0)
+            done = number_in_state("batches", state)
             self.set_epoch(epoch)
             self._start, self._ended = done, state["ended"] is True
         self._delivered = 0

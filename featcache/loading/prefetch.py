@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from os import getpid
 from typing import Any, Generic, TypeVar
 
-from featcache.errors import ConfigError
+from featcache.errors import ClosedError
 
 MOST_AHEAD = 64
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Prefetch(Generic[T]):
 
     def __next__(self) -> T:
         if getpid() != self._process:
-            raise ConfigError(
+            raise ClosedError(
                 "this iteration belongs to the process that began it; begin another one in this "
                 "process"
             )

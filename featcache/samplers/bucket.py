@@ -20,7 +20,7 @@ from featcache.samplers.ranks import shuffled_in_groups, split_up
 from featcache.store.format.files import digest
 from featcache.tables.numbering import Numbering, column_digest
 
-TOO_LONG = ("error", "skip")
+TOO_LONG = ("raise", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the
 # most that is padded for it, and half of it on average.
 SPREAD = 1.05
@@ -47,7 +47,7 @@ class BucketBatchSampler(EpochSampler):
             the numbers of a frame, which a cache knows; of arrays of lengths a frame counts as one.
         batch_size: the most utterances in a batch; one of the three limits is needed.
         shuffle: False gives the shortest first, the same in every epoch.
-        too_long: what becomes of utterances that are over a limit by themselves: "error", or "skip"
+        too_long: what becomes of utterances that are over a limit by themselves: "raise", or "skip"
             to leave them out with a warning. The attribute `too_long` holds their row numbers.
 
     Raises `ConfigError` for what cannot work.
@@ -66,7 +66,7 @@ class BucketBatchSampler(EpochSampler):
         max_elements: int | None = None,
         batch_size: int | None = None,
         shuffle: bool = True,
-        too_long: Literal["error", "skip"] = "error",
+        too_long: Literal["raise", "skip"] = "raise",
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,

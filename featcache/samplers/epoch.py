@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from featcache._checks import whole_number
-from featcache.errors import ConfigError
+from featcache._checks import number_in_state, whole_number
+from featcache.errors import ConfigError, StateError
 from featcache.samplers.batches import Batches
 from featcache.samplers.iteration import Iteration, Share, refuse_sharing_again
 from featcache.samplers.ranks import resolve_rank, share_out
@@ -149,13 +149,13 @@ class EpochSampler(ABC):
 
         What is left of its epoch comes next.
 
-        Raises `ConfigError` for a state of other data, another seed or other settings, which it
+        Raises `StateError` for a state of other data, another seed or other settings, which it
         names, and for a dict that is no state; the sampler is then as it was.
         """
         epoch, position, ended = self._check(state)
         items = len(self._epoch(epoch).items)
         if position > items or state["order"] != self._order(epoch):
-            raise ConfigError(
+            raise StateError(
                 f"epoch {epoch} has {items} utterances in another order than when the state was "
                 "saved at position "
                 f"{position}; was that with another version of NumPy? begin the epoch anew, "
@@ -215,18 +215,16 @@ class EpochSampler(ABC):
     def _check(self, state: Mapping[str, object]) -> tuple[int, int, bool]:
         """Return epoch, position and end of a state that is one of this sampler's."""
         if not isinstance(state, Mapping):
-            raise ConfigError(
-                f"a sampler's state is the dict that state_dict() gave, not {state!r}"
-            )
+            raise StateError(f"a sampler's state is the dict that state_dict() gave, not {state!r}")
         mine = self._identity()
         if state.get("sampler", mine["sampler"]) != mine["sampler"]:
-            raise ConfigError(
+            raise StateError(
                 f"the state is of a {state['sampler']}, and this is a {mine['sampler']}"
             )
         keys = {*mine, "epoch", "position", "ended", "order"}
         if keys != set(state):
             found = sorted(map(str, state))
-            raise ConfigError(
+            raise StateError(
                 f"the state of a {mine['sampler']} has the keys {sorted(keys)}, not {found}"
             )
         others = [
@@ -235,9 +233,9 @@ class EpochSampler(ABC):
             if state[name] != value
         ]
         if others:
-            raise ConfigError(
+            raise StateError(
                 f"the state was saved with {', '.join(others)}; go on with the same data and "
                 "settings, or without it"
             )
-        epoch = whole_number("epoch", state["epoch"], 0)
-        return epoch, whole_number("position", state["position"], 0), state["ended"] is True
+        epoch = number_in_state("epoch", state)
+        return epoch, number_in_state("position", state), state["ended"] is True

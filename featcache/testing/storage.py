@@ -66,11 +66,11 @@ class Storage:
         return FeatureStorageConfig(
             name,
             dtype or self.dtypes[0],
-            self.backend,
-            self.codec,
-            self.options,
+            backend=self.backend,
+            codec=self.codec,
+            options=self.options,
             time_axis=time_axis,
-            nonfinite="keep" if keep else "error",
+            nonfinite="keep" if keep else "raise",
         )
 
     def assert_same(self, read: Array, written: Array, dtype: str, what: object = "") -> None:

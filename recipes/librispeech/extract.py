@@ -9,7 +9,7 @@ again.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from sklearn.cluster import MiniBatchKMeans
 from torchaudio.compliance import kaldi
 
 import featcache
-from featcache.interop.utterances import utterances
 
 Settings = dict[str, Any]
 
@@ -210,12 +209,8 @@ class Encoding(featcache.EnvironmentProvider):
         """Open the cuts and load the encoder, onto the GPU if there is one."""
         encoder = Fbank(**self.options) if self.feature == "fbank" else Ssl(**self.options)
         encoder.to("cuda" if torch.cuda.is_available() else "cpu")
-        dataset = utterances(CutSet.from_file(self.cuts))
+        dataset = featcache.utterances(CutSet.from_file(self.cuts))
         return {"dataset": dataset, "compute_features": encoder.compute_features}
-
-    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        """Build the same in a worker."""
-        return self.build_env_local
 
 
 class Naming(featcache.EnvironmentProvider):
@@ -231,10 +226,6 @@ class Naming(featcache.EnvironmentProvider):
         compute = Tokens(np.load(self.centroids), self.feature).compute_features
         found = {"ids": list(cache), "lengths": cache.lengths(self.feature)}
         return {"dataset": dataset, "compute_features": compute, **found}
-
-    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        """Build the same in a worker."""
-        return self.build_env_local
 
 
 # The run

@@ -36,7 +36,8 @@ OPTIONS: list[tuple[str, str, str, Mapping[str, object]]] = [
 def test_no_damaged_block_ends_the_process(
     dtype: str, backend: str, codec: str, options: Mapping[str, object]
 ) -> None:
-    decode_damaged(FeatureStorageConfig("f", dtype, backend, codec, options), COUNT)
+    feature = FeatureStorageConfig("f", dtype, backend=backend, codec=codec, options=options)
+    decode_damaged(feature, COUNT)
 
 
 def test_a_blosc_buffer_must_be_as_long_as_it_says() -> None:

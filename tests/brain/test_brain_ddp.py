@@ -44,7 +44,8 @@ class Recipe(FeatureCacheMixin, Brain):
                 raise ValueError(f"cannot compute {id}")
             if id in self.interrupts:
                 raise KeyboardInterrupt
-        return unpad(batch.id, batch.frames, x=batch.sig.data + 0 * self.modules.encoder.weight)
+        x = batch.sig.data + 0 * self.modules.encoder.weight
+        return unpad(batch.id, batch.frames, {"x": x})
 
 
 def dataset(utterances):

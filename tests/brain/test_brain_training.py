@@ -35,7 +35,7 @@ from training_helpers import (
 
 import featcache
 from featcache import FeatureDataset, FeatureLoader
-from featcache.errors import ConfigError
+from featcache.errors import StateError
 from featcache.interop.speechbrain import padded_batch
 from featcache.samplers import BucketBatchSampler
 
@@ -212,7 +212,7 @@ def test_a_checkpoint_holds_the_state_as_json_and_refuses_another_cache_by_name(
     saved = checkpointer.save_checkpoint(end_of_epoch=False)
     assert json.loads(saved.paramfiles["loader"].read_text()) == loader.state_dict()
     other = BucketBatchSampler([3, 4, 5], ids=["utt-00", "utt-01", "utt-02"], max_frames=40, seed=5)
-    with pytest.raises(ConfigError, match="the state was saved with data="):
+    with pytest.raises(StateError, match="the state was saved with data="):
         Checkpointer(
             tmp_path, {"loader": FeatureLoader(cache, batch_sampler=other)}
         ).recover_if_possible()
@@ -225,7 +225,7 @@ def test_a_checkpoint_that_holds_no_state_is_refused_by_its_path(
     checkpointer = Checkpointer(tmp_path, {"loader": list_of_batches(None, cache)})
     path = checkpointer.save_checkpoint(end_of_epoch=False).paramfiles["loader"]
     path.write_text(content)
-    with pytest.raises(ConfigError, match=r"loader\.ckpt' holds no state of a FeatureLoader"):
+    with pytest.raises(StateError, match=r"loader\.ckpt' holds no state of a FeatureLoader"):
         checkpointer.recover_if_possible()
 
 

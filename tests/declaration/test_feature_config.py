@@ -44,7 +44,7 @@ def test_yaml_blocks_declare_a_storage_and_touch_no_disk(tmp_path: Path) -> None
     storage = load_hyperpyyaml(YAML.format(root=tmp_path / "out"))["storage"]
     assert list(storage.features) == ["fbank", "units"]
     assert storage.features["fbank"] == FeatureStorageConfig(
-        "fbank", "float16", "hdf5", "gzip", {"level": 7}
+        "fbank", "float16", backend="hdf5", codec="gzip", options={"level": 7}
     )
     assert storage.path("train") == tmp_path / "out" / "features" / "train"
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +96,7 @@ def test_what_is_misspelt_in_yaml_is_named_with_the_nearest(
     ("arguments", "message"),
     [
         ({"time_axis": 1}, "time_axis 1 is not supported"),
-        ({"nonfinite": "ignore"}, "nonfinite is 'error' or 'keep', not 'ignore'"),
+        ({"nonfinite": "ignore"}, "nonfinite is 'raise' or 'keep', not 'ignore'"),
         ({"nonfinite": "keep", "stats": True}, "no statistics of NaN and infinity"),
         (
             {"backend": "lilcom", "dtype": "int16"},

@@ -117,9 +117,6 @@ class Built(EnvironmentProvider):
     def build_env_local(self) -> dict[str, object]:
         return self.env
 
-    def build_worker_setup_fn(self) -> Any:
-        raise NotImplementedError
-
 
 def test_features_of_a_huggingface_data_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -120,7 +120,9 @@ class Extractor(FeatureCacheMixin, torch.nn.Module):
     def compute_features(self, batch: Any, stage: Any) -> Any:
         frames = batch.sig.data.unfold(1, HOP, HOP) * self.scale
         return unpad(
-            batch.id, batch.frames, ssl=frames[..., :4], units=torch.zeros(frames.shape[:2]).long()
+            batch.id,
+            batch.frames,
+            {"ssl": frames[..., :4], "units": torch.zeros(frames.shape[:2]).long()},
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,6 @@ class OnGpu(collect_stats_helpers.Provider):
     def build_env_local(self) -> dict[str, object]:
         env: dict[str, Any] = super().build_env_local()
         return {**env, "model": env["model"].to("cuda"), "device": "cuda"}
-
-    def build_worker_setup_fn(self) -> Callable[[], dict[str, object]]:
-        return self.build_env_local
 
 
 @needs_gpu

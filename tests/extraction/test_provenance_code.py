@@ -45,6 +45,24 @@ def test_code_whose_source_is_not_kept_counts_by_its_bytecode() -> None:
     assert line.startswith("source.Extractor.compute_features: was ")
 
 
+def test_code_of_no_module_counts_too() -> None:
+    scope: dict[str, Any] = {}  # without a `__name__`
+    exec("class Extractor:\n def compute_features(self, batch, stage):\n  return batch", scope)
+    assert list(fingerprint(scope["Extractor"]())["source"]) == ["Extractor.compute_features"]
+
+
+def test_a_variable_that_is_not_bound_yet_is_passed_over() -> None:
+    class Extractor:
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            return [factor * later for _ in batch]
+
+    factor = 2
+    found = fingerprint(Extractor())
+    assert found["constants"] == {"factor": 2}
+    later = 3
+    assert fingerprint(Extractor())["constants"] == {"factor": 2, "later": 3}
+
+
 def test_bytecode_counts_the_same_in_every_process() -> None:
     code = f"""if True:
         import sys

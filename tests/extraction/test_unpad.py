@@ -27,7 +27,7 @@ def test_padding_what_was_cut_gives_the_batch_back(
     for row, length in enumerate(lengths):
         padded[row, :length] = row + 1
     ids = [f"utt-{row}" for row in range(len(lengths))]
-    cut = unpad(ids, lengths, fbank=torch.from_numpy(padded) if tensors else padded)
+    cut = unpad(ids, lengths, {"fbank": torch.from_numpy(padded) if tensors else padded})
     assert [utterance["id"] for utterance in cut] == ids
     for row, (utterance, length) in enumerate(zip(cut, lengths, strict=True)):
         array = utterance["fbank"]
@@ -38,7 +38,8 @@ def test_padding_what_was_cut_gives_the_batch_back(
 def test_arrays_are_views_of_the_batch_and_detached_from_the_graph() -> None:
     padded = torch.zeros(2, 3, 4, requires_grad=True) + 1
     first, second = (
-        cast(torch.Tensor, utterance["ssl"]) for utterance in unpad(["a", "b"], [3, 1], ssl=padded)
+        cast(torch.Tensor, utterance["ssl"])
+        for utterance in unpad(["a", "b"], [3, 1], {"ssl": padded})
     )
     assert first.data_ptr() == padded.data_ptr()
     assert second.shape == (1, 4)
@@ -47,7 +48,7 @@ def test_arrays_are_views_of_the_batch_and_detached_from_the_graph() -> None:
 
 def test_tensors_of_any_dtype_keep_it() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.int64, torch.bool):
-        (utterance,) = unpad(["a"], [2], x=torch.ones(1, 3, dtype=dtype))
+        (utterance,) = unpad(["a"], [2], {"x": torch.ones(1, 3, dtype=dtype)})
         assert cast(torch.Tensor, utterance["x"]).dtype == dtype
 
 
@@ -62,7 +63,7 @@ def test_tensors_of_any_dtype_keep_it() -> None:
     ],
 )
 def test_lengths_may_be_any_integers(lengths: Lengths) -> None:
-    cut = unpad(["a", "b"], lengths, x=np.zeros((2, 5)))
+    cut = unpad(["a", "b"], lengths, {"x": np.zeros((2, 5))})
     assert [len(cast(NDArray[np.float64], utterance["x"])) for utterance in cut] == [2, 1]
 
 
@@ -70,9 +71,11 @@ def test_features_of_different_frame_rates_have_lengths_of_their_own() -> None:
     cut = unpad(
         ["a", "b"],
         {"fbank": [8, 3], "tokens": torch.tensor([2, 1]), "speaker": None},
-        fbank=np.zeros((2, 8, 80)),
-        tokens=torch.zeros(2, 2, dtype=torch.int64),
-        speaker=np.zeros((2, 16)),
+        {
+            "fbank": np.zeros((2, 8, 80)),
+            "tokens": torch.zeros(2, 2, dtype=torch.int64),
+            "speaker": np.zeros((2, 16)),
+        },
     )
     shapes = [
         {name: np.shape(cast(NDArray[np.generic], u[name])) for name in u if name != "id"}
@@ -85,7 +88,7 @@ def test_features_of_different_frame_rates_have_lengths_of_their_own() -> None:
 
 
 def test_without_lengths_no_feature_has_a_time_axis() -> None:
-    cut = unpad(["a", "b"], None, pitch=torch.tensor([1.0, 2.0]), speaker=np.eye(2))
+    cut = unpad(["a", "b"], None, {"pitch": torch.tensor([1.0, 2.0]), "speaker": np.eye(2)})
     assert [float(cast(torch.Tensor, utterance["pitch"])) for utterance in cut] == [1, 2]
     np.testing.assert_array_equal(cast(NDArray[np.float64], cut[1]["speaker"]), [0, 1])
 
@@ -93,7 +96,7 @@ def test_without_lengths_no_feature_has_a_time_axis() -> None:
 @pytest.mark.parametrize("lengths", [[1.0, 0.5], torch.tensor([1.0, 0.5]), np.array([1.0, 0.5])])
 def test_relative_lengths_are_refused_with_the_reason(lengths: Lengths) -> None:
     with pytest.raises(FeatureError, match=r"'x'.*relative lengths do not carry over"):
-        unpad(["a", "b"], lengths, x=np.zeros((2, 5)))
+        unpad(["a", "b"], lengths, {"x": np.zeros((2, 5))})
 
 
 @pytest.mark.parametrize(
@@ -126,24 +129,36 @@ def test_what_cannot_be_cut_is_refused(
     ids: list[str], lengths: list[int], shape: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(FeatureError, match=message):
-        unpad(ids, lengths, x=torch.zeros(shape))
+        unpad(ids, lengths, {"x": torch.zeros(shape)})
 
 
 def test_a_list_is_not_a_padded_batch() -> None:
     with pytest.raises(
         FeatureError, match="'x': a padded torch tensor or numpy array is needed, not list"
     ):
-        unpad(["a"], [1], x=cast(NDArray[np.float64], [[1]]))
+        unpad(["a"], [1], {"x": cast(NDArray[np.float64], [[1]])})
 
 
 def test_a_feature_called_id_is_refused() -> None:
     with pytest.raises(FeatureError, match="called 'id'"):
-        unpad(["a"], [1], id=np.zeros((1, 1)))
+        unpad(["a"], [1], {"id": np.zeros((1, 1))})
+
+
+@pytest.mark.parametrize("name", ["class", "my-feature", "ids", "lengths", "features", "id2"])
+def test_a_feature_may_have_any_other_name(name: str) -> None:
+    (utterance,) = unpad(["a"], [2], {name: np.arange(3)[None]})
+    assert list(utterance) == ["id", name]
+    assert cast(NDArray[np.int64], utterance[name]).tolist() == [0, 1]
+
+
+def test_features_without_names_are_refused() -> None:
+    with pytest.raises(FeatureError, match=r"by name, such as \{'fbank': fbank\}, not 'ndarray'"):
+        unpad(["a"], [2], cast(dict[str, NDArray[np.float64]], np.zeros((1, 3))))
 
 
 def test_cutting_arrays_loads_no_torch() -> None:
     code = """if True:
         import sys, numpy, featcache.extraction.unpad
-        featcache.extraction.unpad.unpad(["a"], [1], x=numpy.zeros((1, 2)))
+        featcache.extraction.unpad.unpad(["a"], [1], {"x": numpy.zeros((1, 2))})
         sys.exit("torch" in sys.modules)"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

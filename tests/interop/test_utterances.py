@@ -189,9 +189,6 @@ class Energies(featcache.EnvironmentProvider):
     def build_env_local(self) -> dict[str, object]:
         return {"dataset": utterances(self.source), "compute_features": energies}
 
-    def build_worker_setup_fn(self) -> Any:
-        return self.build_env_local
-
 
 def energies(batch: list[Any]) -> list[dict[str, object]]:
     seen.extend(item["id"] for item in batch)

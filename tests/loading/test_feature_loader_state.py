@@ -14,7 +14,7 @@ from store_helpers import id_of, make_cache
 
 import featcache
 from featcache import FeatureLoader
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, StateError
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 
 
@@ -84,17 +84,15 @@ def test_the_state_of_something_else_is_refused(cache: Path) -> None:
     plain = FeatureLoader(cache, batch_sampler=BATCHES)
     shuffled = FeatureLoader(cache, batch_sampler=ShuffledBatchSampler(BATCHES))
     for state in ({}, shuffled.state_dict(), 3):
-        with pytest.raises(ConfigError, match="no state of a FeatureLoader over a list"):
+        with pytest.raises(StateError, match="no state of a FeatureLoader over a list"):
             plain.load_state_dict(state)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="that of 5 batches, but there are 14 now"):
+    with pytest.raises(StateError, match="that of 5 batches, but there are 14 now"):
         plain.load_state_dict(FeatureLoader(cache, batch_sampler=BATCHES[:5]).state_dict())
-    with pytest.raises(
-        ConfigError, match="no state of a FeatureLoader over a ShuffledBatchSampler"
-    ):
+    with pytest.raises(StateError, match="no state of a FeatureLoader over a ShuffledBatchSampler"):
         shuffled.load_state_dict(plain.state_dict())
     fewer = FeatureLoader(cache, batch_sampler=ShuffledBatchSampler(BATCHES[:5]))
     fewer.set_epoch(3)
-    with pytest.raises(ConfigError, match="data"):
+    with pytest.raises(StateError, match="data"):
         shuffled.load_state_dict(fewer.state_dict())
     assert shuffled.state_dict()["epoch"] == 0
     assert len(ids_of(plain)) == len(ids_of(shuffled)) == 40
@@ -104,10 +102,10 @@ def test_the_state_of_other_utterances_is_refused(cache: Path, tmp_path: Path) -
     rows = [[0, 1], [2]]
     state = FeatureLoader(cache, batch_sampler=rows).state_dict()
     other = FeatureLoader(make_cache(tmp_path, range(5)), batch_sampler=rows)
-    with pytest.raises(ConfigError, match="other utterances"):
+    with pytest.raises(StateError, match="other utterances"):
         other.load_state_dict(state)
     for change in ({"batches": -3}, {"epoch": "x"}, {"of": 7}):
-        with pytest.raises(ConfigError):
+        with pytest.raises(StateError):
             FeatureLoader(cache, batch_sampler=rows).load_state_dict({**state, **change})
 
 

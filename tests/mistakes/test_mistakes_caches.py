@@ -21,6 +21,7 @@ import torch
 import featcache
 from featcache.errors import (
     CacheError,
+    ClosedError,
     ConfigError,
     CorruptCacheError,
     DuplicateIdError,
@@ -211,7 +212,7 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
         "24-nonfinite",
         lambda path: Feature("f", nonfinite="keeep"),
         ConfigError,
-        ["'error' or 'keep', not 'keeep'"],
+        ["'raise' or 'keep', not 'keeep'"],
     ),
     (
         "25-name-for-new",
@@ -367,7 +368,7 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
     ("59-root-of-splits", splits, NotACacheError, ["caches in it: 'train', 'valid'"]),
     (
         "62-verify",
-        lambda path: two(path) and opened(path, "all"),
+        lambda path: two(path) and opened(path, verify="all"),
         UnknownNameError,
         ["no level 'all'; known: 'arrays', 'columns'"],
     ),
@@ -477,20 +478,20 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
     (
         "74-write",
         lambda path: closed(path).write("u", {"f": np.ones(3)}),
-        ConfigError,
+        ClosedError,
         ["is closed; open another one"],
     ),
     (
         "74-expect",
         lambda path: closed(path).expect(["u"]),
-        ConfigError,
+        ClosedError,
         ["is closed; open another one"],
     ),
-    ("74-fail", lambda path: closed(path).fail("u"), ConfigError, ["is closed; open another one"]),
+    ("74-fail", lambda path: closed(path).fail("u"), ClosedError, ["is closed; open another one"]),
     (
         "74-publish",
         lambda path: closed(path).publish(),
-        ConfigError,
+        ClosedError,
         ["is closed; open another one"],
     ),
     (
@@ -517,31 +518,31 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
     ),
     (
         "96-relative-lengths",
-        lambda path: unpad(["a", "b"], torch.tensor([1.0, 0.5]), f=PADDED),
+        lambda path: unpad(["a", "b"], torch.tensor([1.0, 0.5]), {"f": PADDED}),
         FeatureError,
         ["feature 'f'", "integers, not [1.0, 0.5]", "relative"],
     ),
     (
         "98-beyond",
-        lambda path: unpad(["a", "b"], [5, 9], f=PADDED),
+        lambda path: unpad(["a", "b"], [5, 9], {"f": PADDED}),
         FeatureError,
         ["utterance 'b', feature 'f'", "length 9 is not within 0 to 5"],
     ),
     (
         "98-too-few",
-        lambda path: unpad(["a", "b"], [5], f=PADDED),
+        lambda path: unpad(["a", "b"], [5], {"f": PADDED}),
         FeatureError,
         ["1 lengths do not fit 2 ids"],
     ),
     (
         "98-one-string",
-        lambda path: unpad("ab", [5, 3], f=PADDED),
+        lambda path: unpad("ab", [5, 3], {"f": PADDED}),
         FeatureError,
         ["not the one string 'ab'"],
     ),
     (
         "98-a-number-for-ids",
-        lambda path: unpad(5, [5], f=PADDED),
+        lambda path: unpad(5, [5], {"f": PADDED}),
         FeatureError,
         ["ids are a list of strings, not 5"],
     ),

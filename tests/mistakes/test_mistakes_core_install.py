@@ -95,9 +95,9 @@ for name in ("speechbrain", "huggingface"):
 @pytest.mark.parametrize(
     ("declared", "library", "extra"),
     [
-        ('"hdf5"', "h5py", "hdf5"),
-        ('"zarr", "zstd"', "zarr,numcodecs", "zarr"),
-        ('"lilcom"', "lilcom", "lilcom"),
+        ('backend="hdf5"', "h5py", "hdf5"),
+        ('backend="zarr", codec="zstd"', "zarr,numcodecs", "zarr"),
+        ('backend="lilcom"', "lilcom", "lilcom"),
     ],
 )
 def test_03_a_format_without_its_library_says_what_to_install(
@@ -106,7 +106,7 @@ def test_03_a_format_without_its_library_says_what_to_install(
     program = f"""
 import numpy
 try:
-    feature = featcache.FeatureStorageConfig("f", "float32", {declared})
+    feature = featcache.FeatureStorageConfig("f", {declared})
     with featcache.CacheWriter({str(tmp_path / "cache")!r}, [feature]) as writer:
         writer.write("u", {{"f": numpy.ones((3, 2))}})
 except MissingDependencyError as error:

@@ -290,13 +290,13 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
     ),
     (
         "97-unpad-with-one-number",
-        lambda path: unpad(["a"], 5, f=np.ones((1, 5))),  # type: ignore[arg-type]
+        lambda path: unpad(["a"], 5, {"f": np.ones((1, 5))}),  # type: ignore[arg-type]
         FeatureError,
         ["feature 'f'", "one number of frames for each utterance", "[5, 3]", "not 5"],
     ),
     (
         "97-unpad-with-a-tensor-of-one-number",
-        lambda path: unpad(["a"], {"f": torch.tensor(5)}, f=np.ones((1, 5))),
+        lambda path: unpad(["a"], {"f": torch.tensor(5)}, {"f": np.ones((1, 5))}),
         FeatureError,
         ["feature 'f'", "one number of frames for each utterance", "not 5"],
     ),

@@ -384,7 +384,7 @@ def test_48_100_whole_numbers_are_ids(storage: FeatureStorage, batch_size: int) 
             self.calls = [*getattr(self, "calls", []), batch.id]
             frames = batch.frames.tolist()
             ssl, units = torch.ones(len(frames), 9, 4), torch.ones(len(frames), 9).long()
-            return unpad(batch.id, frames, ssl=ssl, units=units)
+            return unpad(batch.id, frames, {"ssl": ssl, "units": units})
 
     brain = make_brain(storage, Numbered)
     cache = brain.cache_features(dataset, loader_kwargs={"batch_size": batch_size})
@@ -453,7 +453,7 @@ def test_99_an_id_that_comes_twice_is_named(storage: FeatureStorage) -> None:
             ("'spk/utt-0'", "'ssk' is not declared", "'ssl'"),  # 94
         ),
         (  # 96
-            lambda batch: unpad(batch.id, torch.ones(1), ssl=torch.zeros(1, 3, 4)),
+            lambda batch: unpad(batch.id, torch.ones(1), {"ssl": torch.zeros(1, 3, 4)}),
             ("must be frames", "relative"),
         ),
     ],

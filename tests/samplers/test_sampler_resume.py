@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, StateError
 from featcache.samplers.batches import Batches
 from featcache.samplers.bucket import BucketBatchSampler
 from featcache.samplers.epoch import EpochSampler, State
@@ -255,7 +255,7 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(state: Any, me
     whole = list(sampler)
     sampler.load_state_dict(sampler.state_dict(steps=3))
     before = sampler.state_dict()
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(StateError, match=message):
         sampler.load_state_dict(state)
     assert sampler.state_dict() == before
     assert list(sampler) == whole[3:]
@@ -266,7 +266,7 @@ def test_batches_of_other_ids_are_other_data() -> None:
     same = ShuffledBatchSampler([["a"], ["b"]])
     other = ShuffledBatchSampler(Batches([0, 1], [0, 1, 2], keys=["a", "c"]))
     same.load_state_dict(first.state_dict())
-    with pytest.raises(ConfigError, match="data="):
+    with pytest.raises(StateError, match="data="):
         other.load_state_dict(first.state_dict())
 
 

@@ -49,8 +49,8 @@ class PaddedFeatures(NamedTuple):
 
 def open(
     path: CachePath,
-    verify: Literal["columns", "arrays"] | None = None,
     *,
+    verify: Literal["columns", "arrays"] | None = None,
     check_reads: bool = False,
     mapped: bool = True,
 ) -> Cache:
@@ -68,7 +68,7 @@ def open(
 
     Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
     """
-    return Cache(path, verify, check_reads=check_reads, mapped=mapped)
+    return Cache(path, verify=verify, check_reads=check_reads, mapped=mapped)
 
 
 class Cache(Mapping[str, dict[str, NDArray[Any]]]):
@@ -83,8 +83,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     def __init__(
         self,
         path: CachePath,
-        verify: Literal["columns", "arrays"] | None = None,
         *,
+        verify: Literal["columns", "arrays"] | None = None,
         check_reads: bool = False,
         mapped: bool = True,
     ) -> None:

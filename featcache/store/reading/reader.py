@@ -60,7 +60,7 @@ class FeatureReader:
     def cache(self) -> Cache:
         """The cache, opened when first needed."""
         if self._cache is None:
-            cache = Cache(self.path, None, **self._settings)
+            cache = Cache(self.path, verify=None, **self._settings)
             cache.dtype(self.feature)  # an unknown feature is an error here, with its name
             self._cache = cache
         return self._cache

@@ -112,7 +112,7 @@ class CacheWriter:
 
         Raises `FeatureError` for arrays that cannot be stored as declared and `DuplicateIdError`
         for a known id; then nothing of the utterance is stored and writing may go on. Raises
-        `StorageFullError` before the disk is full, and `ConfigError` in a process that was forked
+        `StorageFullError` before the disk is full, and `ClosedError` in a process that was forked
         from the writer's.
         """
         self._parts.write(id, arrays)

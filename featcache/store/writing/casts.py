@@ -106,7 +106,7 @@ def _as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
 
 
 def _check_finite(array: Array, feature: FeatureStorageConfig, where: str) -> None:
-    if feature.nonfinite == "error" and not np.isfinite(array).all():
+    if feature.nonfinite == "raise" and not np.isfinite(array).all():
         bad = np.argwhere(~np.isfinite(array))[0]
         raise FeatureError(
             f"{where}: {array[tuple(bad)]} at {tuple(map(int, bad))} is not finite; "

@@ -17,7 +17,7 @@ from featcache._checks import directory
 from featcache._closing import close_after
 from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import (
-    ConfigError,
+    ClosedError,
     CorruptCacheError,
     DuplicateIdError,
     StaleCacheError,
@@ -224,15 +224,15 @@ class PartWriter:
         close_after(error, self.close)
 
     def check_open(self) -> None:
-        """Raise `ConfigError` for a writer that is closed, or belongs to another process."""
+        """Raise `ClosedError` for a writer that is closed, or belongs to another process."""
         self._check_process()
         if self.closed:
-            raise ConfigError(f"the writer of {str(self.path)!r} is closed; open another one")
+            raise ClosedError(f"the writer of {str(self.path)!r} is closed; open another one")
 
     def _check_process(self) -> None:
         # in a child its thread is not there, and what it would be given were lost
         if os.getpid() != self._pid:
-            raise ConfigError(
+            raise ClosedError(
                 f"the writer of {str(self.path)!r} belongs to process {self._pid}, and this is "
                 f"{os.getpid()}, forked "
                 "from it; let one process write, give each a cache of its own, or use "

@@ -183,7 +183,7 @@ def refused(cache: Path, pattern: str, *, reads: bool) -> None:
         lambda: CacheWriter(cache, two_features(), FINGERPRINT, overwrite=True),
     ]
     if not reads:
-        attempts += [lambda: featcache.open(cache), lambda: featcache.open(cache, "arrays")]
+        attempts += [lambda: featcache.open(cache), lambda: featcache.open(cache, verify="arrays")]
     for attempt in attempts:
         with pytest.raises(FormatVersionError, match=pattern) as caught:
             attempt()
@@ -244,12 +244,12 @@ def test_what_a_tag_names_is_verified(cache: Path) -> None:
         flipped[len(data) // 2] ^= 1
         Path(path).write_bytes(flipped)
         with pytest.raises(CorruptCacheError, match=Path(path).name):
-            featcache.open(cache, "arrays")
+            featcache.open(cache, verify="arrays")
         Path(path).unlink()
         with pytest.raises(CorruptCacheError, match=Path(path).name):
-            featcache.open(cache, "columns")
+            featcache.open(cache, verify="columns")
         Path(path).write_bytes(data)
-    featcache.open(cache, "arrays")
+    featcache.open(cache, verify="arrays")
 
 
 def test_while_the_manifest_of_a_tag_is_lost_no_part_is_removed(
@@ -318,7 +318,7 @@ def test_a_flipped_byte_in_another_file_is_found(with_files: Path, place: int) -
     path.write_bytes(data)
     for level in VERIFY:
         with pytest.raises(CorruptCacheError, match=r"probe.columns' is damaged"):
-            featcache.open(with_files, level)
+            featcache.open(with_files, verify=level)
     assert len(featcache.open(with_files)) == 5
 
 
@@ -326,7 +326,7 @@ def test_other_files_that_are_lost_are_told_with_all_other_damage(with_files: Pa
     for path in read_manifest(with_files).files:
         (with_files / path).unlink()
     with pytest.raises(CorruptCacheError) as caught:
-        featcache.open(with_files, "columns")
+        featcache.open(with_files, verify="columns")
     assert [name in str(caught.value) for name in ("probe.columns", "made-from")] == [True, True]
 
 

@@ -16,7 +16,7 @@ from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, two_featur
 
 import featcache
 from featcache import CacheWriter
-from featcache.errors import CacheLockedError, ConfigError
+from featcache.errors import CacheLockedError, ClosedError, ConfigError
 from featcache.store.writing.part_writer import PartWriter
 
 pytestmark = pytest.mark.filterwarnings(
@@ -55,7 +55,7 @@ def in_child(job: Callable[[], object], seconds: int = 20) -> str:
         try:
             job()
             told = "nothing"
-        except ConfigError as error:
+        except ClosedError as error:
             told = str(error)
         except BaseException as error:
             told = repr(error)
@@ -151,7 +151,7 @@ def test_a_pool_of_forked_children_is_refused(
         write(writer, [0])
         with (
             multiprocessing.get_context("fork").Pool(2) as pool,
-            pytest.raises(ConfigError, match=f"belongs to process {os.getpid()}, and this is"),
+            pytest.raises(ClosedError, match=f"belongs to process {os.getpid()}, and this is"),
         ):
             pool.map_async(write_four, range(4)).get(timeout=60)
         write(writer, [1])

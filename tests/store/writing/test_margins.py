@@ -254,7 +254,7 @@ def test_the_root_of_splits_lists_the_caches_below_it(tmp_path: Path, verify: An
     for split in ("train", "valid"):
         make_cache(tmp_path / split, range(2))
     with pytest.raises(featcache.NotACacheError, match="caches in it: 'train', 'valid'"):
-        featcache.open(tmp_path, verify)
+        featcache.open(tmp_path, verify=verify)
 
 
 @pytest.mark.parametrize("path", [None, 5, b"cache", ["cache"], SimpleNamespace()])

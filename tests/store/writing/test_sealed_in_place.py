@@ -49,11 +49,13 @@ def fbank(backend: str, codec: str | None = None, **options: object) -> FeatureS
 
 
 def units(backend: str, codec: str | None = None, **options: object) -> FeatureStorageConfig:
-    return FeatureStorageConfig("units", "int16", backend, codec, options)
+    return FeatureStorageConfig("units", "int16", backend=backend, codec=codec, options=options)
 
 
 def speaker(backend: str, codec: str | None = None, **options: object) -> FeatureStorageConfig:
-    return FeatureStorageConfig("speaker", "float32", backend, codec, options, time_axis=None)
+    return FeatureStorageConfig(
+        "speaker", backend=backend, codec=codec, options=options, time_axis=None
+    )
 
 
 KINDS = (fbank, units, speaker)

@@ -170,7 +170,7 @@ def test_bfloat16_tensors_keep_their_values(target: str) -> None:
     with pytest.raises(
         FeatureError, match=r"'utt-1', feature 'fbank': nan at \(1,\) is not finite"
     ):
-        store(torch.tensor([1.0, math.nan], dtype=torch.bfloat16), target, nonfinite="error")
+        store(torch.tensor([1.0, math.nan], dtype=torch.bfloat16), target, nonfinite="raise")
 
 
 def test_bfloat16_rounds_as_torch_does() -> None:
@@ -292,8 +292,8 @@ def test_nan_and_infinity_are_refused_with_their_place_or_kept(
 
 def test_the_place_of_a_bad_number_is_the_callers_without_a_time_axis_too() -> None:
     with pytest.raises(FeatureError, match=r"nan at \(1,\) is not finite"):
-        store(np.array([0, math.nan]), "float32", time_axis=None, nonfinite="error")
+        store(np.array([0, math.nan]), "float32", time_axis=None, nonfinite="raise")
     with pytest.raises(FeatureError, match=r"70000 at \(1,\) does not fit int16"):
         store(np.array([0, 70_000]), "int16", time_axis=None)
     with pytest.raises(FeatureError, match=r"nan at \(\) is not finite"):
-        store(np.float32(math.nan), "float32", time_axis=None, nonfinite="error")
+        store(np.float32(math.nan), "float32", time_axis=None, nonfinite="raise")

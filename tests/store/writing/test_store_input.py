@@ -24,6 +24,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import (
+    ClosedError,
     ConfigError,
     DuplicateIdError,
     FeatureError,
@@ -299,7 +300,7 @@ def test_a_closed_writer_refuses_to_go_on(tmp_path: Path) -> None:
     expectations = (lambda: writer.expect(["a"]), lambda: writer.expect_more(3))
     for call in (lambda: write(writer, [4]), writer.commit, writer.publish, *expectations):
         with pytest.raises(
-            ConfigError, match=rf"the writer of '{re.escape(str(tmp_path))}' is closed"
+            ClosedError, match=rf"the writer of '{re.escape(str(tmp_path))}' is closed"
         ):
             call()
     writer.close()

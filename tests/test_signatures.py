@@ -1,0 +1,92 @@
+"""Signatures of public functions and classes: visible to tools, keyword-only after the start."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import featcache
+from featcache import iterators, samplers
+
+POSITIONAL = 3
+# names with more positional parameters, or none that is named, and why
+EXCEPTIONS = {
+    "CollectStatsRunner": "ESPnet3's class",
+    "join": "any number of caches",
+    "concat": "any number of caches",
+    "samplers.build_batch_sampler": "ESPnet's function",
+    "samplers.build_category_batch_sampler": "ESPnet's function",
+    "iterators.CategoryChunkIterFactory": "ESPnet's class",
+    "iterators.CategoryIterFactory": "ESPnet's class",
+    "iterators.ChunkIterFactory": "ESPnet's class",
+    "iterators.IterFactory": "a protocol, which nobody makes",
+    "iterators.SequenceIterFactory": "ESPnet's class",
+}
+METHODS = {
+    "Cache.read": "start and stop follow the utterance and the feature, as in a slice",
+    "CollectStatsRunner.forward": "ESPnet3's hook, which is given the environment by name",
+    "CollectStatsRunner.open_writers": "ESPnet3's hook, which is given the environment by name",
+    "FeatureStorageConfig.check_dims": "of the store, which gives all four",
+    "FeatureTable.read_into": "of the loaders, which give all five",
+}
+
+
+def public() -> Iterator[tuple[str, Callable[..., object]]]:
+    """All public functions and classes but errors, by name."""
+    for prefix, home in (("", featcache), ("samplers.", samplers), ("iterators.", iterators)):
+        names = getattr(home, "__all__", None) or [name for name in vars(home) if name[0] != "_"]
+        for name in names:
+            value = getattr(home, name)
+            error = isinstance(value, type) and issubclass(value, Exception)
+            if callable(value) and not error:
+                yield prefix + name, value
+
+
+def methods() -> Iterator[tuple[str, Callable[..., object]]]:
+    """Public methods that public classes define themselves, by class and name."""
+    for name, cls in public():
+        for method, value in vars(cls).items() if isinstance(cls, type) else ():
+            function = getattr(value, "__func__", value)
+            if method[0] != "_" and inspect.isfunction(function):
+                yield f"{name}.{method}", function
+
+
+def positional(call: Callable[..., object]) -> list[str]:
+    """Names of the parameters that can be given by position, without self and cls."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = [
+        name for name, each in inspect.signature(call).parameters.items() if each.kind in kinds
+    ]
+    return [name for name in found if name not in ("self", "cls")]
+
+
+def named(call: Callable[..., object]) -> bool:
+    """Whether a parameter has a name of its own, or there is none at all."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    kinds = [each.kind for each in inspect.signature(call).parameters.values()]
+    return not kinds or any(kind not in variadic for kind in kinds)
+
+
+@pytest.mark.parametrize(("name", "call"), list(public()))
+def test_the_signature_of_a_public_name_is_visible_and_short(
+    name: str, call: Callable[..., object]
+) -> None:
+    fits = named(call) and len(positional(call)) <= POSITIONAL
+    assert fits != (name in EXCEPTIONS), inspect.signature(call)
+
+
+@pytest.mark.parametrize(("name", "call"), list(methods()))
+def test_the_signature_of_a_public_method_is_visible_and_short(
+    name: str, call: Callable[..., object]
+) -> None:
+    fits = named(call) and len(positional(call)) <= POSITIONAL
+    assert fits != (name in METHODS), inspect.signature(call)
+
+
+def test_a_declaration_shows_its_settings() -> None:
+    assert positional(featcache.FeatureStorageConfig) == ["name", "dtype"]
+    assert positional(featcache.ParallelConfig) == ["env", "n_workers", "options"]
+    assert positional(featcache.FeatureLoader) == ["source", "features"]
+    assert positional(featcache.open) == ["path"]
