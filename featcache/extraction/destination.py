@@ -103,7 +103,7 @@ class Destination:
                 self.accepted = frozenset(cache.failed)
             missing = self._missing_from(cache)
             if self.full and missing is not None and not len(missing):
-                raise_damage(container_damage(cache.path, cache._index.containers))
+                raise_damage(container_damage(cache.path, cache.opened.index.containers))
                 return None
         if missing is not None and not self.shared:
             self._others.refuse(missing)
@@ -219,16 +219,10 @@ class Destination:
         beside[rows[rows >= 0]] = False
         numbers = np.flatnonzero(beside).tolist()
         if numbers:
-            _log.log(
-                logging.INFO if self.append else logging.WARNING,
-                "cache %r holds %d utterances, %d of them not in this data set: %s",
-                *(
-                    str(self.path),
-                    len(cache),
-                    len(numbers),
-                    named([cache._index.id(row) for row in numbers[:3]]),
-                ),
-            )
+            level = logging.INFO if self.append else logging.WARNING
+            text = "cache %r holds %d utterances, %d of them not in this data set: %s"
+            some = named([cache.ids[row] for row in numbers[:3]])
+            _log.log(level, text, str(self.path), len(cache), len(numbers), some)
 
     def _tell_what_is_left_out(self, failed: Sequence[str]) -> None:
         if failed:
