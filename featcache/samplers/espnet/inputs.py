@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ConfigError, KeyNotFoundError
+from featcache.errors import ConfigError
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.key_table import Keys, read_table
 from featcache.samplers.espnet.shapes import Shapes, read_shapes, shapes_of
@@ -65,11 +65,7 @@ class Utterances:
             )
         if isinstance(self.ids, Keys):
             return self.ids.match(ids)
-        listed = list(ids)
-        try:
-            return self.ids.rows(listed)
-        except KeyNotFoundError:
-            return np.array([_row(self.ids, id) for id in listed], np.int64)
+        return self.ids.find(ids)
 
     def rows(self, ids: Keys, lines: Ints, where: str) -> Ints:
         """Return the row of each id.
@@ -79,13 +75,6 @@ class Utterances:
         rows = self.find(ids, where)
         _require_all(rows, ids, lines, f"{where} names", self.name)
         return rows
-
-
-def _row(table: FeatureTable, id: str) -> int:
-    try:
-        return int(table.rows([id])[0])
-    except KeyNotFoundError:
-        return -1
 
 
 def _require_all(rows: Ints, ids: Keys, lines: Ints, who: str, where: str) -> None:
