@@ -27,7 +27,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class FeatcacheError(Exception):
@@ -79,7 +79,32 @@ class ComputeError(FeatcacheError, RuntimeError):
 
 
 class KeyNotFoundError(FeatcacheError, KeyError):
-    """No such utterance or feature in a cache."""
+    """No such utterance or feature in a cache.
+
+    Args:
+        message: what is not there, and where.
+        hint: gives the end of the text, such as what is close to it; called when the text is asked
+            for, as looking for that takes milliseconds.
+    """
+
+    def __init__(self, message: str = "", *, hint: Callable[[], str] | None = None) -> None:
+        super().__init__(message)
+        self._message = message
+        self._hint = hint
+
+    def __str__(self) -> str:
+        if self._hint is not None:
+            try:
+                end = self._hint()
+            except FeatcacheError as error:  # the index is damaged
+                end = str(error)
+            self.args = (f"{self._message}; {end}",)
+            self._hint = None
+        return super().__str__()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        text, notes = str(self), getattr(self, "__notes__", None)
+        return type(self), (text,), {} if notes is None else {"__notes__": notes}
 
 
 class RowError(FeatcacheError, IndexError):

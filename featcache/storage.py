@@ -158,7 +158,7 @@ def _check_ids(cache: Cache, features: list[str], ids: Sequence[str] | None) -> 
     if ids is None or not features:
         return
     try:
-        cache.lengths(features[0], ids)  # all at once, a second for ten million
+        cache.lengths(features[0], ids=ids)  # all at once, a second for ten million
     except KeyNotFoundError:
         missing = [id for id in ids if id not in cache]
         failed = len(set(missing) & set(cache.failed))

@@ -104,11 +104,11 @@ def read_everything(
     cache = featcache.open(path, verify=verify, mapped=mapped, check_reads=check_reads)
     ids = list(cache)
     for name in cache.features:
-        cache.lengths(name, ids)
+        cache.lengths(name, ids=ids)
         cache.read_batch(ids, name)
         for id in ids:
             cache.read(id, name)
-            cache.read(id, name, 0, 1 if cache.lengths(name, [id])[0] else 0)
+            cache.read(id, name, 0, 1 if cache.lengths(name, ids=[id])[0] else 0)
     cache.stats("fbank")
 
 

@@ -132,6 +132,7 @@ def _tell_device(owner: Any, device: str) -> None:
         owner.device = device
     autocast = getattr(getattr(owner, "evaluation_ctx", None), "context", None)
     if isinstance(autocast, torch.autocast) and not device.startswith(before):
+        enabled = autocast._enabled  # noqa: SLF001  # it has no public name
         owner.evaluation_ctx = torch.autocast(
-            torch.device(device).type, dtype=autocast.fast_dtype, enabled=autocast._enabled
+            torch.device(device).type, dtype=autocast.fast_dtype, enabled=enabled
         )

@@ -103,7 +103,7 @@ class Destination:
                 self.accepted = frozenset(cache.failed)
             missing = self._missing_from(cache)
             if self.full and missing is not None and not len(missing):
-                raise_damage(container_damage(cache.path, cache._index.containers))
+                raise_damage(container_damage(cache.path, cache.opened.index.containers))
                 return None
         if missing is not None and not self.shared:
             self._others.refuse(missing)
@@ -219,25 +219,17 @@ class Destination:
         beside[rows[rows >= 0]] = False
         numbers = np.flatnonzero(beside).tolist()
         if numbers:
-            _log.log(
-                logging.INFO if self.append else logging.WARNING,
-                "cache %r holds %d utterances, %d of them not in this data set: %s",
-                *(
-                    str(self.path),
-                    len(cache),
-                    len(numbers),
-                    named([cache._index.id(row) for row in numbers[:3]]),
-                ),
-            )
+            level = logging.INFO if self.append else logging.WARNING
+            text = "cache %r holds %d utterances, %d of them not in this data set: %s"
+            some = named([cache.ids[row] for row in numbers[:3]])
+            _log.log(level, text, str(self.path), len(cache), len(numbers), some)
 
     def _tell_what_is_left_out(self, failed: Sequence[str]) -> None:
         if failed:
             are = "is" if len(failed) == 1 else "are"
             text = f"{counted(len(failed))} failed earlier and {are} left out"
-            where = str(self.path / FAILURES)
-            _log.warning(
-                "%s: %s, see %r; on_error='raise' tries again", text, named(failed, 3), where
-            )
+            some, where = named(failed, 3), str(self.path / FAILURES)
+            _log.warning("%s: %s, see %r; on_error='raise' tries again", text, some, where)
 
     def _writer(self, fingerprint: Mapping[str, object], overwrite: bool) -> CacheWriter:
         make = partial(self.storage.writer, self.split, fingerprint, overwrite=overwrite)
@@ -255,16 +247,13 @@ class Destination:
             if not (self.path / NAME).exists():
                 text = "cannot be made; give another directory, or ask for the right to write there"
             elif missing is None:
-                text = (
-                    "cannot be written to, and the data set shows no ids to compare; give it an "
-                    "attribute `ids`"
-                )
+                shows = "and the data set shows no ids to compare; give it an attribute `ids`"
+                text = f"cannot be written to, {shows}"
             else:
+                these = "this utterance" if len(missing) == 1 else "these utterances"
                 text = (
                     f"lacks {named(missing, 3)} and cannot be written to: copy it to where you may "
-                    "write, or leave "
-                    f"{'this utterance' if len(missing) == 1 else 'these utterances'} out of the "
-                    "data set"
+                    f"write, or leave {these} out of the data set"
                 )
             raise CacheError(f"cache {str(self.path)!r} {text} ({describe(error)})") from error
 
@@ -272,17 +261,13 @@ class Destination:
         """Keep a line for each utterance that failed, now or earlier, and tell of those of now."""
         cache = Cache(self.path)
         still = set(cache.failed) - {failure["id"] for failure in failures}
-        write_failures(
-            self.path,
-            [*(line for line in read_failures(self.path) if line["id"] in still), *failures],
-        )
+        earlier = [line for line in read_failures(self.path) if line["id"] in still]
+        write_failures(self.path, [*earlier, *failures])
         if not failures:
             return
         path, first = str(self.path / FAILURES), failures[0]
-        text = (
-            f"failed, see {path!r}; the first, {first['id']!r} with {first['type']}: "
-            f"{first['error']}"
-        )
+        told = f"{first['id']!r} with {first['type']}: {first['error']}"
+        text = f"failed, see {path!r}; the first, {told}"
         if not len(cache):
             raise ComputeError(f"all {counted(len(failures))} {text}")
         _log.warning("%s %s", counted(len(failures)), text)

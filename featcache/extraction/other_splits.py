@@ -63,5 +63,5 @@ def another_split(cache: Cache, ids: Sequence[str], split: str) -> ConfigError:
 def rows_of(cache: Cache, ids: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows of ids in a cache, -1 where there is none."""
     starts = range(0, len(ids), _SOME)
-    found = [cache._index.find_many(ids[start : start + _SOME]) for start in starts]
+    found = [cache.opened.find(ids[start : start + _SOME]) for start in starts]
     return np.concatenate([np.empty(0, np.int64), *found])

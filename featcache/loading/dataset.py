@@ -183,7 +183,7 @@ class FeatureDataset(Dataset[Item]):
         rows = self.table.numbers(keys)
         spans, shapes, nbytes = {}, {}, 0
         for name, dtype in self._dtypes.items():
-            lengths = self.table.lengths_of(name, rows)
+            lengths = self.table.lengths(name, rows=rows)
             starts = np.zeros_like(lengths)
             if self.table.has_frames(name):
                 for place, cut in cuts:
@@ -209,7 +209,7 @@ class FeatureDataset(Dataset[Item]):
             stored = torch_dtype(self.table.dtype(name))
             out = allocate(plan.shapes[name], dtype)
             read = out if dtype == stored else fresh(plan.shapes[name], stored)
-            self.table.read_into(name, plan.rows, *plan.spans[name], rows_of(read))
+            self.table.read_into(plan.rows, name, *plan.spans[name], rows_of(read))
             if read is not out:
                 out.copy_(read)  # float16 to float32 takes numpy 16 times as long
             batch[name] = out

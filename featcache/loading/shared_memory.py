@@ -51,7 +51,8 @@ class _Segment:
 class _SegmentTensor(torch.Tensor):
     """A tensor over a segment; what is computed from it is an ordinary tensor."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    # as torch's own Parameter has it
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # noqa: SLF001
     segment: _Segment | None  # None: small
 
 

@@ -85,7 +85,7 @@ def refuse_sharing_again(sampler: object) -> None:
     accelerate, SpeechBrain) name the number of processes in an attribute, and ask for the first
     batch from a method of their own.
     """
-    frame = sys._getframe(1)
+    frame = sys._getframe(1)  # noqa: SLF001  # no other way to look
     while frame is not None:
         caller = frame.f_locals.get("self")
         processes = _processes(caller)

@@ -7,7 +7,7 @@ import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import numpy as np
@@ -18,6 +18,12 @@ from featcache.store.format.files import digest
 from featcache.store.reading.cache import Cache, CachePath
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.tables.fit import (
+    check_no_shared_id,
+    check_same_features,
+    check_same_ids,
+    features_of,
+)
 
 
 class FeatureTable:
@@ -33,7 +39,8 @@ class FeatureTable:
     def __init__(self, blocks: Sequence[Sequence[Cache]]) -> None:
         # blocks follow each other; the caches of one block hold different features of the same ids
         self._blocks = tuple(tuple(block) for block in blocks)
-        self._arrays = [_features(block) for block in blocks]
+        self._arrays = [features_of(block) for block in blocks]
+        self._indexes = [block[0].opened.index for block in blocks]
         self._starts: list[int] = np.cumsum(
             [0, *(len(block[0]) for block in self._blocks)]
         ).tolist()
@@ -87,35 +94,55 @@ class FeatureTable:
         """Return the declared dtype of a feature."""
         return self.arrays(feature, 0).declared_dtype
 
-    def lengths(self, feature: str) -> Ints:
-        """Return the frames of all rows, int64, read-only.
+    def lengths(self, feature: str, *, rows: Ints | None = None) -> Ints:
+        """Return the frames of all rows, int64, read-only; or of those that `rows` lists.
 
-        For one cache its mapped column, without a copy.
+        All of one cache are its mapped column, without a copy. Some are checked against what is
+        stored, before memory is taken for them.
         """
+        if rows is not None:
+            return self._lengths_of(feature, rows)
         columns = [self.arrays(feature, block).lengths for block in range(len(self._blocks))]
         lengths = columns[0].view() if len(columns) == 1 else np.concatenate(columns)
         lengths.flags.writeable = False
+        return lengths
+
+    def _lengths_of(self, feature: str, rows: Ints) -> Ints:
+        lengths = np.empty(len(rows), np.int64)
+        for arrays, places, inner in self._by_block(feature, rows) if len(rows) else ():
+            lengths[places] = found = arrays.lengths[inner]
+            for extreme in (found.argmin(), found.argmax()):
+                arrays.check_length(int(inner[extreme]))
         return lengths
 
     def id(self, row: int) -> str:
         """Return the id of a row; raises `RowError` for one that is not there."""
         self._check(row)
         block = bisect_right(self._starts, row) - 1
-        return self._blocks[block][0]._index.id(row - self._starts[block])
+        return self._indexes[block].id(row - self._starts[block])
+
+    def find(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids, int64, -1 where there is none.
+
+        Quick for ids that are not there: nothing is looked up that is close to them.
+        """
+        listed = ids if isinstance(ids, str) else list(ids)
+        found = self._blocks[0][0].opened.find(listed)
+        for index, start in zip(self._indexes[1:], self._starts[1:], strict=False):
+            missing = np.flatnonzero(found < 0)
+            inner = index.find_many([listed[place] for place in missing.tolist()])
+            found[missing] = np.where(inner < 0, -1, inner + start)
+        return found
 
     def rows(self, ids: Iterable[str]) -> Ints:
         """Return the rows of many ids, int64; raises `KeyNotFoundError` for an unknown one."""
-        listed = list(ids)
-        found = np.full(len(listed), -1, np.int64)
-        for number, (block, start) in enumerate(zip(self._blocks, self._starts, strict=False)):
-            missing = range(len(listed)) if number == 0 else np.flatnonzero(found < 0).tolist()
-            inner = block[0]._index.find_many([listed[place] for place in missing])
-            found[missing] = np.where(inner < 0, -1, inner + start)
+        listed = ids if isinstance(ids, str) else list(ids)
+        found = self.find(listed)
         if found.min(initial=0) < 0:
             id = listed[int(found.argmin())]
             paths = " or ".join(repr(str(block[0].path)) for block in self._blocks)
             raise KeyNotFoundError(
-                f"no utterance {id!r} in {paths}; {self._blocks[0][0]._index.nearest(id)}"
+                f"no utterance {id!r} in {paths}", hint=partial(self._indexes[0].nearest, id)
             )
         return found
 
@@ -135,19 +162,7 @@ class FeatureTable:
             rows[places] = self.rows(cast(str, keys[place]) for place in places)
         return rows
 
-    def lengths_of(self, feature: str, rows: Ints) -> Ints:
-        """Return the frames of some rows, checked against what is stored.
-
-        This comes before memory is taken for them.
-        """
-        lengths = np.empty(len(rows), np.int64)
-        for arrays, places, inner in self._by_block(feature, rows):
-            lengths[places] = found = arrays.lengths[inner]
-            for extreme in (found.argmin(), found.argmax()):
-                arrays.check_length(int(inner[extreme]))
-        return lengths
-
-    def read_into(self, feature: str, rows: Ints, starts: Ints, lengths: Ints, out: Bytes) -> None:
+    def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read `lengths` frames from `starts` on of each row into a row of `out`.
 
         They go to the front of the row's bytes, and zeros behind them.
@@ -187,15 +202,13 @@ class FeatureTable:
             return self._arrays[block][feature]
         except KeyError:
             raise KeyNotFoundError(
-                f"no feature {feature!r}; {nearest(feature, self.features)}"
+                f"no feature {feature!r}", hint=partial(nearest, feature, self.features)
             ) from None
 
     @cached_property
     def digest(self) -> str:
         """A digest of the ids in their order."""
-        return digest(
-            "".join(digest(block[0]._index.hashes.data) for block in self._blocks).encode()
-        )
+        return digest("".join(digest(index.hashes.data) for index in self._indexes).encode())
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickled, (
@@ -224,7 +237,7 @@ def join(*caches: Cache | CachePath) -> FeatureTable:
         raise ConfigError("join needs at least one cache")
     first, seen = opened[0], dict.fromkeys(opened[0].features, opened[0])
     for cache in opened[1:]:
-        _check_same_ids(first, cache)
+        check_same_ids(first, cache)
         for name in cache.features:
             if name in seen:
                 raise ConfigError(
@@ -247,60 +260,9 @@ def concat(*sources: FeatureTable | Cache | CachePath) -> FeatureTable:
         raise ConfigError("concat needs at least one cache")
     for number, block in enumerate(blocks):
         for earlier in blocks[:number]:
-            _check_same_features(earlier, block)
-            _check_no_shared_id(earlier[0], block[0])
+            check_same_features(earlier, block)
+            check_no_shared_id(earlier[0], block[0])
     return FeatureTable(blocks)
-
-
-def _features(block: Sequence[Cache]) -> dict[str, FeatureArrays]:
-    return {name: cache._feature(name) for cache in block for name in cache.features}
-
-
-def _check_same_features(first: Sequence[Cache], other: Sequence[Cache]) -> None:
-    features, others = _features(first), _features(other)
-    paths = f"{str(first[0].path)!r} and {str(other[0].path)!r}"
-    if features.keys() != others.keys():
-        raise ConfigError(
-            f"caches {paths} have different features: {', '.join(features)} and {', '.join(others)}"
-        )
-    either_empty = not len(first[0]) or not len(other[0])  # then the shape of a frame is not known
-    for name, arrays in features.items():
-        kinds = [_kind(arrays, either_empty), _kind(others[name], either_empty)]
-        if kinds[0] != kinds[1]:
-            raise ConfigError(
-                f"feature {name!r} of caches {paths} differs: {kinds[0]} and {kinds[1]}"
-            )
-
-
-def _kind(arrays: FeatureArrays, any_dims: bool) -> str:
-    dims = ["..."] if any_dims else list(map(str, arrays.dims))
-    return f"{arrays.declared_dtype} ({', '.join([*['frames'] * arrays.has_frames, *dims])})"
-
-
-def _check_same_ids(first: Cache, other: Cache) -> None:
-    a, b = first._index, other._index
-    if np.array_equal(a.id_ends, b.id_ends) and np.array_equal(a.id_bytes, b.id_bytes):
-        return
-    for one, two in ((first, other), (other, first)):
-        alone = next((id for id in one if id not in two), None)
-        if alone is not None:
-            raise ConfigError(
-                f"joined caches need the same ids, but {alone!r} is in {str(one.path)!r} "
-                f"({len(one)} utterances) and "
-                f"not in {str(two.path)!r} ({len(two)})"
-            )
-
-
-def _check_no_shared_id(first: Cache, other: Cache) -> None:
-    few, many = sorted((first._index, other._index), key=len)
-    if len(few):
-        places = np.minimum(many.hashes.searchsorted(few.hashes), len(many) - 1)
-        for place in np.flatnonzero(many.hashes[places] == few.hashes).tolist():
-            id = few.id(int(few.hash_rows[place]))
-            if many.find(id) >= 0:
-                raise ConfigError(
-                    f"utterance {id!r} is in {str(first.path)!r} and in {str(other.path)!r}"
-                )
 
 
 def _unpickled(blocks: Sequence[Sequence[Cache]], generations: list[list[int]]) -> FeatureTable:

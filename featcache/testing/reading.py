@@ -143,8 +143,8 @@ class Reading:
     def test_lengths_are_numbers_of_frames(self, stored: Stored) -> None:
         cache = featcache.open(stored.path)
         assert cache.lengths("fbank").tolist() == [LENGTHS[id] for id in cache]
-        assert cache.lengths("energy", ["long", "none"]).tolist() == [1203, 0]
-        assert cache.reader("fbank").lengths_for(["one", "short"]) == [1, 6]
+        assert cache.lengths("energy", ids=["long", "none"]).tolist() == [1203, 0]
+        assert cache.reader("fbank").lengths(["one", "short"]) == [1, 6]
 
     def test_a_pickled_reader_gives_tensors(self, stored: Stored) -> None:
         cache = featcache.open(stored.path)

@@ -180,7 +180,7 @@ def fit_tokens(
             )
         return
     order = np.random.default_rng(seed).permutation(np.array(list(cache), dtype=object))
-    enough = np.searchsorted(np.cumsum(cache.lengths(feature, order.tolist())), frames) + 1
+    enough = np.searchsorted(np.cumsum(cache.lengths(feature, ids=order.tolist())), frames) + 1
     taken = np.concatenate(
         [np.asarray(cache.read(id, feature), np.float32) for id in order[:enough]]
     )

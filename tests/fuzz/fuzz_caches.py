@@ -77,7 +77,7 @@ def read_all(path: Path, how: dict[str, Any]) -> None:
     ids: list[str] = []
     typed(lambda: ids.extend(opened), lambda: opened.lengths("fbank"))
     for name in ("fbank", "units"):
-        typed(partial(opened.read_batch, ids, name), partial(opened.lengths, name, ids))
+        typed(partial(opened.read_batch, ids, name), partial(opened.lengths, name, ids=ids))
         typed(*(partial(opened.read, id, name) for id in ids))
         typed(*(partial(opened.read, id, name, 1, 2) for id in ids))
     typed(lambda: opened.stats("fbank"), lambda: KNOWN in opened, lambda: opened[KNOWN])

@@ -110,7 +110,7 @@ def test_lengths_make_the_batches_of_a_dynamic_batch_sampler(
     storage.attach(dataset, "train")
     ordered = dataset.filtered_sorted(sort_key="duration")
     ordered.set_output_keys(["id", "fbank", "units"])
-    lengths = storage.reader("train", "fbank").lengths_for(ordered.data_ids)
+    lengths = storage.reader("train", "fbank").lengths(ordered.data_ids)
     assert lengths == [FRAMES[id] for id in ordered.data_ids]
     sampler = DynamicBatchSampler(ordered, max_batch_length=40, num_buckets=3, lengths_list=lengths)
     loader = sb_loader(ordered, batch_sampler=sampler)
@@ -122,12 +122,12 @@ def test_copies_of_a_reader_open_the_cache_for_themselves(
     storage: featcache.FeatureStorage,
 ) -> None:
     reader = storage.reader("train", "units")
-    assert reader._cache is None  # costs nothing before the first call
+    assert reader._opened is None  # costs nothing before the first call
     expected = reader("utt-05")
     for other in (copy.deepcopy(reader), copy.copy(reader), pickle.loads(pickle.dumps(reader))):  # noqa: S301
-        assert other._cache is None
+        assert other._opened is None
         assert torch.equal(other("utt-05"), expected)
-        assert other.cache is not reader.cache
+        assert other.opened is not reader.opened
     assert torch.equal(reader("utt-05"), expected)
     expected.fill_(0)  # what is read belongs to the caller
     np.testing.assert_array_equal(reader("utt-05").numpy(), units_of("utt-05"))

@@ -238,7 +238,7 @@ def test_an_utterance_whose_bytes_are_too_few_is_not_filled_with_those_of_anothe
     table = FeatureDataset(make_cache(tmp_path, NUMBERS)).table
     short, longest = (int(row) for row in table.rows([id_of(3), id_of(9)]))
     assert table.lengths("fbank")[short] < table.lengths("fbank")[longest]
-    columns = featcache.open(tmp_path)._index.features["fbank"]
+    columns = featcache.open(tmp_path).opened.index.features["fbank"]
     nbytes = columns.nbytes.copy()
     nbytes[columns.first[short]] -= 16
     change_index(tmp_path, {"fbank.nbytes": nbytes})

@@ -75,7 +75,7 @@ def read_with_torch(cache: featcache.Cache, sampler: Any, workers: int = 0) -> l
 def test_numbers_of_a_list_of_lengths_are_refused(
     make: Any, chosen: Any, cache: featcache.Cache
 ) -> None:
-    sampler = make(cache.lengths("fbank", chosen(cache)))
+    sampler = make(cache.lengths("fbank", ids=chosen(cache)))
     with pytest.raises(ConfigError, match=REFUSED):
         FeatureLoader(cache, batch_sampler=sampler)
     with pytest.raises(ConfigError, match=REFUSED):
@@ -86,7 +86,7 @@ def test_numbers_of_a_list_of_lengths_are_refused(
 
 def test_workers_of_a_data_loader_refuse_them_too(cache: featcache.Cache, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED):
-        read_with_torch(cache, bucket(cache.lengths("fbank", some(cache))), workers=1)
+        read_with_torch(cache, bucket(cache.lengths("fbank", ids=some(cache))), workers=1)
     other = featcache.open(make_cache(tmp_path, range(10, 40)))
     with pytest.raises(ConfigError, match=r"30 utterances of a cache, which are not those of"):
         read_with_torch(cache, bucket(other), workers=1)
@@ -96,7 +96,7 @@ def test_workers_of_a_data_loader_refuse_them_too(cache: featcache.Cache, tmp_pa
 def test_espnets_iterators_refuse_them(cache: featcache.Cache) -> None:
     dataset = FeatureDataset(cache)
     arguments = {"lengths": [1, 2, 3], "type": "unsorted", "batch_size": 1}
-    for batches in (espnet(cache.lengths("fbank", some(cache))), arguments):
+    for batches in (espnet(cache.lengths("fbank", ids=some(cache))), arguments):
         with pytest.raises(ConfigError, match=REFUSED):
             SequenceIterFactory(dataset, batches)
     assert SequenceIterFactory(dataset, {"type": "unsorted", "batch_size": 4})
@@ -116,7 +116,7 @@ def test_a_sampler_that_names_its_utterances_serves_these(
 ) -> None:
     ids = chosen(cache)
     sampler = BucketBatchSampler(
-        cache if of_cache else cache.lengths("fbank", ids), ids=ids, max_frames=60
+        cache if of_cache else cache.lengths("fbank", ids=ids), ids=ids, max_frames=60
     )
     for batch in FeatureLoader(cache, "fbank", batch_sampler=sampler):
         assert batch["fbank"].shape[0] * batch["fbank"].shape[1] <= 60

@@ -453,7 +453,7 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
     ),
     (
         "69-lengths-of-one-id",
-        lambda path: two(path).lengths("f", "u"),
+        lambda path: two(path).lengths("f", ids="u"),
         KeyNotFoundError,
         ["not the one string 'u'"],
     ),

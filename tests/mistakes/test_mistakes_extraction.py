@@ -389,7 +389,7 @@ def test_48_100_whole_numbers_are_ids(storage: FeatureStorage, batch_size: int) 
     brain = make_brain(storage, Numbered)
     cache = brain.cache_features(dataset, loader_kwargs={"batch_size": batch_size})
     assert (sorted(cache), cache.complete) == (["0", "1", "2", "3", "4"], True)
-    assert cache.lengths("ssl", ["4", "0"]).tolist() == [7, 3]
+    assert cache.lengths("ssl", ids=["4", "0"]).tolist() == [7, 3]
     brain.calls.clear()
     brain.cache_features(dataset)
     assert brain.calls == []

@@ -50,7 +50,7 @@ def all_of(loader: Any) -> list[Any]:
 
 def sampled(cache: Any, ids: list[str]) -> Any:
     """Make a sampler of bare lengths, as everybody tries first."""
-    return Bucket(cache.lengths("f", ids), max_frames=40)
+    return Bucket(cache.lengths("f", ids=ids), max_frames=40)
 
 
 def in_another_order(cache: Any) -> Any:
@@ -213,7 +213,7 @@ def test_78_an_unfinished_cache_says_who_writes_it(tmp_path: Path) -> None:
 def test_123_a_sampler_of_named_utterances_serves_these(tmp_path: Path) -> None:
     cache = made(tmp_path)
     wanted = ["u07", "u03", "u11"]
-    sampler = BucketBatchSampler(cache.lengths("f", wanted), ids=wanted, max_frames=40)
+    sampler = BucketBatchSampler(cache.lengths("f", ids=wanted), ids=wanted, max_frames=40)
     served = [id for batch in Loader(cache, batch_sampler=sampler) for id in batch["id"]]
     assert sorted(served) == sorted(wanted)
 

@@ -58,7 +58,7 @@ def test_ids_may_come_from_a_generator_but_not_as_one_string(tmp_path: Path) -> 
     make(tmp_path, range(5))
     cache = featcache.open(tmp_path)
     assert cache.read_batch((f"utt-{n}" for n in (3, 1)), "fbank").data[:, 0, 0].tolist() == [3, 1]
-    assert cache.lengths("fbank", (id for id in cache)).tolist() == [3] * 5
+    assert cache.lengths("fbank", ids=(id for id in cache)).tolist() == [3] * 5
     with pytest.raises(KeyNotFoundError, match="not the one string 'utt-1'"):
         cache.read_batch("utt-1", "fbank")
 

@@ -43,7 +43,7 @@ def test_the_lengths_of_one_cache_are_its_mapped_column(tmp_path: Path) -> None:
     cache = featcache.open(make_cache(tmp_path, range(20)))
     lengths = FeatureTable.of(cache).lengths("fbank")
     assert not lengths.flags.writeable
-    assert np.shares_memory(lengths, cache._index.features["fbank"].rows)
+    assert np.shares_memory(lengths, cache.opened.index.features["fbank"].rows)
 
 
 def test_a_row_is_named_by_number_or_by_id(tmp_path: Path) -> None:
@@ -61,13 +61,35 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         KeyNotFoundError, match=r"'spk3/utt-33' in '.*a' or '.*b'; nearest ids: .*'spk3/utt-3'"
     ):
         table.rows([id_of(7), "spk3/utt-33"])
-    with pytest.raises(KeyNotFoundError, match="no feature 'fbnk'; did you mean 'fbank'"):
-        table.lengths("fbnk")
+    for ask in (table.lengths, table.dims, table.dtype, table.has_frames):
+        with pytest.raises(KeyNotFoundError, match="no feature 'fbnk'; did you mean 'fbank'"):
+            ask("fbnk")
+    with pytest.raises(KeyNotFoundError, match="not the one string"):
+        table.find(id_of(7))
     for row in (9, -1):
         with pytest.raises(RowError, match=f"no row {row}: there are 9 utterances"):
             table.id(row)
         with pytest.raises(RowError, match=f"no row {row}"):
             table.numbers([0, row, 1])
+
+
+def test_ids_that_may_be_absent_are_found_without_an_error(tmp_path: Path) -> None:
+    table = featcache.concat(
+        make_cache(tmp_path / "a", range(5)), make_cache(tmp_path / "b", range(5, 9))
+    )
+    ids = [id_of(7), "nobody", id_of(2), "", id_of(7)]
+    found = table.find(ids).tolist()
+    assert [table.id(row) if row >= 0 else None for row in found] == [
+        id_of(7), None, id_of(2), None, id_of(7),
+    ]  # fmt: skip
+    assert table.find(iter([])).tolist() == []
+
+
+def test_lengths_of_some_rows_are_those_of_all_at_their_places(tmp_path: Path) -> None:
+    table = FeatureTable.of(make_cache(tmp_path, range(9)))
+    rows = table.rows([id_of(7), id_of(2)])
+    assert table.lengths("fbank", rows=rows).tolist() == table.lengths("fbank")[rows].tolist()
+    assert table.lengths("fbank", rows=rows[:0]).tolist() == []
 
 
 def test_joined_caches_have_the_features_of_all(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import ConfigError, KeyNotFoundError
+from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.key_table import PackedStrings, read_table
@@ -62,11 +62,7 @@ class NumberedUtterances:
             )
         if isinstance(self.ids, PackedStrings):
             return self.ids.match(ids)
-        listed = list(ids)
-        try:
-            return self.ids.rows(listed)
-        except KeyNotFoundError:
-            return np.array([_row(self.ids, id) for id in listed], np.int64)
+        return self.ids.find(ids)
 
     def rows(self, ids: PackedStrings, lines: Ints, where: str) -> Ints:
         """Return the row of each id.
@@ -76,13 +72,6 @@ class NumberedUtterances:
         rows = self.find(ids, where)
         _require_all(rows, ids, lines, f"{where} names", self.name)
         return rows
-
-
-def _row(table: FeatureTable, id: str) -> int:
-    try:
-        return int(table.rows([id])[0])
-    except KeyNotFoundError:
-        return -1
 
 
 def _require_all(rows: Ints, ids: PackedStrings, lines: Ints, who: str, where: str) -> None:

@@ -13,7 +13,7 @@ from featcache.stats import FeatureStats
 from featcache.store.format.column_file import Number
 from featcache.store.format.id_order import argsort_ids, take
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Hashes, Index, hash_of
-from featcache.store.format.journal import Utterance
+from featcache.store.format.journal_lines import Utterance
 from featcache.store.format.strings import Strings, ends_of
 
 Columns = Iterator[tuple[str, NDArray[Any]]]

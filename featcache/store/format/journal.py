@@ -10,81 +10,31 @@ damage: the lines around it still hold, and `Journal.damaged` tells.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
-
-import numpy as np
+from typing import BinaryIO
 
 from featcache.container_files import sync_directory
-from featcache.errors import CacheError, CorruptCacheError
-from featcache.interface import Extent
+from featcache.errors import CacheError
 from featcache.stats import FeatureStats
 from featcache.store.format.files import MAX_JSON_BYTES, open_within
-from featcache.store.format.sealed_json import natural, pack_json, text, unpack_json, within
+from featcache.store.format.journal_lines import (
+    Header,
+    Record,
+    Utterance,
+    record_of,
+    stats_to_json,
+    utterance_to_json,
+)
+from featcache.store.format.sealed_json import pack_json
 
 NAME = "journal.jsonl"
 LINE_UTTERANCES = 64  # most utterances of a line: ten million short ones must not cost a line each
 LINE_EXTENTS = 1024
 _HOLE = bytes(8)  # zeros where a sector never reached the disk
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """One stored array: its length, the xxh3-64 of its stored bytes, and where they lie."""
-
-    rows: int
-    checksum: int
-    extents: tuple[Extent, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Utterance:
-    """One stored utterance."""
-
-    id: str
-    arrays: Mapping[str, Placed]
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What an open part was started with."""
-
-    build: int  # counts up with each overwrite of the cache
-    fingerprint: str  # digest of the cache's fingerprint
-    dims: Mapping[str, tuple[int, ...]]
-    # rows a block of the codec; 0: the whole array is one block, or raw
-    block_rows: Mapping[str, int]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the header as JSON-able values."""
-        return {
-            "build": self.build,
-            "fingerprint": self.fingerprint,
-            "dims": {name: list(dims) for name, dims in self.dims.items()},
-            "block_rows": dict(self.block_rows),
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Header:
-        """Make a header from what `to_json` returned.
-
-        Raises an error of Python's own for anything else.
-        """
-        return cls(
-            build=natural(content["build"]),
-            fingerprint=text(content["fingerprint"]),
-            dims={
-                within(name, 1): tuple(map(natural, dims)) for name, dims in content["dims"].items()
-            },
-            block_rows={
-                within(name, 1): natural(rows) for name, rows in content["block_rows"].items()
-            },
-        )
 
 
 class JournalWriter:
@@ -116,7 +66,7 @@ class JournalWriter:
         self._write_waiting()
         self._write(
             {
-                "commit": {name: _stats_to_json(value) for name, value in stats.items()},
+                "commit": {name: stats_to_json(value) for name, value in stats.items()},
                 "header": self._header,
             }
         )
@@ -143,7 +93,7 @@ class JournalWriter:
 
     def _write_waiting(self) -> None:
         if self._waiting:
-            self._write({"utterances": [_utterance_to_json(each) for each in self._waiting]})
+            self._write({"utterances": [utterance_to_json(each) for each in self._waiting]})
             self._waiting = []
             self._waiting_extents = 0
 
@@ -178,7 +128,7 @@ def read_journal(cache: Path, directory: str) -> Journal | None:
     pending: list[Utterance] = []
     stats: dict[str, FeatureStats] = {}
     lines = _lines(cache, f"{directory}/{NAME}")
-    records = [_record(line) for line in lines]
+    records = [record_of(line) for line in lines]
     del records[_torn_from(lines, records) :]
     for record in records:
         if record is None:
@@ -194,7 +144,7 @@ def read_journal(cache: Path, directory: str) -> Journal | None:
     return Journal(header, committed, stats)
 
 
-def _torn_from(lines: Sequence[bytes], records: Sequence[_Record | None]) -> int:
+def _torn_from(lines: Sequence[bytes], records: Sequence[Record | None]) -> int:
     """Return the number of the line from which on there are no whole lines.
 
     A writer that died, or a power cut, left it so.
@@ -217,14 +167,9 @@ def _torn_from(lines: Sequence[bytes], records: Sequence[_Record | None]) -> int
 
 def has_lines(cache: Path, directory: str) -> bool:
     """Tell whether a part has a journal in which more stands than a torn first line."""
-    return any(_record(line) or not _is_torn(line) for line in _lines(cache, f"{directory}/{NAME}"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    header: Header | None
-    utterances: list[Utterance]
-    stats: Mapping[str, FeatureStats] | None
+    return any(
+        record_of(line) or not _is_torn(line) for line in _lines(cache, f"{directory}/{NAME}")
+    )
 
 
 def _lines(cache: Path, path: str) -> list[bytes]:
@@ -242,64 +187,3 @@ def _lines(cache: Path, path: str) -> list[bytes]:
 def _is_torn(line: bytes) -> bool:
     """Tell the end that a killed writer leaves from a line that was whole once."""
     return not line.endswith(b"\n") or _HOLE in line
-
-
-def _record(line: bytes) -> _Record | None:
-    """Return what a line says; None for a line that does not check."""
-    for candidate in (line.removesuffix(b"\n"), line[:-1]):  # the line break itself may be damaged
-        with contextlib.suppress(
-            CorruptCacheError, LookupError, TypeError, ValueError, AttributeError, OverflowError
-        ):
-            content = cast(dict[str, Any], unpack_json(candidate, "a line"))
-            header = Header.from_json(content["header"]) if "header" in content else None
-            utterances = [_utterance_from_json(*each) for each in content.get("utterances", ())]
-            stats = content.get("commit")
-            if stats is not None:
-                stats = {within(name, 1): _stats_from_json(value) for name, value in stats.items()}
-            return _Record(header, utterances, stats)
-    return None
-
-
-def _utterance_to_json(utterance: Utterance) -> list[object]:
-    arrays = {
-        name: [
-            placed.rows,
-            f"{placed.checksum:016x}",
-            [[e.container, e.offset, e.nbytes] for e in placed.extents],
-        ]
-        for name, placed in utterance.arrays.items()
-    }
-    return [utterance.id, arrays]
-
-
-def _utterance_from_json(id: object, arrays: Mapping[str, Any]) -> Utterance:
-    text(id).encode()
-    placed = {
-        within(name, 1): Placed(
-            natural(rows),
-            int(checksum, 16),
-            tuple(
-                Extent(within(file), natural(offset), natural(nbytes))
-                for file, offset, nbytes in extents
-            ),
-        )
-        for name, (rows, checksum, extents) in arrays.items()
-    }
-    return Utterance(text(id), placed)
-
-
-def _stats_to_json(stats: FeatureStats) -> dict[str, object]:
-    return {
-        "count": stats.count,
-        "mean": base64.b64encode(stats.mean.astype("<f8").tobytes()).decode(),
-        "m2": base64.b64encode(stats.m2.astype("<f8").tobytes()).decode(),
-        "dims": list(stats.mean.shape),
-    }
-
-
-def _stats_from_json(content: Mapping[str, Any]) -> FeatureStats:
-    mean, m2 = (
-        np.frombuffer(base64.b64decode(content[key]), "<f8").reshape(content["dims"])
-        for key in ("mean", "m2")
-    )
-    return FeatureStats(natural(content["count"]), mean, m2)

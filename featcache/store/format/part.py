@@ -23,7 +23,7 @@ from featcache.store.format import journal
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.files import digest, read_within
 from featcache.store.format.index import Index, is_sound, read_index
-from featcache.store.format.journal import Header
+from featcache.store.format.journal_lines import Header
 from featcache.store.format.manifest import PARTS, PartEntry
 from featcache.store.format.sealed_json import text, unpack_json
 

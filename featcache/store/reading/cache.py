@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import copy
-import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from numpy.typing import NDArray
 
 from featcache._checks import directory
-from featcache.errors import (
-    CorruptCacheError,
-    KeyNotFoundError,
-    UnknownNameError,
-    WindowError,
-    nearest,
-)
-from featcache.interface import Array, Ints
+from featcache.errors import KeyNotFoundError, UnknownNameError, nearest
+from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
-from featcache.store.reading.checks import Checks
-from featcache.store.reading.containers import Containers
-from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.store.reading.generation import load_generation
+from featcache.store.reading.generation import Generation
+from featcache.store.reading.id_sequence import Ids
+from featcache.store.reading.reader import FeatureReader
 from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
-
-if TYPE_CHECKING:
-    from featcache.store.reading.reader import FeatureReader
 
 CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
@@ -54,7 +43,7 @@ def open(
     check_reads: bool = False,
     mapped: bool = True,
 ) -> Cache:
-    """Open a cache for reading.
+    """Open a cache for reading; `with featcache.open(path) as cache:` closes it, too.
 
     Args:
         path: the cache directory.
@@ -76,8 +65,12 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     Safe to share between threads, to fork and to pickle (it opens again).
 
-    A mapping from utterance ids to dicts of arrays. Rows, and with them iteration and `lengths`,
-    are in the order of the ids' UTF-8 bytes.
+    A mapping from utterance ids to dicts of arrays, and a context manager. Rows, and with them
+    `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes.
+
+    Attributes:
+        path: the cache directory.
+        opened: manifest, index and containers, for what is built on caches.
     """
 
     def __init__(
@@ -91,21 +84,9 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
         self.path = directory(path, "a cache").absolute()
-        self._mapped = mapped
-        self._check_reads = check_reads
         with reading(self.path):
-            self._manifest, self._index, self._failed = load_generation(
-                self.path, mapped=mapped, checked=check_reads
-            )
-        columns = self._index.containers
-        self._containers = Containers.of(self.path, columns, mapped)
-        checks = (
-            Checks(self.path, self._manifest, columns, self._containers) if check_reads else None
-        )
-        self._arrays = {
-            name: FeatureArrays(self._manifest, name, self._index, self._containers, checks)
-            for name in self._manifest.features
-        }
+            self.opened = Generation(self.path, mapped=mapped, check_reads=check_reads)
+        self._manifest, self._index = self.opened.manifest, self.opened.index
         if verify is not None:
             with reading(self.path):
                 raise_damage(
@@ -114,7 +95,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
                 )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.path, self._check_reads, self._mapped)
+        return _reopen, (self.path, self.opened.check_reads, self.opened.mapped)
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -127,27 +108,41 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     def __iter__(self) -> Iterator[str]:
         return self._index.ids()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the container files: arrays cannot be read any more, ids and lengths can.
+
+        A cache that nobody holds closes itself. Copies, readers and pickles open their own files.
+        """
+        self.opened.close()
+
     __eq__ = object.__eq__  # a mapping would compare all arrays
     __hash__ = object.__hash__
 
     def __contains__(self, id: object) -> bool:
         return isinstance(id, str) and self._index.find(id) >= 0
 
-    def get(self, id: str, default: Any = None) -> Any:
-        """Return the arrays of an utterance, or `default`.
-
-        Unlike `[id]`, quick for one that is not there.
-        """
-        if id not in self:
-            return default
-        return self[id]
-
     def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
-        row = self._row(id)
+        row = self.opened.row(id)
         return {
             name: from_storage(arrays.read(row), arrays.declared_dtype)
-            for name, arrays in self._arrays.items()
+            for name, arrays in self.opened.features.items()
         }
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The utterance ids, in the order of rows; taken out of the index as they are asked for."""
+        return Ids(self._index)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays as they are stored, as small as their codecs made them."""
+        return sum(int(columns.nbytes.sum()) for columns in self._index.features.values())
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -178,7 +173,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
         They are in the order of their UTF-8 bytes.
         """
-        return tuple(self._failed)
+        return tuple(self.opened.failed)
 
     @property
     def generation(self) -> int:
@@ -187,7 +182,14 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     def dtype(self, feature: str) -> str:
         """Return the declared dtype of a feature."""
-        return self._feature(feature).declared_dtype
+        return self.opened.arrays(feature).declared_dtype
+
+    def dims(self, feature: str) -> tuple[int, ...]:
+        """Return the shape of one frame, or of the whole array of a feature without a time axis.
+
+        Empty as long as no utterance is stored.
+        """
+        return self.opened.arrays(feature).dims
 
     def read(
         self, id: str, feature: str, start: int | None = None, stop: int | None = None
@@ -201,16 +203,17 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         Raises `KeyNotFoundError` for an unknown id or feature, `WindowError` unless 0 <= start <=
         stop <= frames.
         """
-        arrays = self._feature(feature)
-        return from_storage(self._read_stored(id, arrays, start, stop), arrays.declared_dtype)
+        opened = self.opened
+        arrays = opened.arrays(feature)
+        return from_storage(opened.read(id, arrays, start, stop), arrays.declared_dtype)
 
     def read_batch(self, ids: Iterable[str], feature: str) -> PaddedFeatures:
         """Return the arrays of several utterances, copied into one array padded with zeros.
 
         Raises `KeyNotFoundError` for an unknown id or feature.
         """
-        arrays = self._feature(feature)
-        rows = self._rows(ids)
+        arrays = self.opened.arrays(feature)
+        rows = self.opened.rows(ids)
         lengths = arrays.lengths[rows]
         if len(rows):
             arrays.check_length(int(rows[lengths.argmax()]))
@@ -223,25 +226,20 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
             data = data.reshape(len(rows), *arrays.dims)
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
-    def lengths(self, feature: str, ids: Iterable[str] | None = None) -> Ints:
-        """Return the frames of all utterances in row order, or of some.
+    def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
+        """Return the frames of all utterances in row order, or of those that `ids` lists.
 
-        Ones for a feature without a time axis.
+        Ones for a feature without a time axis. Raises `KeyNotFoundError` for an unknown id or
+        feature.
         """
-        arrays = self._feature(feature)
-        lengths = arrays.lengths.copy() if ids is None else arrays.lengths[self._rows(ids)]
-        if len(lengths) and lengths.min() < 0:
-            raise CorruptCacheError(
-                f"cache {str(self.path)!r} is damaged: feature {feature!r} has negative lengths"
-            )
-        return lengths
+        return self.opened.lengths(feature, ids=ids)
 
     def stats(self, feature: str) -> FeatureStats:
         """Return count, mean and variance over all frames of a feature.
 
         Raises `KeyNotFoundError` if none were collected.
         """
-        self._feature(feature)
+        self.opened.arrays(feature)
         if not self._manifest.features[feature]["stats"]:
             raise KeyNotFoundError(
                 f"cache {str(self.path)!r} has no statistics of feature {feature!r}; declare it "
@@ -254,81 +252,11 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
         It has this cache's settings.
         """
-        from featcache.store.reading.reader import reader_of
-
-        self._feature(feature)
-        settings = {"check_reads": self._check_reads, "mapped": self._mapped}
-        return reader_of(self.path, feature, settings)
-
-    def _read_stored(
-        self, id: str, arrays: FeatureArrays, start: int | None, stop: int | None
-    ) -> Array:
-        row = self._row(id)
-        if start is None and stop is None:
-            return arrays.read(row)
-        return arrays.read(row, *self._window(id, arrays, row, start, stop))
-
-    def _feature(self, feature: str) -> FeatureArrays:
-        try:
-            return self._arrays[feature]
-        except (KeyError, TypeError):  # a list, such as that of ids
-            raise KeyNotFoundError(
-                f"no feature {feature!r} in cache {str(self.path)!r}; "
-                f"{nearest(feature, self._arrays)}"
-            ) from None
-
-    def _row(self, id: str) -> int:
-        row = self._index.find(id) if isinstance(id, str) else -1
-        if row < 0:
-            raise self._not_found(id)
-        return row
-
-    def _rows(self, ids: Iterable[str]) -> Ints:
-        if isinstance(ids, str):
-            raise KeyNotFoundError(f"ids are a list of strings, not the one string {ids!r}")
-        listed = list(ids)
-        for id in listed:
-            if not isinstance(id, str):
-                raise self._not_found(id)
-        rows = self._index.find_many(listed)
-        if len(rows) and rows.min() < 0:
-            raise self._not_found(listed[int(rows.argmin())])
-        return rows
-
-    def _not_found(self, id: str) -> KeyNotFoundError:
-        if not isinstance(id, str):
-            return KeyNotFoundError(
-                f"utterance ids are strings, not {id!r}; rows by number are what "
-                "featcache.FeatureDataset gives"
-            )
-        known = self._index.nearest(id) + (
-            "" if self.complete else "; it is incomplete, more may come"
+        opened = self.opened
+        opened.arrays(feature)
+        return FeatureReader(
+            self.path, feature, check_reads=opened.check_reads, mapped=opened.mapped
         )
-        return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}; {known}")
-
-    def _window(
-        self, id: str, arrays: FeatureArrays, row: int, start: int | None, stop: int | None
-    ) -> tuple[int, int]:
-        length = int(arrays.lengths[row])
-        try:
-            begin = 0 if start is None else operator.index(start)
-            end = length if stop is None else operator.index(stop)
-        except TypeError:
-            raise WindowError(
-                f"utterance {id!r}, feature {arrays.name!r}: frames are counted in whole numbers, "
-                "from start to before "
-                f"stop, not {start!r} and {stop!r}"
-            ) from None
-        if not arrays.has_frames:
-            raise WindowError(
-                f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
-            )
-        if not 0 <= begin <= end <= length:
-            raise WindowError(
-                f"utterance {id!r}, feature {arrays.name!r}: frames {begin} to {end} are not "
-                f"within 0 to {length}"
-            )
-        return begin, end
 
 
 def _reopen(path: Path, check_reads: bool, mapped: bool) -> Cache:

@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 
 from featcache.container_files import read_at
-from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
+from featcache.errors import CacheError, ConfigError, CorruptCacheError, FeatcacheError
 from featcache.interface import Bytes
 from featcache.store.format.disk_errors import read_remedy
 from featcache.store.format.files import open_within, remedy
@@ -52,6 +52,7 @@ class Containers:
         self._mapped = mapped
         self._open: dict[int, _File] = {}
         self._missed = False
+        self._closed = False
         self._most_open = min(MAX_OPEN, _open_files() // SHARE_OPEN)
 
     @classmethod
@@ -125,9 +126,14 @@ class Containers:
                 f"container {path!r} has no bytes {offset} to {offset + nbytes}"
             )
 
-    def close(self) -> None:
-        """Let go of all files; views that are still held stay valid."""
+    def let_go(self) -> None:
+        """Close all files until they are needed again; views that are still held stay valid."""
         self._open.clear()
+
+    def close(self) -> None:
+        """Close all files for good."""
+        self._closed = True
+        self.let_go()
 
     def _file(self, container: int) -> _File:
         file = self._open.get(container) or self._start(container)
@@ -135,6 +141,8 @@ class Containers:
         return file
 
     def _start(self, container: int) -> _File:
+        if self._closed:
+            raise ConfigError(f"cache {str(self._root)!r} is closed; open it again")
         # no lock: two threads may open a file twice at worst, but a process forked meanwhile would
         # wait for ever
         self.check(container, 0, 0)

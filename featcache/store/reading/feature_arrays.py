@@ -14,6 +14,7 @@ from featcache.interface import Array, Bytes, Codec, Ints, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import Manifest
+from featcache.store.reading.block_decoding import decoded
 from featcache.store.reading.checks import Checks
 from featcache.store.reading.containers import Containers, Piece
 
@@ -280,31 +281,3 @@ class FeatureArrays:
                 **{key: value for key, value in self._options.items() if key in known}
             )
         return decoded(self._codec, data.data, self.dtype, self.dims, rows)
-
-
-def decoded(
-    codec: Codec,
-    data: memoryview,
-    dtype: np.dtype[np.generic],
-    dims: tuple[int, ...],
-    rows: int,
-) -> Array:
-    """Decode a block, whoever wrote the codec; raises `CorruptCacheError` if it breaks its promise.
-
-    Without this, a block of one row too many would be taken for the next one's, and one of other
-    dims be repeated to fill a frame.
-    """
-    try:
-        block = np.asanyarray(codec.decode(data, dtype, dims, rows))
-    except FeatcacheError:
-        raise
-    except Exception as error:
-        raise CorruptCacheError(
-            f"codec {codec.name!r} cannot decode a block of {len(data)} bytes: {error!r}"
-        ) from error
-    if block.dtype != dtype or block.ndim == 0 or block.shape[1:] != dims or len(block) > rows:
-        raise CorruptCacheError(
-            f"codec {codec.name!r} decodes a block of {len(data)} bytes to {block.dtype} of shape "
-            f"{block.shape}, not {dtype} of up to {(rows, *dims)}"
-        )
-    return block

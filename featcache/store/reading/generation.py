@@ -1,28 +1,153 @@
-"""Opening the current generation of a cache: its manifest, and the index that this names."""
+"""`Generation`: a published generation of a cache, open for reading: manifest, index, bytes.
+
+`Cache` (NumPy), `FeatureReader` (torch), `FeatureTable` (rows) and `PartWriter` stand on it.
+"""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
+from functools import cached_property, partial
 from pathlib import Path
 
-from featcache.errors import CacheError, CorruptCacheError
+from featcache.errors import (
+    CacheError,
+    CorruptCacheError,
+    KeyNotFoundError,
+    WindowError,
+    nearest,
+)
+from featcache.interface import Array, Ints
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_index, read_strings
 from featcache.store.format.manifest import Manifest, read_manifest
 from featcache.store.format.strings import Strings
+from featcache.store.reading.checks import Checks
+from featcache.store.reading.containers import Containers
+from featcache.store.reading.feature_arrays import FeatureArrays
 from featcache.store.reading.verify import raise_damage
 
 
-def load_generation(
-    path: Path, *, mapped: bool = True, checked: bool = False
-) -> tuple[Manifest, Index, Strings]:
-    """Read the manifest, the index and the failed ids of the current generation.
+class Generation:
+    """The generation of a cache that is current when it is opened; others may follow it.
 
-    Others may be published meanwhile.
+    Reads the manifest and maps the index; containers are opened when their bytes are first read.
+    Safe to share between threads and to fork.
 
     Args:
         path: the cache directory.
-        mapped: map the index into memory; False reads it.
-        checked: compare all of the index with its checksums.
+        mapped: map index and containers into memory; False reads them.
+        check_reads: compare the index with its checksums now, and arrays when they are read.
+    """
+
+    def __init__(self, path: Path, *, mapped: bool = True, check_reads: bool = False) -> None:
+        self.path = path
+        self.mapped = mapped
+        self.check_reads = check_reads
+        self.manifest, self.index, self.failed = _current(path, mapped, check_reads)
+        self.containers = Containers.of(path, self.index.containers, mapped)
+
+    @cached_property
+    def features(self) -> dict[str, FeatureArrays]:
+        """The arrays of each feature, by its name."""
+        columns = self.index.containers
+        checks = (
+            Checks(self.path, self.manifest, columns, self.containers) if self.check_reads else None
+        )
+        return {
+            name: FeatureArrays(self.manifest, name, self.index, self.containers, checks)
+            for name in self.manifest.features
+        }
+
+    def arrays(self, feature: str) -> FeatureArrays:
+        """Return the arrays of a feature; raises `KeyNotFoundError` for an unknown one."""
+        try:
+            return self.features[feature]
+        except (KeyError, TypeError):  # a list, such as that of ids
+            raise KeyNotFoundError(
+                f"no feature {feature!r} in cache {str(self.path)!r}",
+                hint=partial(nearest, feature, self.features),
+            ) from None
+
+    def row(self, id: str) -> int:
+        """Return the row of an id; raises `KeyNotFoundError` for an unknown one."""
+        row = self.index.find(id) if isinstance(id, str) else -1
+        if row < 0:
+            raise self._not_found(id)
+        return row
+
+    def find(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids, -1 where there is none.
+
+        Raises `KeyNotFoundError` for what is no list of strings.
+        """
+        return self.index.find_many(self._listed(ids))
+
+    def rows(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids; raises `KeyNotFoundError` for an unknown one."""
+        listed = self._listed(ids)
+        rows = self.index.find_many(listed)
+        if len(rows) and rows.min() < 0:
+            raise self._not_found(listed[int(rows.argmin())])
+        return rows
+
+    def read(
+        self, id: str, arrays: FeatureArrays, start: int | None = None, stop: int | None = None
+    ) -> Array:
+        """Return a copy of an array as it is stored, or of its frames `start` to before `stop`.
+
+        Raises `KeyNotFoundError` for an unknown id, `WindowError` unless 0 <= start <= stop <=
+        frames.
+        """
+        row = self.index.find(id) if isinstance(id, str) else -1
+        if row < 0:
+            raise self._not_found(id)
+        if start is None and stop is None:
+            return arrays.read(row)
+        return arrays.read(row, *_window(id, arrays, row, start, stop))
+
+    def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
+        """Return the frames of all utterances in row order, or of some."""
+        arrays = self.arrays(feature)
+        lengths = arrays.lengths.copy() if ids is None else arrays.lengths[self.rows(ids)]
+        if len(lengths) and lengths.min() < 0:
+            raise CorruptCacheError(
+                f"cache {str(self.path)!r} is damaged: feature {feature!r} has negative lengths"
+            )
+        return lengths
+
+    def close(self) -> None:
+        """Let go of the container files: arrays cannot be read any more."""
+        self.containers.close()
+
+    def _listed(self, ids: Iterable[str]) -> list[str]:
+        if isinstance(ids, str):
+            raise KeyNotFoundError(f"ids are a list of strings, not the one string {ids!r}")
+        listed = list(ids)
+        for id in listed:
+            if not isinstance(id, str):
+                raise self._not_found(id)
+        return listed
+
+    def _not_found(self, id: str) -> KeyNotFoundError:
+        if not isinstance(id, str):
+            return KeyNotFoundError(
+                f"utterance ids are strings, not {id!r}; rows by number are what "
+                "featcache.FeatureDataset gives"
+            )
+        return KeyNotFoundError(
+            f"no utterance {id!r} in cache {str(self.path)!r}", hint=partial(self._nearest, id)
+        )
+
+    def _nearest(self, id: str) -> str:
+        more = "" if self.manifest.complete else "; it is incomplete, more may come"
+        return self.index.nearest(id) + more
+
+
+def _current(path: Path, mapped: bool, checked: bool) -> tuple[Manifest, Index, Strings]:
+    """Read manifest, index and failed ids; all of the index is compared if it is to be `checked`.
+
+    Other generations may be published meanwhile.
     """
     manifest = read_manifest(path)
     while True:
@@ -34,8 +159,7 @@ def load_generation(
             if newer.write_id == manifest.write_id:
                 raise CacheError(
                     f"cache {str(path)!r} lacks {error.filename!r}; put it back, or remove "
-                    "featcache.json and write "
-                    "the cache again: what is sealed is kept"
+                    "featcache.json and write the cache again: what is sealed is kept"
                 ) from error
             manifest = newer
             continue
@@ -43,22 +167,47 @@ def load_generation(
             if checked:
                 raise_damage(file.damage())
             index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
-        if len(index) != manifest.rows:
-            raise CorruptCacheError(
-                f"cache {str(path)!r} is damaged: {len(index)} of {manifest.rows} rows"
-            )
-        parts = index.containers.parts
-        if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < len(manifest.parts):
-            raise CorruptCacheError(
-                f"cache {str(path)!r} is damaged: its containers are in parts that are not there"
-            )
-        missing = [
-            name
-            for name, feature in manifest.features.items()
-            if feature["stats"] and name not in index.stats
-        ]
-        if missing:
-            raise CorruptCacheError(
-                f"cache {str(path)!r} is damaged: it has no statistics of {missing[0]!r}"
-            )
+        _check_fit(path, manifest, index)
         return manifest, index, failed
+
+
+def _check_fit(path: Path, manifest: Manifest, index: Index) -> None:
+    """Raise `CorruptCacheError` for an index that is not what its manifest says."""
+    if len(index) != manifest.rows:
+        raise CorruptCacheError(
+            f"cache {str(path)!r} is damaged: {len(index)} of {manifest.rows} rows"
+        )
+    parts = index.containers.parts
+    if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < len(manifest.parts):
+        raise CorruptCacheError(
+            f"cache {str(path)!r} is damaged: its containers are in parts that are not there"
+        )
+    for name, feature in manifest.features.items():
+        if feature["stats"] and name not in index.stats:
+            raise CorruptCacheError(
+                f"cache {str(path)!r} is damaged: it has no statistics of {name!r}"
+            )
+
+
+def _window(
+    id: str, arrays: FeatureArrays, row: int, start: int | None, stop: int | None
+) -> tuple[int, int]:
+    length = int(arrays.lengths[row])
+    try:
+        begin = 0 if start is None else operator.index(start)
+        end = length if stop is None else operator.index(stop)
+    except TypeError:
+        raise WindowError(
+            f"utterance {id!r}, feature {arrays.name!r}: frames are counted in whole numbers, "
+            f"from start to before stop, not {start!r} and {stop!r}"
+        ) from None
+    if not arrays.has_frames:
+        raise WindowError(
+            f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
+        )
+    if not 0 <= begin <= end <= length:
+        raise WindowError(
+            f"utterance {id!r}, feature {arrays.name!r}: frames {begin} to {end} are not "
+            f"within 0 to {length}"
+        )
+    return begin, end

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from featcache._checks import directory
+from featcache.store.format.disk_errors import reading
 from featcache.store.format.ids import as_id
-from featcache.store.reading.cache import Cache, CachePath
+from featcache.store.reading.generation import Generation
 
 if TYPE_CHECKING:
     import torch
@@ -20,15 +23,26 @@ class FeatureReader:
     each process, and copies share nothing. What is read is a tensor of its own, shape (frames,
     *dims), or `dims` without a time axis.
 
+    Args: path: the cache directory. feature: the name of the feature. check_reads, mapped: as of
+        `featcache.open`.
+
     >>> # to be given to `dataset.add_dynamic_item(reader, "id", "fbank")`
     >>> reader = FeatureReader("features/train", "fbank")
     """
 
-    def __init__(self, path: CachePath, feature: str) -> None:
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        feature: str,
+        *,
+        check_reads: bool = False,
+        mapped: bool = True,
+    ) -> None:
         self.path = directory(path, "a cache").absolute()
         self.feature = feature
-        self._settings: dict[str, bool] = {}  # those of the cache that made the reader
-        self._cache: Cache | None = None
+        self._check_reads = check_reads
+        self._mapped = mapped
+        self._opened: Generation | None = None
 
     def __call__(self, id: str) -> torch.Tensor:
         """Return the tensor of an utterance; raises `KeyNotFoundError` for an unknown id."""
@@ -42,38 +56,37 @@ class FeatureReader:
         import torch
 
         id = cast(str, as_id(id))
-        cache = self.cache
-        arrays = cache._feature(self.feature)
-        tensor = torch.from_numpy(cache._read_stored(id, arrays, start, stop))
+        opened = self.opened
+        arrays = opened.arrays(self.feature)
+        tensor = torch.from_numpy(opened.read(id, arrays, start, stop))
         return tensor.view(torch.bfloat16) if arrays.declared_dtype == "bfloat16" else tensor
 
-    def lengths_for(self, ids: Sequence[str]) -> list[int]:
-        """Return the frames of utterances.
+    def lengths(self, ids: Iterable[str] | None = None) -> list[int]:
+        """Return the frames of all utterances in row order, or of some.
 
         `DynamicBatchSampler` takes those of `dataset.data_ids`: `lengths_list`.
         """
-        texts = [cast(str, as_id(id)) for id in ids]
-        lengths: list[int] = self.cache.lengths(self.feature, texts).tolist()
+        if not (ids is None or isinstance(ids, str)):
+            ids = [cast(str, as_id(id)) for id in ids]
+        lengths: list[int] = self.opened.lengths(self.feature, ids=ids).tolist()
         return lengths
 
     @property
-    def cache(self) -> Cache:
-        """The cache, opened when first needed."""
-        if self._cache is None:
-            cache = Cache(self.path, verify=None, **self._settings)
-            cache.dtype(self.feature)  # an unknown feature is an error here, with its name
-            self._cache = cache
-        return self._cache
+    def opened(self) -> Generation:
+        """The generation of the cache that is read, opened when first needed."""
+        if self._opened is None:
+            with reading(self.path):
+                opened = Generation(self.path, mapped=self._mapped, check_reads=self._check_reads)
+            opened.arrays(self.feature)  # an unknown feature is an error here, with its name
+            self._opened = opened
+        return self._opened
 
     def __repr__(self) -> str:
         return f"FeatureReader({str(self.path)!r}, {self.feature!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return reader_of, (self.path, self.feature, self._settings)
+        return _reader, (self.path, self.feature, self._check_reads, self._mapped)
 
 
-def reader_of(path: CachePath, feature: str, settings: dict[str, bool]) -> FeatureReader:
-    """Return a reader that opens its cache with these settings of `featcache.open`."""
-    reader = FeatureReader(path, feature)
-    reader._settings = settings
-    return reader
+def _reader(path: Path, feature: str, check_reads: bool, mapped: bool) -> FeatureReader:
+    return FeatureReader(path, feature, check_reads=check_reads, mapped=mapped)

@@ -25,7 +25,8 @@ from featcache.stats import FeatureStats
 from featcache.store.format import lock
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.files import make_directory
-from featcache.store.format.journal import Header, JournalWriter, Placed, Utterance
+from featcache.store.format.journal import JournalWriter
+from featcache.store.format.journal_lines import Header, Placed, Utterance
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import (

@@ -19,7 +19,6 @@ from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import (
     ClosedError,
     CorruptCacheError,
-    DuplicateIdError,
     StaleCacheError,
 )
 from featcache.interface import Array
@@ -29,11 +28,12 @@ from featcache.store.format.ids import check_id
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import header_for, remove_part
-from featcache.store.reading.generation import load_generation
+from featcache.store.reading.generation import Generation
 from featcache.store.writing.background import Background
 from featcache.store.writing.casts import ArrayLike, check_features, to_storage
 from featcache.store.writing.first_shapes import FirstShapes
 from featcache.store.writing.free_space import FreeSpace
+from featcache.store.writing.known_ids import KnownIds
 from featcache.store.writing.open_part import OpenPart
 from featcache.store.writing.publish import sealed_parts
 from featcache.store.writing.unclosed import close_at_exit
@@ -67,11 +67,11 @@ class PartWriter:
         self._one_at_a_time = threading.RLock()  # threads may share a writer
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
-            self._build, self._stored, self._dims = self._find_stored()
-        self._numbers: dict[str, int] = {}  # id -> its number, of what is in no sealed part
+            self._build, self._dims, stored = self._find_stored()
+        self._known = KnownIds(self.path, stored)
         self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
-        self._space = FreeSpace(self.path, len(self.features), sum(map(len, self._stored)))
+        self._space = FreeSpace(self.path, len(self.features), self._known.stored)
         # takes what is written; the thread may be at the one before
         self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
@@ -84,27 +84,27 @@ class PartWriter:
             self, f"the part writer of {str(self.path)!r}", PartWriter.close
         )
 
-    def _find_stored(self) -> tuple[int, list[Index], Mapping[str, tuple[int, ...]]]:
-        """Return the build that is written, the indexes of what it holds, and the frame shapes."""
-        manifest, index, _ = load_generation(self.path)
+    def _find_stored(self) -> tuple[int, Mapping[str, tuple[int, ...]], list[Index]]:
+        """Return the build that is written, the frame shapes, and the indexes of what it holds."""
+        current = Generation(self.path)
+        manifest = current.manifest
         if self._fingerprint != manifest.building_fingerprint:
             raise StaleCacheError(
                 f"cache {str(self.path)!r} is being written with other declarations or another "
-                "fingerprint than given "
-                "here; give those of its CacheWriter"
+                "fingerprint than given here; give those of its CacheWriter"
             )
         parts = sealed_parts(self.path, manifest.building, self._fingerprint)
-        current = manifest.build == manifest.building
-        published = {entry.name for entry in manifest.parts} if current else set()
+        is_read = manifest.build == manifest.building
+        published = {entry.name for entry in manifest.parts} if is_read else set()
         if not published <= {part.entry.name for part in parts}:
             published = set()  # somebody removed a part: what it held is to be computed again
         stored = [part.index(self.path, []) for part in parts if part.entry.name not in published]
         dims = parts[0].header.dims if parts else {}
-        return manifest.building, stored + [index] * bool(published), dims
+        return manifest.building, dims, stored + [current.index] * bool(published)
 
     def __contains__(self, id: str) -> bool:
         """Say whether an utterance is stored already, or was written now."""
-        return id in self._numbers or any(index.find(id) >= 0 for index in self._stored)
+        return id in self._known
 
     def __len__(self) -> int:
         """Return how many utterances this writer has taken."""
@@ -131,7 +131,7 @@ class PartWriter:
 
     def _take(self, id: str, stored: dict[str, Array]) -> None:
         self.check_open()
-        self._check_new(id)
+        self._known.check_new(id, self._count)
         for name, array in stored.items():
             feature = self.features[name]
             feature.check_dims(id, array.shape[1:], self._dims.get(name), len(array))
@@ -143,7 +143,7 @@ class PartWriter:
         encoded = part.encode_lossy(id, stored)
         part.check(id, stored)
         self._put(partial(part.append, id, stored, encoded), nbytes)
-        self._numbers[id] = self._count
+        self._known.take(id, self._count)
         self._count += 1
         self.bytes_written += nbytes
         self._part_bytes += nbytes
@@ -239,21 +239,6 @@ class PartWriter:
                 "featcache.extract(parallel=...)"
             )
 
-    def _check_new(self, id: str) -> None:
-        if id in self._numbers:
-            raise DuplicateIdError(
-                f"utterance {id!r} was given twice: as number {self._numbers[id]} and as number "
-                f"{self._count} "
-                f"of this run (counted from 0)"
-            )
-        if id in self:
-            raise DuplicateIdError(
-                f"utterance {id!r} was given as number {self._count} of this run (counted from 0), "
-                "but is stored in "
-                f"{str(self.path)!r} already; skip it (`id in writer` tells), or overwrite the "
-                "cache"
-            )
-
     def _kept(self) -> str:
         return f"{self._committed} utterances of this run are committed and kept"
 
@@ -303,6 +288,4 @@ class PartWriter:
             self._sealed.append(sealed.entry.name)
             self._sealed_rows += sealed.entry.rows
             self._committed = self._sealed_rows
-            self._stored.append(sealed.index(self.path, []))
-            for id in ids:  # the index knows them now: ten million ids are not kept
-                del self._numbers[id]
+            self._known.sealed(ids, sealed.index(self.path, []))

@@ -10,32 +10,26 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-
 from featcache.container_files import sync_directory
 from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.errors import CacheLockedError, CorruptCacheError, StorageFullError
-from featcache.interface import Array, EncodedArray, Extent, FinishesFiles
+from featcache.errors import CacheLockedError, CorruptCacheError
+from featcache.interface import Extent, FinishesFiles
 from featcache.store.format import journal as journals
 from featcache.store.format.files import remove_unfinished
-from featcache.store.format.journal import Journal, Placed, Utterance, read_journal
+from featcache.store.format.journal import Journal, read_journal
+from featcache.store.format.journal_lines import Placed, Utterance
 from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.lock import WriterLock, holder, holder_text, may_live
 from featcache.store.format.manifest import PARTS
-from featcache.store.format.part import SEAL, checksum, list_parts, read_part, remove_part
-from featcache.store.reading.containers import Containers
-from featcache.store.reading.feature_arrays import decoded
-from featcache.store.writing.free_space import margin
-from featcache.store.writing.open_part import OpenPart, container_groups
+from featcache.store.format.part import SEAL, list_parts, read_part, remove_part
+from featcache.store.writing.open_part import container_groups
+from featcache.store.writing.part_copy import RECOVERED, Source, copy_part
 from featcache.store.writing.seal import seal_directory
 
-RECOVERED = "-recovered"
-SPARE_BYTES = 1 << 18  # what must remain beside the copy of a part and its index
 DAMAGED = ".damaged"  # behind the name of a part that is set aside: nobody reads or removes it
 _log = logging.getLogger("featcache")
 
@@ -103,7 +97,7 @@ def _recover(
         if whole and in_place and _seal_in_place(cache, name, features, journal):
             return
         if good:
-            _copy(cache, name, features, journal, good, whole=whole)
+            copy_part(cache, name, features, journal, good, whole=whole)
         if lost and not journal.damaged:
             ids = ", ".join(repr(utterance.id) for utterance in lost[:5])
             _set_aside(
@@ -136,7 +130,7 @@ def _is_unfinished_copy(directory: Path) -> bool:
 
 def _checked(directory: Path, journal: Journal) -> tuple[list[Utterance], list[Utterance]]:
     """Split the utterances of a journal into those whose bytes are undamaged, and the others."""
-    source = _Source(directory, journal)
+    source = Source(directory, journal)
     good: list[Utterance] = []
     lost: list[Utterance] = []
     for utterance in journal.utterances:
@@ -176,72 +170,6 @@ def _seal_in_place(
     return True
 
 
-def _copy(
-    cache: Path,
-    name: str,
-    features: Mapping[str, FeatureStorageConfig],
-    journal: Journal,
-    utterances: Sequence[Utterance],
-    *,
-    whole: bool,
-) -> None:
-    """Copy utterances into a new part and seal it.
-
-    Statistics are computed again unless the journal is whole.
-    """
-    target = cache / PARTS / (name + RECOVERED)
-    if (target / SEAL).exists():
-        return
-    if target.exists():
-        remove_part(target)
-    _check_space(cache, name, utterances)
-    source = _Source(cache / PARTS / name, journal)
-    part = OpenPart(cache, features, journal.header, target.name)
-    try:
-        for utterance in utterances:
-            encoded = source.encoded(utterance)
-            if not whole:
-                part.add_to_stats(
-                    {
-                        key: _decoded(features[key], journal.header.dims[key], each)
-                        for key, each in encoded.items()
-                    }
-                )
-            part.append_encoded(utterance.id, encoded)
-        part.commit(stats=journal.stats if whole else None)
-        part.seal()
-    except BaseException:
-        part.discard()
-        raise
-
-
-def _check_space(cache: Path, name: str, utterances: Sequence[Utterance]) -> None:
-    arrays = (placed for utterance in utterances for placed in utterance.arrays.values())
-    needed = sum(extent.nbytes for placed in arrays for extent in placed.extents)
-    needed += margin(len(utterances[0].arrays), 2 * len(utterances), SPARE_BYTES)
-    free = shutil.disk_usage(cache).free
-    if needed > free:
-        raise StorageFullError(
-            f"{free:,} bytes are free on the disk of {str(cache)!r}; to bring back what a writer "
-            f"that died had committed, part {name!r} is copied once, which needs {needed:,}: "
-            "free some space and run the same again"
-        )
-
-
-def _decoded(feature: FeatureStorageConfig, dims: tuple[int, ...], array: EncodedArray) -> Array:
-    spec = feature.spec(dims)
-    if spec.codec is None or not array.blocks:
-        flat = np.frombuffer(b"".join(array.blocks), spec.storage_dtype)
-        return cast(Array, flat.reshape(array.rows, *dims))
-    cut = feature.blocks(dims)
-    size = array.rows if cut is None or cut.rows is None else cut.rows
-    blocks = [
-        decoded(spec.codec, memoryview(block), spec.storage_dtype, dims, size)
-        for block in array.blocks
-    ]
-    return np.concatenate(blocks)[: array.rows]
-
-
 def _set_aside(directory: Path, why: str) -> None:
     aside = directory.with_name(directory.name + DAMAGED)
     directory.rename(aside)
@@ -261,48 +189,3 @@ def _within(prefix: str, placed: Placed) -> tuple[int, tuple[Extent, ...]]:
     return placed.rows, tuple(
         dataclasses.replace(each, container=each.container[start:]) for each in placed.extents
     )
-
-
-class _Source:
-    """The containers of a part that was never sealed."""
-
-    def __init__(self, directory: Path, journal: Journal) -> None:
-        arrays = (
-            placed for utterance in journal.utterances for placed in utterance.arrays.values()
-        )
-        paths = sorted({extent.container for placed in arrays for extent in placed.extents})
-        self._features = journal.header.dims.keys()
-        self._numbers = {path: number for number, path in enumerate(paths)}
-        self._containers = Containers(
-            directory, paths.__getitem__, [_size(directory / path) for path in paths]
-        )
-
-    def holds(self, utterance: Utterance) -> bool:
-        """Tell whether an utterance has all features, with the bytes that the journal says."""
-        if utterance.arrays.keys() != self._features:
-            return False
-        try:
-            return all(
-                checksum(self._blocks(placed)) == placed.checksum
-                for placed in utterance.arrays.values()
-            )
-        except CorruptCacheError:
-            return False
-
-    def encoded(self, utterance: Utterance) -> dict[str, EncodedArray]:
-        return {
-            name: EncodedArray(placed.rows, self._blocks(placed))
-            for name, placed in utterance.arrays.items()
-        }
-
-    def _blocks(self, placed: Placed) -> tuple[memoryview, ...]:
-        return tuple(
-            np.ascontiguousarray(
-                self._containers.view(self._numbers[each.container], each.offset, each.nbytes)
-            ).data
-            for each in placed.extents
-        )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() and not path.is_symlink() else -1

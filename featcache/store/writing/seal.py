@@ -19,7 +19,7 @@ from featcache.store.format.column_file import save_columns
 from featcache.store.format.files import open_within, remove_unfinished, write_durably
 from featcache.store.format.index import ContainerColumns
 from featcache.store.format.index_writer import container_columns, index_columns, index_of, rows_of
-from featcache.store.format.journal import Header, Utterance
+from featcache.store.format.journal_lines import Header, Utterance
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.pages import container_digest, page_count, pages_of
 from featcache.store.format.part import COLUMNS, SEAL, SealedPart, read_part

@@ -26,7 +26,7 @@ from featcache.store.format.manifest import (
     read_manifest,
     write_manifest,
 )
-from featcache.store.reading.generation import load_generation
+from featcache.store.reading.generation import Generation
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish import Outcome, publish, sealed_parts
@@ -194,10 +194,11 @@ def _check_containers(path: Path) -> None:
 
     A part whose whole directory is gone was removed to compute its utterances again.
     """
-    manifest, index, _ = load_generation(path)
-    there = [(path / PARTS / entry.name).exists() for entry in manifest.parts]
-    rows = np.flatnonzero(np.array(there, bool)[index.containers.parts]).tolist()
-    raise_damage(container_damage(path, index.containers, rows))
+    opened = Generation(path)
+    containers = opened.index.containers
+    there = [(path / PARTS / entry.name).exists() for entry in opened.manifest.parts]
+    rows = np.flatnonzero(np.array(there, bool)[containers.parts]).tolist()
+    raise_damage(container_damage(path, containers, rows))
 
 
 def _claim_directory(path: Path) -> None:

@@ -59,7 +59,7 @@ def assert_holds(layout: str, cache: featcache.Cache, ids: list[str]) -> None:
         for name, array in cache[id].items():
             assert_array(layout, id, name, array)
             length = 1 if name == "speaker" else len(array)
-            assert cache.lengths(name, [id]).tolist() == [length]
+            assert cache.lengths(name, ids=[id]).tolist() == [length]
     for name in {"fbank", "half"} & {*cache.features}:
         frames = np.concatenate([arrays_of(id, [name])[name] for id in ids]).astype(np.float64)
         assert cache.stats(name).count == len(frames)

@@ -33,7 +33,7 @@ def test_files_are_let_go_when_there_are_too_many(
     cache = featcache.open(tmp_path)
     for number in (*range(1, 30), *range(1, 30)):
         assert len(cache.read(id_of(number), "fbank")) == number
-        assert len(cache._containers._open) <= 5
+        assert len(cache.opened.containers._open) <= 5
 
 
 def test_a_cache_makes_do_with_one_file_when_others_have_opened_too_many(
@@ -44,14 +44,14 @@ def test_a_cache_makes_do_with_one_file_when_others_have_opened_too_many(
     opened = os.open
 
     def refuse(path: Path, flags: int, **where: int) -> int:
-        if cache._containers._open:
+        if cache.opened.containers._open:
             raise OSError(errno.EMFILE, "Too many open files")
         return opened(path, flags, **where)
 
     monkeypatch.setattr(os, "open", refuse)
     assert cache.read(id_of(3), "units").tolist() == arrays_of(3)["units"].tolist()
-    assert len(cache._containers._open) == 1
-    monkeypatch.setattr(cache._containers, "_open", {99: None})
+    assert len(cache.opened.containers._open) == 1
+    monkeypatch.setattr(cache.opened.containers, "_open", {99: None})
     monkeypatch.setattr(
         os, "open", lambda *_, **__: (_ for _ in ()).throw(PermissionError(errno.EACCES, "no"))
     )
@@ -79,10 +79,10 @@ def test_a_reader_that_is_overtaken_while_it_opens_takes_the_newer_generation(
 
 def test_what_is_not_there_is_quickly_answered_with_a_default(tmp_path: Path) -> None:
     cache = featcache.open(make_cache(tmp_path, range(9)))
-    cache._index.__dict__["nearest"] = None  # which takes its time
+    cache.opened.index.__dict__["nearest"] = None  # which takes its time
     assert cache.get("nobody") is None
     assert cache.get("nobody", 7) == 7
-    assert cache.get(id_of(3))["fbank"].tolist() == arrays_of(3)["fbank"].tolist()
+    assert cache.get(id_of(3), {})["fbank"].tolist() == arrays_of(3)["fbank"].tolist()
 
 
 def test_a_container_that_shrinks_while_it_is_read_is_an_error_without_mapping(
@@ -99,7 +99,7 @@ def test_a_container_that_shrinks_while_it_is_read_is_an_error_without_mapping(
 
 def test_an_index_that_is_gone_is_named(tmp_path: Path) -> None:
     make_cache(tmp_path, range(3))
-    index = featcache.open(tmp_path)._manifest.index
+    index = featcache.open(tmp_path).opened.manifest.index
     (tmp_path / index).unlink()
     with pytest.raises(
         CacheError, match=rf"lacks '.*{index}'.*put it back, or remove featcache.json"

@@ -76,7 +76,7 @@ def test_what_is_undamaged_reads_the_same(
     for id in plain:
         for feature in plain.features:
             np.testing.assert_array_equal(plain.read(id, feature), checked.read(id, feature))
-        length = plain.lengths("fbank", [id])[0]
+        length = plain.lengths("fbank", ids=[id])[0]
         for start, stop in ((0, length), (0, length // 2), (length // 3, length), (length, length)):
             np.testing.assert_array_equal(
                 plain.read(id, "fbank", start, stop), checked.read(id, "fbank", start, stop)
@@ -93,11 +93,11 @@ def test_what_is_undamaged_reads_the_same(
 
 
 def extents_of(cache: featcache.Cache, id: str, feature: str) -> list[tuple[Path, int, int]]:
-    arrays = cache._arrays[feature]
-    row = cache._row(id)
+    arrays = cache.opened.arrays(feature)
+    row = cache.opened.row(id)
     return [
         (
-            cache.path / cache._index.containers.path(arrays._container[e]),
+            cache.path / cache.opened.index.containers.path(arrays._container[e]),
             arrays._offset[e],
             arrays._nbytes[e],
         )
@@ -158,7 +158,7 @@ def test_a_container_or_part_of_another_cache_in_its_place_is_found(
 
 def test_damage_of_the_index_is_found_when_the_cache_is_opened(tmp_path: Path) -> None:
     path = make_cache(tmp_path, range(20))
-    index = path / featcache.open(path)._manifest.index
+    index = path / featcache.open(path).opened.manifest.index
     data = index.read_bytes()
     for place in range(0, len(data) - 8, 97):
         index.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])

@@ -119,7 +119,7 @@ for settings in (
     cache = featcache.open(path, **settings)
     for id in cache:
         cache.read(id, "fbank")
-        cache.read(id, "fbank", 0, min(1, cache.lengths("fbank", [id])[0]))
+        cache.read(id, "fbank", 0, min(1, cache.lengths("fbank", ids=[id])[0]))
 check_cache(path, range(5))
 """
 )

@@ -47,7 +47,7 @@ def files(path: Path) -> list[Path]:
 
 def containers(path: Path) -> list[tuple[Path, list[tuple[int, int]]]]:
     """All containers with the places of stored bytes in them."""
-    index = featcache.open(path)._index
+    index = featcache.open(path).opened.index
     places: dict[str, list[tuple[int, int]]] = {name: [] for name in index.containers.paths}
     for columns in index.features.values():
         for container, offset, nbytes in zip(

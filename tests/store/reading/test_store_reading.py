@@ -103,7 +103,7 @@ def test_a_cache_may_be_forked_while_other_threads_open_its_files(tmp_path: Path
 
     def reopen() -> None:
         while not stop.is_set():
-            cache._containers.close()
+            cache.opened.containers.let_go()
             for number in range(40):
                 cache.read(id_of(number), "fbank")
 
@@ -133,9 +133,9 @@ def test_a_cache_is_pickled_and_copied_by_opening_it_again(tmp_path: Path, mappe
     cache = featcache.open(tmp_path, mapped=mapped)
     cache.read(id_of(1), "fbank")
     for other in (pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache), copy.copy(cache)):  # noqa: S301
-        assert other._mapped == mapped
+        assert other.opened.mapped == mapped
         assert_holds(other, oracle(range(9)))
-        other._containers.close()
+        other.close()
     assert_holds(cache, oracle(range(9)))
 
 
@@ -144,10 +144,10 @@ def test_a_reader_is_pickled_and_copied_without_its_files(tmp_path: Path) -> Non
     reader = FeatureReader(tmp_path, "fbank")
     reader(id_of(1))
     for other in (pickle.loads(pickle.dumps(reader)), copy.deepcopy(reader), copy.copy(reader)):  # noqa: S301
-        assert other._cache is None
+        assert other._opened is None
         assert repr(other) == repr(reader) == f"FeatureReader({str(tmp_path)!r}, 'fbank')"
         assert other(id_of(2)).tolist() == arrays_of(2)["fbank"].tolist()
-    assert reader._cache is not None
+    assert reader._opened is not None
 
 
 def test_a_reader_costs_nothing_until_it_is_used(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_reader_gives_tensors_of_its_own_of_the_declared_dtype(tmp_path: Path)
         found.zero_()  # writable, and of no one else
         assert torch.equal(cache.reader(name)("u"), tensor)
     assert cache.reader("half").read("u", 1, 3).shape == (2, 3)
-    assert cache.reader("half").lengths_for(["u", "u"]) == [5, 5]
+    assert cache.reader("half").lengths(["u", "u"]) == [5, 5]
     assert cache.read("u", "label").shape == ()
 
 
@@ -256,7 +256,7 @@ def test_lengths_come_in_row_order_or_as_asked_and_are_the_callers(tmp_path: Pat
     lengths = cache.lengths("fbank")
     lengths += 1
     assert cache.lengths("fbank").tolist() == [len(oracle(range(9))[id]["fbank"]) for id in cache]
-    assert cache.lengths("fbank", [id_of(8), id_of(1), id_of(8)]).tolist() == [17, 5, 17]
+    assert cache.lengths("fbank", ids=[id_of(8), id_of(1), id_of(8)]).tolist() == [17, 5, 17]
 
 
 def test_a_cache_tells_what_it_is(tmp_path: Path) -> None:
@@ -284,6 +284,6 @@ def test_ids_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     assert_holds(cache, oracle(range(150)))
     assert all(f"{id_of(number)}x" not in cache for number in range(150))
     ids = [id_of(number) for number in range(149, -1, -1)]
-    assert cache.lengths("fbank", ids).tolist() == [
+    assert cache.lengths("fbank", ids=ids).tolist() == [
         len(arrays_of(number)["fbank"]) for number in range(149, -1, -1)
     ]

@@ -145,7 +145,7 @@ def test_what_is_recovered_is_published_when_a_writer_opens(tmp_path: Path) -> N
     check_cache(died, range(10), complete=False)
     with PartWriter(died, two_features(), FINGERPRINT) as part:
         # the published index, mapped; no part's ids in memory of its own
-        assert len(part._stored) == 1
+        assert len(part._known._indexes) == 1
         assert all(id_of(number) in part for number in range(10))
     writer.close()
     check_cache(died, range(10))
@@ -181,10 +181,10 @@ def test_a_writer_keeps_no_ids_of_sealed_parts(
         for numbers in (range(12), range(12, 23)):
             write(writer, numbers)
             writer.commit()
-            assert len(writer._parts._numbers) < 4
+            assert len(writer._parts._known._numbers) < 4
             assert all(id_of(number) in writer for number in numbers)
         writer.publish()
-        assert writer._parts._numbers == {}
+        assert writer._parts._known._numbers == {}
         with pytest.raises(featcache.FeatcacheError, match=r"is stored in .* already; skip it"):
             write(writer, [1])
     check_cache(tmp_path, range(23))

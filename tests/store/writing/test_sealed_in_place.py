@@ -22,6 +22,7 @@ from featcache.store.format import journal
 from featcache.store.format.part import COLUMNS, SEAL
 from featcache.store.writing import recover
 from featcache.store.writing.open_part import container_groups
+from featcache.store.writing.part_copy import RECOVERED
 from featcache.testing.durability import files_of
 from featcache.testing.finishing import Interruption, interrupted
 from featcache_backends.memmap import MemmapBackend
@@ -166,7 +167,7 @@ def test_a_part_is_sealed_where_it_lies(
     part = leave(left, features)
     CacheWriter(left, features).close()
     expected = closed(tmp_path / "closed", features)
-    assert parts_of(left) == [part if layout in IN_PLACE else part + recover.RECOVERED]
+    assert parts_of(left) == [part if layout in IN_PLACE else part + RECOVERED]
     assert_same(featcache.open(left, verify="arrays"), expected)
     if layout in IN_PLACE:
         [other] = (tmp_path / "closed" / "parts").iterdir()
@@ -231,7 +232,7 @@ def test_a_part_whose_arrays_are_damaged_is_copied_and_set_aside(left: Path) -> 
     part = leave(left, features)
     flip(left / "parts" / part / "fbank.npy", 300)
     CacheWriter(left, features).close()
-    assert parts_of(left) == [part + recover.RECOVERED, part + recover.DAMAGED]
+    assert parts_of(left) == [part + RECOVERED, part + recover.DAMAGED]
     assert len(featcache.open(left, verify="arrays")) == len(COMMITTED) - 1
 
 
@@ -244,7 +245,7 @@ def test_a_part_whose_files_are_not_as_they_were_left_is_copied(
     with caplog.at_level(logging.WARNING, "featcache"):
         CacheWriter(left, features).close()
     assert "is copied, for its files cannot be finished" in caplog.text
-    assert parts_of(left) == [part + recover.RECOVERED]
+    assert parts_of(left) == [part + RECOVERED]
     assert_same(featcache.open(left, verify="arrays"), closed(tmp_path / "closed", features))
 
 
@@ -268,9 +269,9 @@ def test_a_part_that_was_copied_before_is_not_sealed_as_well(
         patch.setattr(recover, "remove_part", lambda directory: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             CacheWriter(left, features)
-    assert parts_of(left) == [part, part + recover.RECOVERED]
+    assert parts_of(left) == [part, part + RECOVERED]
     CacheWriter(left, features).close()
-    assert parts_of(left) == [part + recover.RECOVERED]
+    assert parts_of(left) == [part + RECOVERED]
     assert_same(featcache.open(left, verify="arrays"), closed(tmp_path / "closed", features))
 
 

@@ -192,9 +192,9 @@ def test_an_unknown_id_is_answered_with_the_nearest(tmp_path: Path) -> None:
         lambda: cache.read("spk1/utt-88", "fbank"),
         lambda: cache["spk1/utt-88"],
         lambda: cache.read_batch([id_of(1), "spk1/utt-88"], "fbank"),
-        lambda: cache.lengths("fbank", ["spk1/utt-88"]),
+        lambda: cache.lengths("fbank", ids=["spk1/utt-88"]),
         lambda: cache.reader("fbank")("spk1/utt-88"),
-        lambda: cache.reader("fbank").lengths_for(["spk1/utt-88"]),
+        lambda: cache.reader("fbank").lengths(["spk1/utt-88"]),
     ):
         with pytest.raises(
             KeyNotFoundError,

@@ -197,7 +197,7 @@ def assert_holds_prefix(cache: featcache.Cache) -> None:
     """Utterances come one after the other: of n, there must be the first n."""
     numbers = range(len(cache))
     assert list(cache) == sorted((id_of(number) for number in numbers), key=str.encode)
-    assert cache.lengths("fbank", [id_of(number) for number in numbers]).tolist() == [
+    assert cache.lengths("fbank", ids=[id_of(number) for number in numbers]).tolist() == [
         len(arrays_of(number)["fbank"]) for number in numbers
     ]
     last = len(cache) - 1

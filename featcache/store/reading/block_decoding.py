@@ -1,0 +1,36 @@
+"""Decoding of a codec's blocks, with its promises checked: any package may bring a codec."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from featcache.errors import CorruptCacheError, FeatcacheError
+from featcache.interface import Array, Codec
+
+
+def decoded(
+    codec: Codec,
+    data: memoryview,
+    dtype: np.dtype[np.generic],
+    dims: tuple[int, ...],
+    rows: int,
+) -> Array:
+    """Decode a block, whoever wrote the codec; raises `CorruptCacheError` if it breaks its promise.
+
+    Without this, a block of one row too many would be taken for the next one's, and one of other
+    dims be repeated to fill a frame.
+    """
+    try:
+        block = np.asanyarray(codec.decode(data, dtype, dims, rows))
+    except FeatcacheError:
+        raise
+    except Exception as error:
+        raise CorruptCacheError(
+            f"codec {codec.name!r} cannot decode a block of {len(data)} bytes: {error!r}"
+        ) from error
+    if block.dtype != dtype or block.ndim == 0 or block.shape[1:] != dims or len(block) > rows:
+        raise CorruptCacheError(
+            f"codec {codec.name!r} decodes a block of {len(data)} bytes to {block.dtype} of shape "
+            f"{block.shape}, not {dtype} of up to {(rows, *dims)}"
+        )
+    return block

@@ -1,0 +1,57 @@
+"""`Ids`: the utterance ids of a generation as a sequence, which holds none of them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from featcache.errors import RowError
+from featcache.store.format.index import Index
+
+
+class Ids(Sequence[str]):
+    """The ids of a cache in the order of its rows, which is that of their UTF-8 bytes.
+
+    Taken out of the index when they are asked for: ten million ids cost no memory. Equal to any
+    sequence of the same ids; pickled as a list.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self._index.id(each) for each in range(len(self))[row]]
+        try:
+            return self._index.id(range(len(self))[row])
+        except IndexError:
+            raise RowError(f"no row {row}: there are {len(self)} utterances") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return self._index.ids()
+
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self._index.find(id) >= 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(
+            one == another for one, another in zip(self, other, strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        some = ", ".join(map(repr, self[:3]))
+        return f"<{len(self)} ids: {some}{', ...' * (len(self) > 3)}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return list, (list(self),)

@@ -1,0 +1,66 @@
+"""Checks that caches fit together: side by side with the same ids, or one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from featcache.errors import ConfigError
+from featcache.store.reading.cache import Cache
+from featcache.store.reading.feature_arrays import FeatureArrays
+
+
+def features_of(block: Sequence[Cache]) -> dict[str, FeatureArrays]:
+    """Return the arrays of all features of joined caches, by name."""
+    return {name: cache.opened.arrays(name) for cache in block for name in cache.features}
+
+
+def check_same_features(first: Sequence[Cache], other: Sequence[Cache]) -> None:
+    """Raise `ConfigError` if features differ in name, dtype, time axis or shape of a frame."""
+    features, others = features_of(first), features_of(other)
+    paths = f"{str(first[0].path)!r} and {str(other[0].path)!r}"
+    if features.keys() != others.keys():
+        raise ConfigError(
+            f"caches {paths} have different features: {', '.join(features)} and {', '.join(others)}"
+        )
+    either_empty = not len(first[0]) or not len(other[0])  # then the shape of a frame is not known
+    for name, arrays in features.items():
+        kinds = [_kind(arrays, either_empty), _kind(others[name], either_empty)]
+        if kinds[0] != kinds[1]:
+            raise ConfigError(
+                f"feature {name!r} of caches {paths} differs: {kinds[0]} and {kinds[1]}"
+            )
+
+
+def _kind(arrays: FeatureArrays, any_dims: bool) -> str:
+    dims = ["..."] if any_dims else list(map(str, arrays.dims))
+    return f"{arrays.declared_dtype} ({', '.join([*['frames'] * arrays.has_frames, *dims])})"
+
+
+def check_same_ids(first: Cache, other: Cache) -> None:
+    """Raise `ConfigError` if an id is in one of two caches alone."""
+    a, b = first.opened.index, other.opened.index
+    if np.array_equal(a.id_ends, b.id_ends) and np.array_equal(a.id_bytes, b.id_bytes):
+        return
+    for one, two in ((first, other), (other, first)):
+        alone = next((id for id in one if id not in two), None)
+        if alone is not None:
+            raise ConfigError(
+                f"joined caches need the same ids, but {alone!r} is in {str(one.path)!r} "
+                f"({len(one)} utterances) and "
+                f"not in {str(two.path)!r} ({len(two)})"
+            )
+
+
+def check_no_shared_id(first: Cache, other: Cache) -> None:
+    """Raise `ConfigError` if an id is in both of two caches."""
+    few, many = sorted((first.opened.index, other.opened.index), key=len)
+    if len(few):
+        places = np.minimum(many.hashes.searchsorted(few.hashes), len(many) - 1)
+        for place in np.flatnonzero(many.hashes[places] == few.hashes).tolist():
+            id = few.id(int(few.hash_rows[place]))
+            if many.find(id) >= 0:
+                raise ConfigError(
+                    f"utterance {id!r} is in {str(first.path)!r} and in {str(other.path)!r}"
+                )
