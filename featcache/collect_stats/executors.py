@@ -19,7 +19,7 @@ from featcache.samplers.batches import Ints
 if TYPE_CHECKING:
     from distributed import Client
 
-    from featcache.cluster.workers import Staff
+    from featcache.cluster.workers import Workers
     from featcache.collect_stats.shard_maker import Hooks
 
 DEATHS = 3  # of workers at one batch: then it is the batch's fault
@@ -49,7 +49,7 @@ class LocalTeam:
 class DaskTeam:
     """Workers of Dask."""
 
-    def __init__(self, staff: Staff) -> None:
+    def __init__(self, staff: Workers) -> None:
         self._staff = staff
 
     def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
@@ -83,7 +83,7 @@ class DaskTeam:
 
         Whatever happens, parts are sealed in the end.
         """
-        from featcache.cluster.dispatch import Dispatch, Lost
+        from featcache.cluster.dispatch import Dispatch, LostAttempt
 
         dispatch, deaths = (
             Dispatch[Order](self._staff, job.claims, _make, job, self._staff.env),
@@ -95,7 +95,7 @@ class DaskTeam:
             for order, outcome in dispatch.outcomes():
                 if isinstance(outcome, Exception):
                     raise outcome
-                if not isinstance(outcome, Lost):
+                if not isinstance(outcome, LostAttempt):
                     yield order
                 elif outcome.batch is None:  # it was waiting there, the worker was at another
                     dispatch.add(order)
@@ -122,9 +122,9 @@ def team_of(
     if parallel is None:
         yield LocalTeam(provider)
         return
-    from featcache.cluster.workers import staff_of
+    from featcache.cluster.workers import workers_of
 
-    with staff_of(parallel, partial(_set_up, provider.build_worker_setup_fn())) as staff:
+    with workers_of(parallel, partial(_set_up, provider.build_worker_setup_fn())) as staff:
         yield DaskTeam(staff)
 
 
@@ -132,7 +132,8 @@ def team_of(
 
 
 def _set_up(setup_fn: Callable[[], object]) -> dict[str, object]:
-    return {"work": ShardMaker(setup_fn())}
+    maker = ShardMaker(setup_fn())
+    return {"work": maker, "part": maker.share}
 
 
 def _ask(hooks: Hooks, sample: Ints | None, env: str) -> Answer | Exception:

@@ -33,7 +33,7 @@ from featcache.collect_stats.shards import (
 )
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError
 from featcache.extraction.environment import EnvironmentProvider
-from featcache.extraction.patience import patiently
+from featcache.extraction.patience import retry_while_locked
 from featcache.samplers.batches import Ints
 from featcache.store.format.files import make_directory, write_durably
 from featcache.store.format.fingerprint import canonical, differences
@@ -230,7 +230,7 @@ class CollectStatsRunner:
                 made_from, features = team.ask(type(self), sample)
                 self._check_made_from(made_from)
                 if features is not None:
-                    writer = patiently(
+                    writer = retry_while_locked(
                         partial(CacheWriter, self.directory / FEATS, features, made_from)
                     )
                 rest = left_over(wanted, self._done(wanted, writer))
@@ -339,7 +339,7 @@ def _remove(directory: Path) -> None:
 def _publish(writer: CacheWriter, complete: bool) -> None:
     """Publish what all have stored, those that died included."""
     try:
-        patiently(writer.recover)
+        retry_while_locked(writer.recover)
         writer.close(complete)
     except BaseException:
         writer.abort()  # of nothing: what is sealed stays

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from featcache.cluster.attempts import Claim
+from featcache.cluster.attempts import Attempt
 from featcache.collect_stats.hooks import made_from_what
 from featcache.collect_stats.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.declaration.feature_config import FeatureStorageConfig
@@ -24,7 +24,7 @@ from featcache.errors import (
     describe,
 )
 from featcache.extraction.datasets import visible_ids
-from featcache.extraction.workers.part_of_process import Share
+from featcache.extraction.workers.process_part import ProcessPart
 from featcache.interface import Array
 from featcache.samplers.batches import Ints
 from featcache.store.format.committed import committed
@@ -72,7 +72,7 @@ class ShardMaker:
                     f"{', '.join(map(repr, env)) or 'nothing'}"
                 )
         self._env: dict[str, Any] = dict(env)
-        self.share = Share()
+        self.share = ProcessPart()
 
     def ask(self, hooks: Hooks, sample: Ints | None) -> Answer:
         """Return what statistics are made from here, and how a sample's features are stored."""
@@ -95,7 +95,7 @@ class ShardMaker:
             if read_shard(job.directory / SHARDS / order.name) is None:
                 self._make(job, order, claim)
 
-    def _make(self, job: Job, order: Order, claim: Claim) -> None:
+    def _make(self, job: Job, order: Order, claim: Attempt) -> None:
         hooks, shards = job.hooks, job.directory / SHARDS
         with tempfile.TemporaryDirectory(
             prefix="attempt-", dir=shards, ignore_cleanup_errors=True
@@ -112,9 +112,9 @@ class ShardMaker:
             writers = hooks.open_writers(shard_dir, **env)
             size = job.batch_size or 1
             for start in range(0, len(order.indices), size):
-                if self.share.stopping or not claim.valid:
+                if self.share.stopping or not claim.is_wanted:
                     raise IncompleteError("the run has been stopped")
-                claim.at(start)
+                claim.note_batch(start)
                 batch = order.indices[start : start + size].tolist()
                 result = self._compute(hooks, batch if job.batch_size else batch[0], env)
                 hooks.write_record(writers, result, state, **env)

@@ -45,7 +45,7 @@ class Computation:
         check_new: Callable[[Sequence[str]], object] = lambda ids: None,
     ) -> None:
         self.failures: list[Failure] = []
-        self.behind = 0  # utterances that were written, failed, or were known already
+        self.processed = 0  # utterances that were written, failed, or were known already
         self.seen: set[str] = set()  # their ids, unless `only_missing`
         self._compute = compute
         self._batches = batches
@@ -117,13 +117,13 @@ class Computation:
                 raise
             self._note(id, error)
             return
-        self.behind += 1
+        self.processed += 1
         if not self._only_missing:
             self._new.add(id)
             self.seen.add(id)
 
     def _known(self, ids: Sequence[str]) -> None:
-        self.behind += len(ids)
+        self.processed += len(ids)
         self.seen.update(ids)
 
     def _admit(self, ids: Sequence[str]) -> None:
@@ -137,7 +137,7 @@ class Computation:
 
     def _note(self, id: str | None, error: Exception) -> None:
         self.failures.append(failure_of(id, error))
-        self.behind += 1
+        self.processed += 1
         if id is not None and not self._only_missing:
             self.seen.add(id)
 

@@ -27,7 +27,7 @@ from featcache.errors import (
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
-from featcache.extraction.patience import patiently
+from featcache.extraction.patience import retry_while_locked
 from featcache.storage import FeatureStorage
 from featcache.store.format.committed import committed
 from featcache.store.format.fingerprint import cache_fingerprint, differences
@@ -143,7 +143,7 @@ class Destination:
             if the data set did not show them; None if it was not gone through. left_out: utterances
             that a sampler did not ask for. stopped: before the end.
         """
-        if stopped and (builds_aside(self.path) or (self.full and self.ids is None)):
+        if stopped and (is_overwriting(self.path) or (self.full and self.ids is None)):
             # the old cache stays as it is; the parts of the new one wait for the same call
             writer.abort()
             return
@@ -166,10 +166,10 @@ class Destination:
 
         Not while they still have the complete cache that is computed anew.
         """
-        if not builds_aside(self.path):
+        if not is_overwriting(self.path):
             writer.publish()
 
-    def say_how_to_go_on(self, error: BaseException) -> None:
+    def add_resume_note(self, error: BaseException) -> None:
         """Note on an error what is kept."""
         # the same call would end in the same way
         if isinstance(error, ConfigError | MissingDependencyError):
@@ -177,7 +177,7 @@ class Destination:
         # a cache that cannot be read says nothing of how to go on
         with contextlib.suppress(OSError):
             stored = sum(1 for _ in committed(self.path))
-            if builds_aside(self.path):
+            if is_overwriting(self.path):
                 text = (
                     f"cache {str(self.path)!r} is as it was; what was computed anew waits beside it"
                 )
@@ -234,7 +234,7 @@ class Destination:
     def _writer(self, fingerprint: Mapping[str, object], overwrite: bool) -> CacheWriter:
         make = partial(self.storage.writer, self.split, fingerprint, overwrite=overwrite)
         # a part's writer that has lost its run ends soon; another run of the cache does not
-        return patiently(make, unless=partial(is_locked, self.path))
+        return retry_while_locked(make, unless=partial(is_locked, self.path))
 
     @contextlib.contextmanager
     def _refusal_explained(self, missing: Sequence[str] | None) -> Iterator[None]:
@@ -294,7 +294,7 @@ def check_settings(on_error: str, retries: int, publish_every_s: float | None) -
         )
 
 
-def builds_aside(path: Path) -> bool:
+def is_overwriting(path: Path) -> bool:
     """Say whether a cache that is to be overwritten is still the one that readers see."""
     manifest = read_manifest(path)
     return manifest.building > manifest.build

@@ -22,7 +22,7 @@ from featcache.extraction.dataset_batches import (
 from featcache.extraction.datasets import is_map_style
 from featcache.extraction.destination import Destination
 from featcache.extraction.failures import Failure
-from featcache.extraction.progress import Account, Progress
+from featcache.extraction.progress import ProgressBar, TaskProgress
 from featcache.extraction.ranks import Ranks
 from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
@@ -91,7 +91,7 @@ class Extraction:
             close_after(error, self._finish if error is None else partial(self._finish, error))
             if error is not None:
                 if self.ranks.rank == 0:
-                    self.to.say_how_to_go_on(error)
+                    self.to.add_resume_note(error)
                 raise error
         return self.to.storage.cache(self.to.split)
 
@@ -174,7 +174,7 @@ class Extraction:
         )
         self._failures = computation.failures
         ranks = f", rank 0 of {self.ranks.size}" if self.ranks.size > 1 else ""
-        account = Account(
+        bar = ProgressBar(
             f"caching {self.to.split}{ranks}",
             None if self._batches.total is None else self._known + self._batches.total,
             self._known,
@@ -182,23 +182,23 @@ class Extraction:
             shown=self.progressbar and self.ranks.rank == 0,
             colour=colours.get(str(getattr(self.stage, "name", self.stage)).lower()),
         )
-        with account.bar:
+        with bar.bar:
             for number, batch in enumerate(self._batches, start=1):
                 computation.process(batch)
-                self._publish_now_and_then()
-                done = Progress(
-                    0, computation.behind, self._writer.bytes_written, len(computation.failures)
+                self._publish_if_due()
+                done = TaskProgress(
+                    0, computation.processed, self._writer.bytes_written, len(computation.failures)
                 )
-                account.update(done)
+                bar.update(done)
                 if debug and number == getattr(self.owner, "debug_batches", 2):
                     self._cut_short = True
                     return
         if self._batches.total is not None:
-            self._left_out = max(self._batches.total - computation.behind, 0)
+            self._left_out = max(self._batches.total - computation.processed, 0)
         if self.to.ids is None:
             self._seen = computation.seen
 
-    def _publish_now_and_then(self) -> None:
+    def _publish_if_due(self) -> None:
         """Seal what this rank has written.
 
         Rank 0 publishes it, and what the others have sealed before.

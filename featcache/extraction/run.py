@@ -23,8 +23,8 @@ from featcache.extraction.dataset_batches import wanted_batches
 from featcache.extraction.datasets import counted
 from featcache.extraction.destination import Destination
 from featcache.extraction.failures import Failure
-from featcache.extraction.patience import patiently
-from featcache.extraction.progress import Account, Progress
+from featcache.extraction.patience import retry_while_locked
+from featcache.extraction.progress import ProgressBar, TaskProgress
 from featcache.extraction.workers.plan import (
     PLAN,
     RUN,
@@ -40,7 +40,7 @@ from featcache.extraction.workers.plan import (
     remove_runs,
     save_batches,
 )
-from featcache.extraction.workers.tasks import Environment, Job, Work
+from featcache.extraction.workers.tasks import Environment, RunSettings, TaskRunner
 from featcache.samplers.batches import Batches, Ints
 from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
@@ -86,7 +86,7 @@ class Run:
                 with closed_after(partial(self._finish, writer)):
                     self._work(writer)
             except BaseException as error:
-                self.to.say_how_to_go_on(error)
+                self.to.add_resume_note(error)
                 raise
         return self.to.storage.cache(self.to.split)
 
@@ -98,8 +98,8 @@ class Run:
         self._left_out = len(missing) - len(batches.items)
         computed = batches if self.most_batches is None else batches[: self.most_batches]
         ranges = cut(computed, lengths, TASKS_PER_WORKER * self._number_of_workers())
-        job = self._start_job(computed)
-        account = Account(
+        settings = self._start_job(computed)
+        bar = ProgressBar(
             f"caching {self.to.split}",
             len(self.ids),
             len(self.ids) - len(missing),
@@ -107,11 +107,11 @@ class Run:
             shown=self.progressbar,
             colour=self.colour,
         )
-        with account.bar:
+        with bar.bar:
             if self.parallel is None:
-                self._work_here(job, ranges, account, writer)
+                self._work_here(settings, ranges, bar, writer)
             elif ranges:
-                self._work_on_dask(self.parallel, job, ranges, account, writer)
+                self._work_on_dask(self.parallel, settings, ranges, bar, writer)
         self._stopped = len(computed) < len(batches)
 
     def _missing(self) -> NDArray[np.bool_]:
@@ -148,13 +148,13 @@ class Run:
             return batches
         return batches_of(missing, lengths, self.loader_kwargs.get("batch_size", 1) or 1)
 
-    def _start_job(self, batches: Batches) -> Job:
+    def _start_job(self, batches: Batches) -> RunSettings:
         """Write down what the workers need to know; removes what a killed run has left of it."""
         remove_runs(self.to.path)
         directory = self.to.path / f"{RUN}{secrets.token_hex(4)}"
         directory.mkdir()
         save_batches(directory, PLAN, batches)
-        return Job(
+        return RunSettings(
             path=self.to.path.absolute(),
             features=self.to.storage.features,
             fingerprint=self.fingerprint,
@@ -165,45 +165,49 @@ class Run:
             seal_every_s=self.publish_every_s,
         )
 
-    def _work_here(self, job: Job, ranges: Ranges, account: Account, writer: CacheWriter) -> None:
-        work = Work(job, self.builder())
+    def _work_here(
+        self, settings: RunSettings, ranges: Ranges, bar: ProgressBar, writer: CacheWriter
+    ) -> None:
+        work = TaskRunner(settings, self.builder())
 
-        def tend(progress: Progress) -> None:
-            account.update(progress)
-            self._publish_now_and_then(writer)
+        def tend(progress: TaskProgress) -> None:
+            bar.update(progress)
+            self._publish_if_due(writer)
 
-        with closed_after(work.share.finish):
+        with closed_after(work.part.finish):
             for number, (start, stop) in enumerate(ranges):
-                account.end(*work.run(Task(PLAN, start, stop, number), tend))
-                self._publish_now_and_then(writer)
+                bar.end(*work.run(Task(PLAN, start, stop, number), tend))
+                self._publish_if_due(writer)
 
     def _work_on_dask(
         self,
         parallel: ParallelConfig | Client,
-        job: Job,
+        settings: RunSettings,
         ranges: Ranges,
-        account: Account,
+        bar: ProgressBar,
         writer: CacheWriter,
     ) -> None:
-        from featcache.cluster.workers import staff_of
-        from featcache.extraction.workers.driver import Crew
+        from featcache.cluster.workers import workers_of
+        from featcache.extraction.workers.driver import Driver
 
         # which has as many as there are hosts
         if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":
             parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(ranges)))
-        with staff_of(parallel, partial(_worker_environment, job, self.builder())) as staff:
-            Crew(staff, job, self.ids, account, partial(self._publish_now_and_then, writer)).work(
+        with workers_of(
+            parallel, partial(_worker_environment, settings, self.builder())
+        ) as workers:
+            Driver(workers, settings, self.ids, bar, partial(self._publish_if_due, writer)).work(
                 ranges
             )
 
-    def _publish_now_and_then(self, writer: CacheWriter) -> None:
+    def _publish_if_due(self, writer: CacheWriter) -> None:
         if self._publishing.due():
             self.to.publish_early(writer)
 
     def _finish(self, writer: CacheWriter) -> None:
         """Gather what all have written, those that died included, and publish it."""
         try:
-            patiently(writer.recover)
+            retry_while_locked(writer.recover)
             remove_runs(self.to.path)
             lost = 0 if self._stopped else self._lost()
             stopped = self._stopped or lost > 0
@@ -226,6 +230,9 @@ class Run:
         return missing - self._left_out - len({failure["id"] for failure in self._failures})
 
 
-def _worker_environment(job: Job, build: Callable[[], Environment]) -> dict[str, object]:
+def _worker_environment(
+    settings: RunSettings, build: Callable[[], Environment]
+) -> dict[str, object]:
     # built in the first task, which can fail as any other, and be counted
-    return {"work": Work(job, build)}
+    runner = TaskRunner(settings, build)
+    return {"work": runner, "part": runner.part}

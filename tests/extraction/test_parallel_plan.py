@@ -31,7 +31,7 @@ from featcache.extraction.workers.plan import (
     missing_from,
     save_batches,
 )
-from featcache.extraction.workers.tasks import Job, Work
+from featcache.extraction.workers.tasks import RunSettings, TaskRunner
 from featcache.samplers.batches import Batches
 from featcache.store.format import committed
 from featcache.store.format.journal import Journal, read_journal
@@ -170,12 +170,12 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
         save_batches(directory, PLAN, batches_of(np.arange(5), None, 1))
         declared = {feature.name: feature for feature in FEATURES}
         ids = digest_of(Numbers(5).ids)
-        job = Job(
+        settings = RunSettings(
             path, declared, {}, directory, ids, skip_failures=False, retries=0, seal_every_s=None
         )
-        work = Work(job, lambda: env)
+        runner = TaskRunner(settings, lambda: env)
         with pytest.raises(ComputeError, match="cannot compute 3"):
-            work.run(Task(PLAN, 0, 5), lambda progress: None)
+            runner.run(Task(PLAN, 0, 5), lambda progress: None)
         assert sorted(committed.committed(path)) == sorted(Numbers(5).ids[:3])
-        work.share.finish()
+        runner.part.finish()
         shutil.rmtree(directory)

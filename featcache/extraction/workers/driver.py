@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from featcache._closing import closed_after
-from featcache.cluster.dispatch import Dispatch, Lost
-from featcache.cluster.workers import Staff
+from featcache.cluster.dispatch import Dispatch, LostAttempt
+from featcache.cluster.workers import Workers
 from featcache.errors import ComputeError, IncompleteError
 from featcache.extraction.failures import failure_of
-from featcache.extraction.progress import Account, Progress
+from featcache.extraction.progress import ProgressBar, TaskProgress
 from featcache.extraction.workers.plan import (
     PLAN,
     Task,
@@ -24,37 +24,37 @@ from featcache.extraction.workers.plan import (
     missing_from,
     save_batches,
 )
-from featcache.extraction.workers.tasks import Job, run_task
+from featcache.extraction.workers.tasks import RunSettings, run_task
 from featcache.samplers.batches import Batches
 
-DEATHS_IN_VAIN = 20  # of each worker, with nothing computed in between
+DEATHS_WITHOUT_PROGRESS = 20  # of each worker, with nothing computed in between
 
 
-class Crew:
+class Driver:
     """Has tasks done by workers.
 
     Args:
-        staff: the workers.
-        job: what is the same for all tasks.
+        workers: the workers.
+        settings: what is the same for all tasks.
         ids: of the whole dataset.
-        account: is told what was done and what failed.
+        bar: is told what was done and what failed.
         tend: called about once a second.
     """
 
     def __init__(
         self,
-        staff: Staff,
-        job: Job,
+        workers: Workers,
+        settings: RunSettings,
         ids: Sequence[str],
-        account: Account,
+        bar: ProgressBar,
         tend: Callable[[], None],
     ) -> None:
-        self._staff, self._job, self._ids = staff, job, ids
-        self._account, self._tend = account, tend
-        self._dispatch = Dispatch[Task](staff, job.directory, run_task, staff.env)
+        self._workers, self._settings, self._ids = workers, settings, ids
+        self._bar, self._tend = bar, tend
+        self._dispatch = Dispatch[Task](workers, settings.directory, run_task, workers.env)
         self._reports: queue.SimpleQueue[tuple[float, Sequence[int]]] = queue.SimpleQueue()
         self._deaths: Counter[int] = Counter()  # of workers, by the utterance that they were at
-        self._in_vain = 0  # workers' deaths since anything was computed
+        self._deaths_without_progress = 0  # workers' deaths since anything was computed
         self._lists = 0  # of batches that are to be done again
 
     def work(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -64,61 +64,66 @@ class Crew:
         """
         for start, stop in ranges:
             self._dispatch.add(Task(PLAN, start, stop))
-        client, topic = self._staff.client, self._staff.env
+        client, topic = self._workers.client, self._workers.env
         client.subscribe_topic(topic, self._reports.put)  # type: ignore[no-untyped-call]
-        self._account.begin()
+        self._bar.begin()
         with (
             closed_after(partial(client.unsubscribe_topic, topic)),
             closed_after(self._dispatch.finish),
         ):
             for task, outcome in self._dispatch.outcomes(self._between):
-                if isinstance(outcome, Lost):
-                    self._account.drop(task.number)
+                if isinstance(outcome, LostAttempt):
+                    self._bar.drop(task.number)
                     self._lost(task, outcome)
                 elif isinstance(outcome, Exception):
                     raise outcome
                 else:
-                    self._in_vain = 0
-                    self._account.end(*outcome)
+                    self._deaths_without_progress = 0
+                    self._bar.end(*outcome)
 
     def _between(self) -> None:
         while not self._reports.empty():
-            progress = Progress(*self._reports.get()[1])
+            progress = TaskProgress(*self._reports.get()[1])
             if self._dispatch.is_under_way(progress.task):
-                self._in_vain = 0
-                self._dispatch.heard()
-                self._account.update(progress)
+                self._deaths_without_progress = 0
+                self._dispatch.reset_silence()
+                self._bar.update(progress)
         self._tend()
 
-    def _lost(self, task: Task, lost: Lost) -> None:
+    def _lost(self, task: Task, lost: LostAttempt) -> None:
         """Have done what is left of a task whose worker has died."""
         if lost.batch is None:  # it was waiting there, another was at work
             self._dispatch.add(task)
         else:
-            batches = load_batches(self._job.directory, task.name)[task.start : task.stop]
+            batches = load_batches(self._settings.directory, task.name)[task.start : task.stop]
             at = np.repeat(np.arange(task.start, task.stop) == lost.batch, batches.sizes)
             missing = missing_from(
-                self._job.path, hashes_of([self._ids[index] for index in batches.items.tolist()])
+                self._settings.path,
+                hashes_of([self._ids[index] for index in batches.items.tolist()]),
             )
-            self._account.found(int((~missing).sum()))
-            self._again(_some_of(batches, missing & ~at), whole=True)
+            self._bar.add(int((~missing).sum()))
+            self._requeue(_some_of(batches, missing & ~at), whole=True)
             suspected: list[int] = batches.items[missing & at].tolist()
-            again = suspected if len(suspected) > 1 else self._accused(suspected, lost.error)
-            self._again(Batches(again, np.arange(len(again) + 1)), whole=False)
-        self._in_vain = 0 if lost.batch is not None and lost.batch >= 0 else self._in_vain + 1
-        if self._in_vain > DEATHS_IN_VAIN * max(len(self._staff.addresses), 1):
+            again = suspected if len(suspected) > 1 else self._blame(suspected, lost.error)
+            self._requeue(Batches(again, np.arange(len(again) + 1)), whole=False)
+        self._deaths_without_progress = (
+            0 if lost.batch is not None and lost.batch >= 0 else self._deaths_without_progress + 1
+        )
+        if self._deaths_without_progress > DEATHS_WITHOUT_PROGRESS * max(
+            len(self._workers.addresses), 1
+        ):
             raise IncompleteError(
                 f"workers die before they compute anything, the last one so: {lost.error}"
             ) from lost.error
 
-    def _accused(self, alone: list[int], error: Exception) -> list[int]:
+    def _blame(self, alone: list[int], error: Exception) -> list[int]:
         """Take note of an utterance that was alone when its worker died.
 
         Returns it if it is to be tried again.
         """
         for index in alone:
             self._deaths[index] += 1
-            if self._deaths[index] <= self._job.retries:
+            if self._deaths[index] <= self._settings.retries:
                 continue
             id = self._ids[index]
             times = "once" if self._deaths[index] == 1 else f"{self._deaths[index]} times"
@@ -127,19 +132,19 @@ class Crew:
                 "library; its log may "
                 "say more"
             )
-            if not self._job.skip_failures:
+            if not self._settings.skip_failures:
                 raise failure from error
-            self._account.found(0, [failure_of(id, failure)])
+            self._bar.add(0, [failure_of(id, failure)])
             return []
         return alone
 
-    def _again(self, batches: Batches, whole: bool) -> None:
+    def _requeue(self, batches: Batches, whole: bool) -> None:
         """Have batches done, as one task or each as its own."""
         if not len(batches.items):
             return
         self._lists += 1
         name = f"again-{self._lists:06d}"
-        save_batches(self._job.directory, name, batches)
+        save_batches(self._settings.directory, name, batches)
         for start, stop in (
             [(0, len(batches))] if whole else [(k, k + 1) for k in range(len(batches))]
         ):

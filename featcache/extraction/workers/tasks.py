@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from featcache._interval import Interval
-from featcache.cluster.attempts import Claim
+from featcache.cluster.attempts import Attempt
 from featcache.cluster.pickling import returned
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError
@@ -20,9 +20,9 @@ from featcache.extraction.computation import Computation
 from featcache.extraction.dataset_batches import DatasetBatches
 from featcache.extraction.datasets import as_ids, visible_ids
 from featcache.extraction.failures import Failure
-from featcache.extraction.progress import Progress
-from featcache.extraction.workers.part_of_process import Share
+from featcache.extraction.progress import TaskProgress
 from featcache.extraction.workers.plan import Task, digest_of, load_batches
+from featcache.extraction.workers.process_part import ProcessPart
 
 REPORT_EVERY_S = 1.0
 # of a loader's own processes: Dask's worker processes may not have any, ask for more workers
@@ -42,7 +42,7 @@ Environment = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class RunSettings:
     """What is the same for all tasks of a run."""
 
     path: Path  # of the cache
@@ -55,68 +55,72 @@ class Job:
     seal_every_s: float | None  # so that what is there can be published before the end
 
 
-class Work:
+class TaskRunner:
     """A process's share in a run.
 
     Its environment, built when the first task comes, and its part of the cache.
     """
 
-    def __init__(self, job: Job, build: Callable[[], Environment]) -> None:
-        self.job = job
+    def __init__(self, settings: RunSettings, build: Callable[[], Environment]) -> None:
+        self.settings = settings
         self._build = build
         self._env: Environment | None = None
-        self.share = Share()
-        self._sealing = Interval(job.seal_every_s)
+        self.part = ProcessPart()
+        self._sealing = Interval(settings.seal_every_s)
 
     def run(
-        self, task: Task, report: Callable[[Progress], object]
-    ) -> tuple[Progress, list[Failure]]:
+        self, task: Task, report: Callable[[TaskProgress], object]
+    ) -> tuple[TaskProgress, list[Failure]]:
         """Compute the utterances of a task and commit them.
 
         Tells `report` how far it is, about once a second.
         """
         # not inference_mode, as in `FeatureCacheMixin`
-        with self.share.attempt(self.job.directory, task.number) as claim, torch.no_grad():
-            return self._compute(task, claim, report)
+        with self.part.attempt(self.settings.directory, task.number) as attempt, torch.no_grad():
+            return self._compute(task, attempt, report)
 
     def _compute(
-        self, task: Task, claim: Claim, report: Callable[[Progress], object]
-    ) -> tuple[Progress, list[Failure]]:
+        self, task: Task, attempt: Attempt, report: Callable[[TaskProgress], object]
+    ) -> tuple[TaskProgress, list[Failure]]:
         if self._env is None:
             self._env = self._checked(checked_environment(self._build()))
-        writer = self.share.writer(self.job.path, self.job.features, self.job.fingerprint)
-        batches = make_batches(self._env, self.job.directory, task)
+        writer = self.part.writer(
+            self.settings.path, self.settings.features, self.settings.fingerprint
+        )
+        batches = make_batches(self._env, self.settings.directory, task)
         computation = Computation(
             self._env["compute_features"],
             batches,
             writer,
-            skip_failures=self.job.skip_failures,
+            skip_failures=self.settings.skip_failures,
             only_missing=True,
-            retries=self.job.retries,
+            retries=self.settings.retries,
         )
         before, reporting = writer.bytes_written, Interval(REPORT_EVERY_S)
 
-        def progress() -> Progress:
+        def progress() -> TaskProgress:
             nbytes = writer.bytes_written - before
-            return Progress(task.number, computation.behind, nbytes, len(computation.failures))
+            return TaskProgress(
+                task.number, computation.processed, nbytes, len(computation.failures)
+            )
 
         loaded = iter(batches)
         for number in range(task.start, task.stop):
-            claim.at(number)
+            attempt.note_batch(number)
             for batch in islice(loaded, 1):
                 computation.process(batch)
-            if self.share.stopping or not claim.valid:
+            if self.part.stopping or not attempt.is_wanted:
                 break
             if reporting.due():
                 report(progress())
             if self._sealing.due():
                 writer.seal()
         else:
-            claim.at(task.stop)
+            attempt.note_batch(task.stop)
         return progress(), computation.failures
 
     def _checked(self, env: Environment) -> Environment:
-        if digest_of(env["ids"]) != self.job.ids:
+        if digest_of(env["ids"]) != self.settings.ids:
             raise ConfigError(
                 "the dataset of this process has other ids than that of the driver, or another "
                 "order; it has "
@@ -183,14 +187,16 @@ def _as_list(items: list[Any]) -> list[Any]:
 # what Dask calls:
 
 
-def run_task(task: Task, env: str) -> tuple[Progress, list[Failure]] | Exception:
+def run_task(task: Task, env: str) -> tuple[TaskProgress, list[Failure]] | Exception:
     """Run a task in this worker; returns what it raised, of which Dask would make much noise."""
     from distributed import get_worker
 
     from featcache.cluster.worker_env import env_of
 
-    def run() -> tuple[Progress, list[Failure]]:
+    def run() -> tuple[TaskProgress, list[Failure]]:
         worker = get_worker()
-        return cast(Work, env_of(worker, env)["work"]).run(task, partial(worker.log_event, env))
+        return cast(TaskRunner, env_of(worker, env)["work"]).run(
+            task, partial(worker.log_event, env)
+        )
 
     return returned(run)
