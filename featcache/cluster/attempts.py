@@ -54,6 +54,11 @@ class Attempt:
         """Note the number of the next batch."""
         os.pwrite(self._file, batch.to_bytes(8, "little"), 0)
 
+    def note(self, line: str) -> None:
+        """Add a line to the notes, which `notes_on` returns."""
+        with Path(f"{self._note}.notes").open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
     @property
     def is_wanted(self) -> bool:
         """Whether the task is still wanted from this worker, and the run goes on."""
@@ -84,6 +89,12 @@ def revoke(directory: Path, attempt: int) -> int | None:
             return int.from_bytes(data, "little") if data else -1
     except Timeout as error:
         raise AtWorkError(attempt) from error
+
+
+def notes_on(directory: Path, attempt: int) -> list[str]:
+    """Return the lines that a worker noted in an attempt."""
+    notes = Path(f"{_note(directory, attempt)}.notes")
+    return notes.read_text("utf-8").splitlines() if notes.exists() else []
 
 
 def _note(directory: Path, attempt: int) -> Path:

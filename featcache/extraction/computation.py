@@ -142,9 +142,9 @@ class Computation:
             self.seen.add(id)
 
 
-def features_of(owner: Any, stage: Any, data: Any) -> Any:
-    """Call `owner.compute_features` for a batch, on its device and in its evaluation precision."""
-    with getattr(owner, "evaluation_ctx", None) or contextlib.nullcontext():
-        utterances = owner.compute_features(to_device(data, owner.device), stage)
+def features_of(extractor: Any, stage: Any, data: Any) -> Any:
+    """Call `compute_features` for a batch, on its device and in its evaluation precision."""
+    with getattr(extractor, "evaluation_ctx", None) or contextlib.nullcontext():
+        utterances = extractor.compute_features(to_device(data, extractor.device), stage)
         # in that precision, too
         return list(utterances) if isinstance(utterances, Iterator) else utterances

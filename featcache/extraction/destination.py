@@ -1,4 +1,4 @@
-"""The cache that an extraction fills: opened, published, and what is said about it at the end."""
+"""`Destination`: the cache that an extraction fills, opened, published, and reported on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import cast
 
@@ -62,6 +61,7 @@ class Destination:
     shared: bool
 
     def __post_init__(self) -> None:
+        self.fingerprint: Mapping[str, object] = {}  # of the run, from `open` on
         self.full = False  # whether the cache was complete before
         self.accepted: frozenset[str] = frozenset()  # failed before, and are left out now
         self._others = OtherSplits(self.storage, self.split)
@@ -88,6 +88,7 @@ class Destination:
         Raises `ConfigError` for a data set that seems to belong to another split, `CacheError` for
         a cache that lacks something and cannot be written to.
         """
+        self.fingerprint = fingerprint
         # of a stream; others have been looked at before
         if self.ids is not None and not len(self.ids):
             raise ConfigError(EMPTY)
@@ -278,20 +279,6 @@ class Destination:
         if not len(cache):
             raise ComputeError(f"all {counted(len(failures))} {text}")
         _log.warning("%s %s", counted(len(failures)), text)
-
-
-def check_settings(on_error: str, retries: int, publish_every_s: float | None) -> None:
-    """Raise `ConfigError` for settings of an extraction that cannot work."""
-    if on_error not in ("raise", "skip"):
-        raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
-    if not isinstance(retries, Integral) or retries < 0:
-        raise ConfigError(f"retries is a whole number from 0 on, not {retries!r}")
-    if publish_every_s is not None and not (
-        isinstance(publish_every_s, int | float) and publish_every_s > 0
-    ):
-        raise ConfigError(
-            f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}"
-        )
 
 
 def is_overwriting(path: Path) -> bool:

@@ -38,7 +38,7 @@ def test_a_directory_that_cannot_be_removed_is_left_alone(
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(os, call, refused)
-    cache = extract(Provider(tmp_path, 4), parallel=None)
+    cache = extract(Provider(tmp_path, 4), parallel={"env": "local", "n_workers": 1})
     assert list(cache.path.glob("work-*"))
     monkeypatch.undo()
     assert_holds(extract(Provider(tmp_path, 5), parallel=None), range(5))

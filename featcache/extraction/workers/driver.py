@@ -1,4 +1,4 @@
-"""The driver's side of an extraction on workers: what becomes of tasks whose worker is lost."""
+"""`Driver`: gives tasks to workers, and requeues those whose worker is lost."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from featcache._closing import closed_after
+from featcache.cluster.attempts import notes_on
 from featcache.cluster.dispatch import Dispatch, LostAttempt
 from featcache.cluster.workers import Workers
 from featcache.errors import ComputeError, IncompleteError
 from featcache.extraction.failures import failure_of
+from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.progress import ProgressBar, TaskProgress
 from featcache.extraction.workers.plan import (
     PLAN,
     Task,
-    hashes_of,
     load_batches,
-    missing_from,
     save_batches,
 )
 from featcache.extraction.workers.tasks import RunSettings, run_task
@@ -31,13 +31,13 @@ DEATHS_WITHOUT_PROGRESS = 20  # of each worker, with nothing computed in between
 
 
 class Driver:
-    """Has tasks done by workers.
+    """Gives tasks to workers.
 
     Args:
         workers: the workers.
-        settings: what is the same for all tasks.
+        settings: of the run.
         ids: of the whole dataset.
-        bar: is told what was done and what failed.
+        bar: progress and failures are reported to it.
         tend: called about once a second.
     """
 
@@ -58,7 +58,7 @@ class Driver:
         self._lists = 0  # of batches that are to be done again
 
     def work(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Have all ranges of the plan computed.
+        """Have all ranges of the plan computed by the workers.
 
         Whatever happens, the workers' parts are sealed in the end.
         """
@@ -74,7 +74,7 @@ class Driver:
             for task, outcome in self._dispatch.outcomes(self._between):
                 if isinstance(outcome, LostAttempt):
                     self._bar.drop(task.number)
-                    self._lost(task, outcome)
+                    self._replace(task, outcome)
                 elif isinstance(outcome, Exception):
                     raise outcome
                 else:
@@ -90,37 +90,39 @@ class Driver:
                 self._bar.update(progress)
         self._tend()
 
-    def _lost(self, task: Task, lost: LostAttempt) -> None:
-        """Have done what is left of a task whose worker has died."""
-        if lost.batch is None:  # it was waiting there, another was at work
+    def _replace(self, task: Task, lost: LostAttempt) -> None:
+        """Requeue a task whose worker has died, less the utterances that are committed."""
+        if lost.batch is None:  # the task was waiting there, the worker was at another one
             self._dispatch.add(task)
         else:
-            batches = load_batches(self._settings.directory, task.name)[task.start : task.stop]
-            at = np.repeat(np.arange(task.start, task.stop) == lost.batch, batches.sizes)
-            missing = missing_from(
-                self._settings.path,
-                hashes_of([self._ids[index] for index in batches.items.tolist()]),
-            )
-            self._bar.add(int((~missing).sum()))
-            self._requeue(_some_of(batches, missing & ~at), whole=True)
-            suspected: list[int] = batches.items[missing & at].tolist()
-            again = suspected if len(suspected) > 1 else self._blame(suspected, lost.error)
-            self._requeue(Batches(again, np.arange(len(again) + 1)), whole=False)
-        self._deaths_without_progress = (
-            0 if lost.batch is not None and lost.batch >= 0 else self._deaths_without_progress + 1
-        )
-        if self._deaths_without_progress > DEATHS_WITHOUT_PROGRESS * max(
-            len(self._workers.addresses), 1
-        ):
+            self._requeue_rest(task, lost.batch, lost.error)
+        if lost.batch is not None and lost.batch >= 0:
+            self._deaths_without_progress = 0
+            return
+        self._deaths_without_progress += 1
+        most = DEATHS_WITHOUT_PROGRESS * max(len(self._workers.addresses), 1)
+        if self._deaths_without_progress > most:
             raise IncompleteError(
                 f"workers die before they compute anything, the last one so: {lost.error}"
             ) from lost.error
 
-    def _blame(self, alone: list[int], error: Exception) -> list[int]:
-        """Take note of an utterance that was alone when its worker died.
+    def _requeue_rest(self, task: Task, batch: int, error: Exception) -> None:
+        """Requeue the batches of a task whose worker died at `batch`: that one by one."""
+        directory = self._settings.directory
+        batches = load_batches(directory, task.name)[task.start : task.stop]
+        at = np.repeat(np.arange(task.start, task.stop) == batch, batches.sizes)
+        ids = [self._ids[index] for index in batches.items.tolist()]
+        # nobody else has stored any of them: other parts need not be read
+        parts = notes_on(directory, task.number)
+        missing = ~IdNumbers(ids).committed(self._settings.path, parts)
+        self._bar.add(int((~missing).sum()))
+        self._requeue(_some_of(batches, missing & ~at), whole=True)
+        suspected: list[int] = batches.items[missing & at].tolist()
+        again = suspected if len(suspected) > 1 else self._blame(suspected, error)
+        self._requeue(Batches(again, np.arange(len(again) + 1)), whole=False)
 
-        Returns it if it is to be tried again.
-        """
+    def _blame(self, alone: list[int], error: Exception) -> list[int]:
+        """Count a death against an utterance that was alone; returns it if it is to be retried."""
         for index in alone:
             self._deaths[index] += 1
             if self._deaths[index] <= self._settings.retries:
@@ -139,7 +141,7 @@ class Driver:
         return alone
 
     def _requeue(self, batches: Batches, whole: bool) -> None:
-        """Have batches done, as one task or each as its own."""
+        """Add batches, as one task or each as its own."""
         if not len(batches.items):
             return
         self._lists += 1
@@ -152,6 +154,6 @@ class Driver:
 
 
 def _some_of(batches: Batches, wanted: Any) -> Batches:
-    """Leave utterances out of batches, and batches that have none left."""
+    """Return batches less some utterances, without the batches that become empty."""
     kept = np.append(0, np.cumsum(wanted))[batches.ends - batches.ends[0]]
     return Batches(batches.items[wanted], np.unique(kept))

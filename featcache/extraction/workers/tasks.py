@@ -1,4 +1,4 @@
-"""What runs in a worker process: tasks, which all add to one part of the cache."""
+"""`TaskRunner`: computes tasks in a worker process, which all add to one part of the cache."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from featcache.extraction.workers.plan import Task, digest_of, load_batches
 from featcache.extraction.workers.process_part import ProcessPart
 
 REPORT_EVERY_S = 1.0
-# of a loader's own processes: Dask's worker processes may not have any, ask for more workers
-# instead
+# DataLoader options of worker processes: Dask workers are daemonic and cannot start any
 _OF_LOADER_WORKERS = (
     *(
         "num_workers",
@@ -43,23 +42,20 @@ Environment = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What is the same for all tasks of a run."""
+    """Settings of all tasks of a run."""
 
     path: Path  # of the cache
     features: Mapping[str, FeatureStorageConfig]
     fingerprint: Mapping[str, object]
-    directory: Path  # of the run: the plan, and notes on who is at what
-    ids: str  # digest of those of the dataset: tasks name utterances by number
+    directory: Path  # of the run: the plan, and notes on attempts
+    ids: str  # digest of the dataset's ids: tasks name utterances by number
     skip_failures: bool
     retries: int
-    seal_every_s: float | None  # so that what is there can be published before the end
+    seal_every_s: float | None  # so that parts can be published before the end
 
 
 class TaskRunner:
-    """A process's share in a run.
-
-    Its environment, built when the first task comes, and its part of the cache.
-    """
+    """Computes tasks in this process: with one environment, into one part of the cache."""
 
     def __init__(self, settings: RunSettings, build: Callable[[], Environment]) -> None:
         self.settings = settings
@@ -87,6 +83,9 @@ class TaskRunner:
         writer = self.part.writer(
             self.settings.path, self.settings.features, self.settings.fingerprint
         )
+        if writer.part is not None:
+            attempt.note(writer.part)
+        writer.on_part = attempt.note
         batches = make_batches(self._env, self.settings.directory, task)
         computation = Computation(
             self._env["compute_features"],
@@ -131,12 +130,21 @@ class TaskRunner:
 
 def make_batches(env: Environment, directory: Path, task: Task) -> DatasetBatches:
     """Return the batches of a task as its dataset loads them."""
-    dataset, kwargs = env["dataset"], dict(env["loader_kwargs"])
     wanted = load_batches(directory, task.name)[task.start : task.stop]
-    singly = "batch_size" in kwargs and kwargs["batch_size"] is None
+    options = loader_options(env)
+    if "batch_size" not in options:
+        options["batch_sampler"] = wanted
+    return DatasetBatches(env["dataset"], cast(Sequence[int], wanted.items), options, env["ids"])
+
+
+def loader_options(env: Environment) -> dict[str, Any]:
+    """Return the loader arguments of an environment that count in an extraction.
+
+    "batch_size" is among them where it is None: then items come one by one.
+    """
+    kwargs = env["loader_kwargs"]
     options = {key: value for key, value in kwargs.items() if key not in _OF_LOADER_WORKERS}
-    options |= {"batch_size": None} if singly else {"batch_sampler": wanted}
-    return DatasetBatches(dataset, cast(Sequence[int], wanted.items), options, env["ids"])
+    return options | ({"batch_size": None} if kwargs.get("batch_size", 1) is None else {})
 
 
 def checked_environment(env: Environment) -> Environment:
