@@ -33,6 +33,7 @@ import numpy as np
 from machine import describe
 
 import featcache
+from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.run import Run
 from featcache.extraction.workers import plan
 from featcache.store.writing.part_writer import PartWriter
@@ -190,11 +191,10 @@ def million(folder: Path, size: int) -> None:
     """The driver of a million utterances that take no time, on two workers."""
     began = time.perf_counter()
     ids = Ids(size)
-    hashes = plan.hashes_of(ids)
-    plan.check_ids(ids, hashes)
+    numbers = IdNumbers(ids)
     lengths = np.random.default_rng(0).uniform(1, 30, size)
     with featcache.CacheWriter(folder / "empty", FEATURES):
-        missing = np.flatnonzero(plan.missing_from(folder / "empty", hashes))
+        missing = np.flatnonzero(~numbers.committed(folder / "empty"))
     batches = plan.batches_of(missing, lengths, 1)
     tasks = plan.cut(batches, lengths, 32 * 2)
     print(
@@ -205,9 +205,9 @@ def million(folder: Path, size: int) -> None:
     finish = Run._finish
     before_merge = []
 
-    def noted(run: Run, writer: featcache.CacheWriter) -> None:
+    def noted(run: Run, error: BaseException | None) -> None:
         before_merge.append(memory())
-        finish(run, writer)
+        finish(run, error)
 
     peak = Peak()
     with mock.patch.object(Run, "_finish", noted):

@@ -9,19 +9,25 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.errors import ConfigError
+from featcache.extraction.brain_environment import environment_of, ids_for_workers
+from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
-from featcache.extraction.datasets import check_source, visible_ids
-from featcache.extraction.destination import Destination, check_settings
-from featcache.extraction.here import Extraction
+from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
+from featcache.extraction.destination import Destination
+from featcache.extraction.here import LocalExecutor
 from featcache.extraction.provenance import find_ingredients, items_of, modules_of
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.ranks import Ranks
+from featcache.extraction.run import Executor, Run
+from featcache.extraction.settings import check_settings
+from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
@@ -145,29 +151,36 @@ class FeatureCacheMixin:
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
         skip = on_error == "skip"
         with kept_random_state(), Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
-            extraction = Extraction(
-                owner=self,
-                source=dataset,
-                stage=stage,
-                to=Destination(storage, split, visible_ids(dataset), skip, append, shared),
-                loader_kwargs=loader_kwargs or {},
-                skip_failures=skip,
-                progressbar=not getattr(self, "noprogressbar", False)
-                if progressbar is None
-                else progressbar,
-                ranks=ranks,
-                retries=retries,
-                publish_every_s=publish_every_s,
-            )
+            to = Destination(storage, split, visible_ids(dataset), skip, append, shared)
+            most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
+            kwargs = loader_kwargs or {}
+            executor: Executor
             if parallel is None:
-                return extraction.run(
-                    lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite
+                compute = partial(features_of, self, stage)
+                executor = LocalExecutor(
+                    to, dataset, compute, kwargs, retries, most_batches=most, ranks=ranks
                 )
-            from featcache.extraction.brain_environment import run_of
-
-            made = ingredients.fingerprint(made_from)
-            run = run_of(extraction, config_or_client(parallel), made, ingredients.modules)
-            return run.run(resume=resume, overwrite=overwrite)
+            else:
+                to.ids = ids_for_workers(dataset, ranks.size)
+                others = ingredients.modules
+                executor = WorkersExecutor(
+                    to,
+                    config_or_client(parallel),
+                    partial(environment_of, self, dataset, stage, kwargs, others),
+                    kwargs,
+                    retries,
+                    publish_every_s,
+                    visible_lengths(dataset),
+                    most,
+                )
+            shown = (
+                not getattr(self, "noprogressbar", False) if progressbar is None else progressbar
+            )
+            colour = getattr(self, "tqdm_barcolor", {}).get(_name(stage).lower())
+            run = Run(to, executor, publish_every_s, shown, colour, ranks)
+            return run.run(
+                lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite
+            )
 
     def make_dataloader(
         self,
@@ -201,13 +214,13 @@ def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
     return make_dataloader
 
 
-def _split_and_stage(owner: object, split: str | None, stage: Any) -> tuple[str, Any]:
+def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[str, Any]:
     if split is None:
         split = "train" if stage is None else _name(stage).lower()
     if stage is not None:
         return split, stage
     core = sys.modules.get("speechbrain.core")  # a Brain can only come from a loaded SpeechBrain
-    if core is None or not isinstance(owner, core.Brain):
+    if core is None or not isinstance(extractor, core.Brain):
         return split, split
     for prefix, name in (("valid", "VALID"), ("dev", "VALID"), ("test", "TEST")):
         if split.lower().startswith(prefix):
@@ -219,8 +232,8 @@ def _name(stage: Any) -> str:
     return str(getattr(stage, "name", stage))
 
 
-def _find_storage(owner: object) -> FeatureStorage:
-    hparams = items_of(getattr(owner, "hparams", {}))
+def _find_storage(extractor: object) -> FeatureStorage:
+    hparams = items_of(getattr(extractor, "hparams", {}))
     found = {
         id(value): name for name, value in hparams.items() if isinstance(value, FeatureStorage)
     }
@@ -250,27 +263,31 @@ def _no_storage(hparams: Mapping[str, object]) -> str:
     )
 
 
-def _settings(owner: object) -> dict[str, object]:
+def _settings(extractor: object) -> dict[str, object]:
     """Return what counts for features whatever `compute_features` names."""
     settings: dict[str, object] = {}
-    precision = getattr(owner, "eval_precision", None)
+    precision = getattr(extractor, "eval_precision", None)
     if isinstance(precision, str):
         settings["precision"] = precision
-    sample_rate = items_of(getattr(owner, "hparams", {})).get("sample_rate")
+    sample_rate = items_of(getattr(extractor, "hparams", {})).get("sample_rate")
     if isinstance(sample_rate, int | float):
         settings["sample_rate"] = sample_rate
     return settings
 
 
 @contextlib.contextmanager
-def _evaluating(owner: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
+def _evaluating(extractor: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Put all modules into evaluation mode, without gradients.
 
     Then give each of their submodules its mode back.
     """
-    container = owner if isinstance(owner, torch.nn.Module) else getattr(owner, "modules", None)
+    container = (
+        extractor if isinstance(extractor, torch.nn.Module) else getattr(extractor, "modules", None)
+    )
     modules = (
-        [container] if isinstance(container, torch.nn.Module) else list(modules_of(owner).values())
+        [container]
+        if isinstance(container, torch.nn.Module)
+        else list(modules_of(extractor).values())
     )
     modules += others
     modes = [(part, part.training) for module in modules for part in module.modules()]

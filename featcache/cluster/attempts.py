@@ -1,6 +1,6 @@
-"""Attempts at tasks, and who may make them.
+"""Attempts at tasks: each is one worker's alone, whatever Dask's scheduler believes.
 
-Nobody does a task twice, nor two at once, whatever Dask's scheduler believes of its workers.
+No task is done twice, nor by two workers at once. Knows nothing of Dask.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-PATIENCE_S = 60.0  # for a worker that the scheduler has lost to be through with its batch
+# how long to wait for a worker that Dask lost contact with to finish its batch
+PATIENCE_S = 60.0
 
 
 class TaskTakenError(Exception):
-    """An attempt at a task has been begun, or was taken back, before."""
+    """An attempt that another worker has begun, or that has been revoked."""
 
 
 class AtWorkError(Exception):
-    """A worker is still at a task."""
+    """A worker that is still at a task."""
 
 
-class Claim:
-    """A worker's right to make an attempt at a task, which nobody else has then or later.
+class Attempt:
+    """An exclusive, one-time right to attempt a task.
 
-    Beside it lies a note on the batch that the worker is at, for the case that it dies.
+    A file holds the number of the batch that the worker is at, for the case that it dies.
 
-    Raises `TaskTakenError` if another worker had it, or `take_back` has been called;
+    Raises `TaskTakenError` if another worker had the right, or it was revoked;
     `FileNotFoundError` if the run is over, and its directory gone.
     """
 
@@ -41,7 +42,7 @@ class Claim:
             self._lock.acquire(timeout=0)
             if not self._note.exists():  # acquiring makes missing directories
                 raise FileNotFoundError(str(directory))
-            if not self.valid:
+            if not self.is_wanted:
                 raise TaskTakenError(attempt)
         except BaseException as error:
             self.close()
@@ -49,29 +50,33 @@ class Claim:
                 raise TaskTakenError(attempt) from error
             raise
 
-    def at(self, batch: int) -> None:
-        """Note which batch is next."""
+    def note_batch(self, batch: int) -> None:
+        """Note the number of the next batch."""
         os.pwrite(self._file, batch.to_bytes(8, "little"), 0)
 
+    def note(self, line: str) -> None:
+        """Add a line to the notes, which `notes_on` returns."""
+        with Path(f"{self._note}.notes").open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
     @property
-    def valid(self) -> bool:
+    def is_wanted(self) -> bool:
         """Whether the task is still wanted from this worker, and the run goes on."""
         return self._note.exists() and not Path(f"{self._note}.back").exists()
 
     def close(self) -> None:
-        """Let go; the note stays."""
+        """End the attempt; the note stays."""
         os.close(self._file)
         self._lock.release()
 
 
-def take_back(directory: Path, attempt: int) -> int | None:
-    """Take an attempt at a task from the worker that has it, if it lives.
+def revoke(directory: Path, attempt: int) -> int | None:
+    """Revoke a worker's attempt at a task; a worker that lives ends it after its batch.
 
-    It ends when it is through with its batch.
+    Returns the number of the batch that the worker had come to, -1 before the first, None if no
+    worker had begun.
 
-    Returns the batch that it had come to, -1 if not even to the first, None if nobody had begun.
-
-    Raises `AtWorkError` if it has not ended yet.
+    Raises `AtWorkError` until the attempt has ended.
     """
     note = _note(directory, attempt)
     Path(f"{note}.back").touch()
@@ -84,6 +89,12 @@ def take_back(directory: Path, attempt: int) -> int | None:
             return int.from_bytes(data, "little") if data else -1
     except Timeout as error:
         raise AtWorkError(attempt) from error
+
+
+def notes_on(directory: Path, attempt: int) -> list[str]:
+    """Return the lines that a worker noted in an attempt."""
+    notes = Path(f"{_note(directory, attempt)}.notes")
+    return notes.read_text("utf-8").splitlines() if notes.exists() else []
 
 
 def _note(directory: Path, attempt: int) -> Path:

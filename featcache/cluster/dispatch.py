@@ -1,7 +1,4 @@
-"""Tasks for the workers of Dask.
-
-A few under way for each, and what is left of those whose worker is lost.
-"""
+"""`Dispatch`: hands tasks to the workers of Dask, and tells which attempts were lost."""
 
 from __future__ import annotations
 
@@ -18,25 +15,25 @@ from distributed import CancelledError, KilledWorker
 from distributed.comm.core import CommClosedError
 
 from featcache._interval import Interval
-from featcache.cluster.attempts import PATIENCE_S, AtWorkError, TaskTakenError, take_back
-from featcache.cluster.workers import Staff
+from featcache.cluster.attempts import PATIENCE_S, AtWorkError, TaskTakenError, revoke
+from featcache.cluster.workers import Workers
 from featcache.errors import IncompleteError
 
 if TYPE_CHECKING:
     from distributed import Future
 
-GONE_S = 5.0  # for Dask to say that a worker died
-SILENCE_S = 300.0  # of all workers
-UNDER_WAY = 2  # tasks of each worker: one that it is at, and one that it need not wait for
+GONE_S = 5.0  # how long Dask may take to report that a worker died
+SILENCE_S = 300.0  # without a sign of any worker: then a warning names them
+UNDER_WAY = 2  # tasks of each worker: the one that it computes, and the next one
 _log = logging.getLogger("featcache")
 
 
 class Numbered(Protocol):
-    """A task, a `NamedTuple`; no two attempts at it have the same number."""
+    """A task, a `NamedTuple` whose `number` is that of the attempt: no two attempts share one."""
 
     @property
     def number(self) -> int:
-        """That of this attempt."""
+        """The number of this attempt."""
 
     def _replace(self, *, number: int) -> Self: ...
 
@@ -44,27 +41,32 @@ class Numbered(Protocol):
 T = TypeVar("T", bound=Numbered)
 
 
-class Lost(NamedTuple):
-    """An attempt whose worker is gone: killed, or cut off from the scheduler and stopped."""
+class LostAttempt(NamedTuple):
+    """An attempt whose worker was killed, or was cut off from the scheduler and has stopped."""
 
-    batch: int | None  # that it was at, -1: before the first; None: nobody had begun
+    batch: int | None  # the one that the worker was at, -1: before the first; None: not begun
     error: Exception
 
 
 class Dispatch(Generic[T]):
-    """Has tasks done by workers.
+    """Hands tasks to workers.
 
     Args:
-        staff: the workers.
-        claims: the directory where they claim attempts.
-        function: is called in a worker with a task and `args`; returns errors instead of raising
+        workers: the workers.
+        attempts: the directory of the notes on attempts.
+        function: called in a worker with a task and `args`; returns errors instead of raising
             them.
     """
 
     def __init__(
-        self, staff: Staff, claims: Path, function: Callable[..., object], *args: object
+        self, workers: Workers, attempts: Path, function: Callable[..., object], *args: object
     ) -> None:
-        self._staff, self._claims, self._function, self._args = staff, claims, function, args
+        self._workers, self._attempts, self._function, self._args = (
+            workers,
+            attempts,
+            function,
+            args,
+        )
         self._numbers = count()
         self._waiting: deque[T] = deque()
         # and the worker that is to do it
@@ -77,26 +79,26 @@ class Dispatch(Generic[T]):
         self._silence = Interval(SILENCE_S)
 
     def add(self, task: T) -> None:
-        """Have a task done, by another attempt if there was one."""
+        """Add a task, as a new attempt."""
         self._waiting.append(task._replace(number=next(self._numbers)))
 
     def is_under_way(self, number: int) -> bool:
-        """Say whether an attempt has been begun, or may be begun any moment."""
+        """Say whether an attempt is with a worker."""
         return number in self._under_way
 
     def outcomes(self, tend: Callable[[], None] = lambda: None) -> Iterator[tuple[T, Any]]:
-        """Yield tasks as they end, with what the function returned, or `Lost`, until none is left.
+        """Yield tasks as they end, each with what the function returned or a `LostAttempt`.
 
         `tend` is called about once a second. Raises `IncompleteError` if the scheduler is gone, or
-        if a worker that it has lost does not end.
+        if a worker that the scheduler has lost does not end.
         """
         while self._waiting or self._under_way or self._lost:
             self._submit()
-            self._staff.look_after()
+            self._workers.look_after()
             tend()
-            self._give_up_for_workers_that_are_gone()
-            for outcome in (*self._some_ended(), *self._some_taken_back()):
-                self.heard()
+            self._abandon_tasks_of_lost_workers()
+            for outcome in (*self._ended_tasks(), *self._revoked()):
+                self.reset_silence()
                 yield outcome
             if self._silence.due():
                 at = sorted({address for _, _, address in self._under_way.values()})
@@ -106,16 +108,16 @@ class Dispatch(Generic[T]):
                     ", ".join(at),
                 )
 
-    def heard(self) -> None:
-        """Note a sign of life: where there is none for long, a warning names the workers."""
+    def reset_silence(self) -> None:
+        """Begin to count `SILENCE_S` anew: a worker gave a sign of life."""
         self._silence = Interval(SILENCE_S)
 
     def finish(self) -> None:
         """Have the workers end what is under way, and seal their parts."""
         futures = [future for _, future, _ in self._under_way.values()]
         if futures:
-            self._staff.client.cancel(futures, force=True)  # type: ignore[no-untyped-call]
-        self._staff.finish(at_work=bool(futures or self._lost))
+            self._workers.client.cancel(futures, force=True)  # type: ignore[no-untyped-call]
+        self._workers.finish(at_work=bool(futures or self._lost))
 
     def _submit(self) -> None:
         # a share for each: all could go to a worker that hangs, and only that worker could give
@@ -124,21 +126,21 @@ class Dispatch(Generic[T]):
         room = [
             address
             for turn in range(UNDER_WAY)
-            for address in self._staff.addresses
+            for address in self._workers.addresses
             if at[address] <= turn
         ]
         for address in room[: len(self._waiting)]:
             task = self._waiting.popleft()
-            future = self._staff.client.submit(
+            future = self._workers.client.submit(
                 self._function, task, *self._args, pure=False, workers=[address]
             )
             self._under_way[task.number] = task, future, address
             future.add_done_callback(lambda _, number=task.number: self._ended.put(number))  # type: ignore[no-untyped-call]
 
-    def _give_up_for_workers_that_are_gone(self) -> None:
+    def _abandon_tasks_of_lost_workers(self) -> None:
         # a task that comes to the scheduler when its worker is gone, never ends; of others Dask
         # tells soon
-        now, there = time.monotonic(), set(self._staff.addresses)
+        now, there = time.monotonic(), set(self._workers.addresses)
         gone = {address for _, _, address in self._under_way.values()} - there
         self._gone = {address: self._gone.get(address, now) for address in gone}
         for number, (task, future, address) in list(self._under_way.items()):
@@ -147,12 +149,12 @@ class Dispatch(Generic[T]):
                 self._abandon(task, future, address)
 
     def _abandon(self, task: T, future: Future[Any], address: str) -> None:
-        self._staff.client.cancel([future], force=True)  # type: ignore[no-untyped-call]
+        self._workers.client.cancel([future], force=True)  # type: ignore[no-untyped-call]
         self._lost.append(
             (task, IncompleteError(f"worker {address} is gone"), time.monotonic() + PATIENCE_S)
         )
 
-    def _some_ended(self) -> Iterator[tuple[T, Any]]:
+    def _ended_tasks(self) -> Iterator[tuple[T, Any]]:
         wait_s = 0.2 if self._lost else 1.0
         try:
             while True:
@@ -181,11 +183,11 @@ class Dispatch(Generic[T]):
         except queue.Empty:
             return
 
-    def _some_taken_back(self) -> Iterator[tuple[T, Lost]]:
+    def _revoked(self) -> Iterator[tuple[T, LostAttempt]]:
         for _ in range(len(self._lost)):
             task, error, until = self._lost.popleft()
             try:
-                batch = take_back(self._claims, task.number)
+                batch = revoke(self._attempts, task.number)
             except AtWorkError as still:
                 if time.monotonic() > until:
                     raise IncompleteError(
@@ -195,4 +197,4 @@ class Dispatch(Generic[T]):
                     ) from still
                 self._lost.append((task, error, until))
             else:
-                yield task, Lost(batch, error)
+                yield task, LostAttempt(batch, error)

@@ -1,6 +1,6 @@
-"""The workers of a Dask client, as a driver keeps them.
+"""`Workers`: keeps a Dask client's workers going.
 
-Their environment, others for lost ones, and how they end.
+Gives them their environment, replaces lost ones, shuts them down.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from featcache.cluster.answers import answers_within
 from featcache.cluster.client import get_client, wanted_workers
@@ -25,16 +25,25 @@ if TYPE_CHECKING:
     from distributed import Client, Worker
     from distributed.deploy.cluster import Cluster
 
-REPLACE_AFTER_S = 30.0  # Dask gives up a lost worker after 15 s, then it starts another if asked to
-RESTARTING_S = 30.0  # for a worker that hangs to be replaced
-ASKING_S = 10.0  # for the scheduler to say which workers there are
-STOPPING_S = 30.0  # for a worker to come to the end of its batch
-SEALING_S = 600.0  # for one that has nothing to do but to seal what it wrote
+# Dask drops a lost worker after 15 s and can then be asked for another
+REPLACE_AFTER_S = 30.0
+RESTARTING_S = 30.0  # how long Dask may take to restart workers that hang
+ASKING_S = 10.0  # how long the scheduler may take to list its workers
+STOPPING_S = 30.0  # how long a worker may take to finish its batch
+SEALING_S = 600.0  # how long a worker between tasks may take to seal its part
 _log = logging.getLogger("featcache")
 
 
+@runtime_checkable
+class Finishable(Protocol):
+    """An entry of an environment that each worker finishes at the end of a run."""
+
+    def finish(self) -> None:
+        """End the current task after its batch, and make durable what it wrote."""
+
+
 @contextmanager
-def staff_of(parallel: ParallelConfig | Client, setup_fn: SetupFn) -> Iterator[Staff]:
+def workers_of(parallel: ParallelConfig | Client, setup_fn: SetupFn) -> Iterator[Workers]:
     """Give workers an environment: new ones that end with the block, or a client's, that stay."""
     with ExitStack() as exits:
         client = (
@@ -42,7 +51,9 @@ def staff_of(parallel: ParallelConfig | Client, setup_fn: SetupFn) -> Iterator[S
             if isinstance(parallel, ParallelConfig)
             else parallel
         )
-        yield Staff(client, exits.enter_context(run_env(client, setup_fn)), stay=client is parallel)
+        yield Workers(
+            client, exits.enter_context(run_env(client, setup_fn)), stay=client is parallel
+        )
 
 
 def number_of_workers(parallel: ParallelConfig | Client) -> int:
@@ -53,13 +64,13 @@ def number_of_workers(parallel: ParallelConfig | Client) -> int:
     return wanted_workers(parallel) or max(there, 1)
 
 
-class Staff:
-    """Sees to the workers of a client, which have been given an environment.
+class Workers:
+    """Workers of a client that share an environment.
 
     Args:
-        client: of the workers.
-        env: names the environment.
-        stay: whether the workers have more to do afterwards.
+        client: the client.
+        env: the name of the environment.
+        stay: whether the workers outlive the run.
     """
 
     def __init__(self, client: Client, env: str, *, stay: bool) -> None:
@@ -72,7 +83,7 @@ class Staff:
         self._level = logging.WARNING  # of the next word on workers that are not there
 
     def look_after(self) -> None:
-        """See who is there, once a second at most, and replace workers that stay away."""
+        """List the workers, at most once a second, and replace those that stay away."""
         now = time.monotonic()
         if now - self._checked_at < 1:
             return
@@ -138,12 +149,15 @@ class Staff:
 
 
 async def finish_work(env: str, dask_worker: Worker) -> Exception | None:
-    """End what runs in a worker, and seal its part.
-
-    Returns what goes wrong, of which Dask would make much noise.
-    """
+    """Finish a worker's part of the run; returns errors, of which Dask would make much noise."""
     try:
-        work: Any = env_of(dask_worker, env)["work"]
-    except Exception:  # it has just come, or its environment failed
+        entries = env_of(dask_worker, env).values()
+    except Exception:  # the worker has just come, or its environment failed
         return None
-    return await asyncio.get_running_loop().run_in_executor(None, returned, work.share.finish)
+    loop = asyncio.get_running_loop()
+    for entry in entries:
+        if isinstance(entry, Finishable):
+            error = await loop.run_in_executor(None, returned, entry.finish)
+            if error is not None:
+                return error
+    return None

@@ -21,7 +21,7 @@ from featcache.interface import Ints
 if TYPE_CHECKING:
     from distributed import Client
 
-    from featcache.cluster.workers import Staff
+    from featcache.cluster.workers import Workers
 
 DEATHS = 3  # of workers at one batch: then it is the batch's fault
 
@@ -47,8 +47,8 @@ class LocalExecutor:
 class DaskExecutor:
     """Workers of Dask."""
 
-    def __init__(self, staff: Staff) -> None:
-        self._staff = staff
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
 
     def inspect(self, hooks: Hooks, sample: Ints | None) -> Inspection:
         """Ask one worker; see `ShardMaker.inspect`."""
@@ -57,7 +57,9 @@ class DaskExecutor:
 
         deaths = 0
         while True:
-            future = self._staff.client.submit(_inspect, hooks, sample, self._staff.env, pure=False)
+            future = self._workers.client.submit(
+                _inspect, hooks, sample, self._workers.env, pure=False
+            )
             try:
                 answer: Inspection | Exception = future.result()
             except KilledWorker as error:
@@ -78,17 +80,17 @@ class DaskExecutor:
 
     def make(self, settings: StatsSettings, tasks: Sequence[ShardTask]) -> Generator[ShardTask]:
         """Have shards made, and yield each that is made; parts are sealed also on errors."""
-        from featcache.cluster.dispatch import Dispatch, Lost
+        from featcache.cluster.dispatch import Dispatch, LostAttempt
 
         attempts, deaths = settings.attempts, Counter[int]()
-        dispatch = Dispatch[ShardTask](self._staff, attempts, _make, settings, self._staff.env)
+        dispatch = Dispatch[ShardTask](self._workers, attempts, _make, settings, self._workers.env)
         for task in tasks:
             dispatch.add(task)
         with closed_after(dispatch.finish):
             for task, outcome in dispatch.outcomes():
                 if isinstance(outcome, Exception):
                     raise outcome
-                if not isinstance(outcome, Lost):
+                if not isinstance(outcome, LostAttempt):
                     yield task
                 elif outcome.batch is None:  # it was waiting there, the worker was at another
                     dispatch.add(task)
@@ -117,17 +119,18 @@ def executor_for(
     if parallel is None:
         yield LocalExecutor(provider)
         return
-    from featcache.cluster.workers import staff_of
+    from featcache.cluster.workers import workers_of
 
-    with staff_of(parallel, partial(_set_up, provider.build_worker_setup_fn())) as staff:
-        yield DaskExecutor(staff)
+    with workers_of(parallel, partial(_set_up, provider.build_worker_setup_fn())) as workers:
+        yield DaskExecutor(workers)
 
 
 # what Dask calls:
 
 
 def _set_up(setup_fn: Callable[[], object]) -> dict[str, object]:
-    return {"work": ShardMaker(setup_fn())}
+    maker = ShardMaker(setup_fn())
+    return {"work": maker, "part": maker.share}
 
 
 def _inspect(hooks: Hooks, sample: Ints | None, env: str) -> Inspection | Exception:

@@ -22,7 +22,7 @@ from featcache.collect_stats.shard_task import ShardTask, StatsSettings
 from featcache.collect_stats.shards import FEATS, Shard, left_over, merge_shards
 from featcache.errors import ConfigError, IncompleteError
 from featcache.extraction.environment import EnvironmentProvider
-from featcache.extraction.patience import patiently
+from featcache.extraction.patience import retry_while_locked
 from featcache.interface import Ints
 from featcache.store.format.files import make_directory
 from featcache.store.format.lock import WriterLock
@@ -199,7 +199,7 @@ class CollectStatsRunner:
                 self._shards.require_made_from(made_from)
                 if features is not None:
                     path = self.directory / FEATS
-                    writer = patiently(partial(CacheWriter, path, features, made_from))
+                    writer = retry_while_locked(partial(CacheWriter, path, features, made_from))
                 rest = left_over(wanted, self._shards.done(wanted, writer))
                 settings = StatsSettings(
                     hooks=type(self),
@@ -248,7 +248,7 @@ def _make_all(made: Generator[ShardTask], missing: int, total: int) -> None:
 def _publish(writer: CacheWriter, complete: bool) -> None:
     """Publish what all have stored, those that died included."""
     try:
-        patiently(writer.recover)
+        retry_while_locked(writer.recover)
         writer.close(complete)
     except BaseException:
         writer.abort()  # of nothing: what is sealed stays

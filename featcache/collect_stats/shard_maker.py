@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from featcache.cluster.attempts import Claim
+from featcache.cluster.attempts import Attempt
 from featcache.collect_stats.protocol import Hooks
 from featcache.collect_stats.shard_task import Declared, ShardTask, StatsSettings
 from featcache.collect_stats.shards import FEATS, SHARDS, finish_shard, read_shard
@@ -23,7 +23,7 @@ from featcache.errors import (
 )
 from featcache.extraction.datasets import visible_ids
 from featcache.extraction.provenance import find_ingredients
-from featcache.extraction.workers.part_of_process import Share
+from featcache.extraction.workers.process_part import ProcessPart
 from featcache.interface import Array, Ints
 from featcache.store.format.committed import committed
 from featcache.store.writing.part_writer import PartWriter
@@ -49,7 +49,7 @@ class ShardMaker:
                     f"{', '.join(map(repr, env)) or 'nothing'}"
                 )
         self._env: dict[str, Any] = dict(env)
-        self.share = Share()
+        self.share = ProcessPart()
 
     def inspect(self, hooks: Hooks, sample: Ints | None) -> Inspection:
         """Return what statistics are made from here, and how features of a sample are stored."""
@@ -72,7 +72,7 @@ class ShardMaker:
             if read_shard(settings.directory / SHARDS / task.name) is None:
                 self._make(settings, task, attempt)
 
-    def _make(self, settings: StatsSettings, task: ShardTask, attempt: Claim) -> None:
+    def _make(self, settings: StatsSettings, task: ShardTask, attempt: Attempt) -> None:
         shards = settings.directory / SHARDS
         with tempfile.TemporaryDirectory(
             prefix="attempt-", dir=shards, ignore_cleanup_errors=True
@@ -84,16 +84,16 @@ class ShardMaker:
             finish_shard(shard_dir, shards / task.name, task.indices)
 
     def _fill(
-        self, settings: StatsSettings, task: ShardTask, attempt: Claim, shard_dir: Path
+        self, settings: StatsSettings, task: ShardTask, attempt: Attempt, shard_dir: Path
     ) -> None:
         """Run the hooks over the batches of a shard."""
         hooks, env, state = settings.hooks, self._env_of(settings, task), dict[str, Any]()
         writers = hooks.open_writers(shard_dir, **env)
         size = settings.batch_size or 1
         for start in range(0, len(task.indices), size):
-            if self.share.stopping or not attempt.valid:
+            if self.share.stopping or not attempt.is_wanted:
                 raise IncompleteError("the run has been stopped")
-            attempt.at(start)
+            attempt.note_batch(start)
             batch = task.indices[start : start + size].tolist()
             result = self._compute(hooks, batch if settings.batch_size else batch[0], env)
             hooks.write_record(writers, result, state, **env)

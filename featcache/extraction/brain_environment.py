@@ -1,27 +1,21 @@
-"""A `Brain`, or whatever else has `compute_features`, in worker processes."""
+"""The environment of a worker that calls `compute_features` of a `Brain`, or the like."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 
-from featcache.cluster.config import ParallelConfig
 from featcache.cluster.pickling import pack, unpack
 from featcache.errors import ConfigError
 from featcache.extraction.computation import features_of
-from featcache.extraction.datasets import is_map_style, visible_lengths
-from featcache.extraction.here import Extraction
+from featcache.extraction.datasets import is_map_style
+from featcache.extraction.id_numbers import check_ids
 from featcache.extraction.provenance import modules_of
-from featcache.extraction.run import Run
 from featcache.extraction.workers.tasks import Environment, checked_environment
-
-if TYPE_CHECKING:
-    from dask.distributed import Client
 
 # what a Brain has for training only, some of it large
 _FOR_TRAINING = (
@@ -35,20 +29,9 @@ _FOR_TRAINING = (
 )
 
 
-def run_of(
-    extraction: Extraction,
-    parallel: ParallelConfig | Client,
-    fingerprint: Mapping[str, object],
-    others: Mapping[str, torch.nn.Module],
-) -> Run:
-    """Return the run that has workers do an extraction.
-
-    `others` are modules that its owner uses beside its own.
-
-    Raises `ConfigError` for what workers cannot share.
-    """
-    owner, dataset, stage = extraction.owner, extraction.source, extraction.stage
-    if extraction.ranks.size > 1:
+def ids_for_workers(dataset: Any, ranks: int) -> Sequence[str]:
+    """Return the ids of a dataset; raises `ConfigError` for what workers cannot share."""
+    if ranks > 1:
         raise ConfigError(
             "under torchrun the ranks share the work; leave out parallel, or do without torchrun"
         )
@@ -57,38 +40,24 @@ def run_of(
             "parallel needs a map-style dataset, to give each worker utterances of it, not "
             f"{type(dataset).__name__!r}"
         )
-    ids = checked_environment({"dataset": dataset, "compute_features": features_of})["ids"]
-    colours = getattr(owner, "tqdm_barcolor", {})
-    return Run(
-        to=dataclasses.replace(extraction.to, ids=ids),
-        ids=ids,
-        lengths=visible_lengths(dataset),
-        builder=partial(environment_of, owner, dataset, stage, extraction.loader_kwargs, others),
-        loader_kwargs=extraction.loader_kwargs,
-        fingerprint=fingerprint,
-        parallel=parallel,
-        skip_failures=extraction.skip_failures,
-        retries=extraction.retries,
-        publish_every_s=extraction.publish_every_s,
-        progressbar=extraction.progressbar,
-        colour=colours.get(str(getattr(stage, "name", stage)).lower()),
-        most_batches=getattr(owner, "debug_batches", 2) if getattr(owner, "debug", False) else None,
-    )
+    env = checked_environment({"dataset": dataset, "compute_features": features_of})
+    check_ids(env["ids"])
+    return cast(Sequence[str], env["ids"])
 
 
 def environment_of(
-    owner: object,
+    extractor: object,
     dataset: object,
     stage: object,
     loader_kwargs: Mapping[str, object],
     others: Mapping[str, torch.nn.Module],
 ) -> partial[Environment]:
-    """Return what builds in a worker the environment of `owner.compute_features`.
+    """Return what builds in a worker the environment of `extractor.compute_features`.
 
-    The owner is sent there as it is now.
+    The extractor is sent there as it is now.
 
     Args:
-        owner: the object, whose modules are to be evaluated.
+        extractor: the object, whose modules are to be evaluated.
         dataset: the whole dataset.
         stage: given to `compute_features`.
         loader_kwargs: arguments of a DataLoader.
@@ -96,7 +65,7 @@ def environment_of(
 
     Raises `ConfigError` if something of it cannot be sent.
     """
-    sent = copy.copy(owner)
+    sent = copy.copy(extractor)
     for name in _FOR_TRAINING:
         if name in vars(sent):
             setattr(sent, name, None)
@@ -112,27 +81,27 @@ def environment_of(
 
 def _build(packed: bytes) -> Environment:
     found = unpack(packed)
-    owner, dataset, stage = found["brain"], found["dataset"], found["stage"]
+    extractor, dataset, stage = found["brain"], found["dataset"], found["stage"]
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    own = [owner] if isinstance(owner, torch.nn.Module) else modules_of(owner).values()
+    own = [extractor] if isinstance(extractor, torch.nn.Module) else modules_of(extractor).values()
     for module in [*own, *found["others"].values()]:
         module.to(device)
-    _tell_device(owner, device)
+    _tell_device(extractor, device)
     return {
         "dataset": dataset,
-        "compute_features": partial(features_of, owner, stage),
+        "compute_features": partial(features_of, extractor, stage),
         "loader_kwargs": found["loader_kwargs"],
     }
 
 
-def _tell_device(owner: Any, device: str) -> None:
+def _tell_device(extractor: Any, device: str) -> None:
     """Let an object know where its modules are now; the precision of evaluation stays."""
-    before = torch.device(owner.device).type
-    if str(owner.device) != device:
-        owner.device = device
-    autocast = getattr(getattr(owner, "evaluation_ctx", None), "context", None)
+    before = torch.device(extractor.device).type
+    if str(extractor.device) != device:
+        extractor.device = device
+    autocast = getattr(getattr(extractor, "evaluation_ctx", None), "context", None)
     if isinstance(autocast, torch.autocast) and not device.startswith(before):
         enabled = autocast._enabled  # noqa: SLF001  # it has no public name
-        owner.evaluation_ctx = torch.autocast(
+        extractor.evaluation_ctx = torch.autocast(
             torch.device(device).type, dtype=autocast.fast_dtype, enabled=enabled
         )

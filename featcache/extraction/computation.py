@@ -49,7 +49,7 @@ class Computation:
         check_new: Callable[[Sequence[str]], object] = lambda ids: None,
     ) -> None:
         self.failures: list[Failure] = []
-        self.behind = 0  # utterances that were written, failed, or were known already
+        self.processed = 0  # utterances that were written, failed, or were known already
         self.seen: set[str] = set()  # their ids, unless `only_missing`
         self._compute = compute
         self._batches = batches
@@ -121,13 +121,13 @@ class Computation:
                 raise
             self._note(id, error)
             return
-        self.behind += 1
+        self.processed += 1
         if not self._only_missing:
             self._new.add(id)
             self.seen.add(id)
 
     def _known(self, ids: Sequence[str]) -> None:
-        self.behind += len(ids)
+        self.processed += len(ids)
         self.seen.update(ids)
 
     def _admit(self, ids: Sequence[str]) -> None:
@@ -141,14 +141,14 @@ class Computation:
 
     def _note(self, id: str | None, error: Exception) -> None:
         self.failures.append(failure_of(id, error))
-        self.behind += 1
+        self.processed += 1
         if id is not None and not self._only_missing:
             self.seen.add(id)
 
 
-def features_of(owner: Any, stage: Any, data: Any) -> Any:
-    """Call `owner.compute_features` for a batch, on its device and in its evaluation precision."""
-    with getattr(owner, "evaluation_ctx", None) or contextlib.nullcontext():
-        utterances = owner.compute_features(to_device(data, owner.device), stage)
+def features_of(extractor: Any, stage: Any, data: Any) -> Any:
+    """Call `compute_features` for a batch, on its device and in its evaluation precision."""
+    with getattr(extractor, "evaluation_ctx", None) or contextlib.nullcontext():
+        utterances = extractor.compute_features(to_device(data, extractor.device), stage)
         # in that precision, too
         return list(utterances) if isinstance(utterances, Iterator) else utterances

@@ -1,4 +1,4 @@
-"""The cache that an extraction fills: opened, published, and what is said about it at the end."""
+"""`Destination`: the cache that an extraction fills, opened, published, and reported on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import cast
 
@@ -27,7 +26,7 @@ from featcache.errors import (
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
-from featcache.extraction.patience import patiently
+from featcache.extraction.patience import retry_while_locked
 from featcache.storage import FeatureStorage
 from featcache.store.format.committed import committed
 from featcache.store.format.fingerprint import cache_fingerprint, differences
@@ -66,6 +65,7 @@ class Destination:
     shared: bool
 
     def __post_init__(self) -> None:
+        self.fingerprint: Mapping[str, object] = {}  # of the run, from `open` on
         self.full = False  # whether the cache was complete before
         self.accepted: frozenset[str] = frozenset()  # failed before, and are left out now
         self._others = OtherSplits(self.storage, self.split)
@@ -92,6 +92,7 @@ class Destination:
         Raises `ConfigError` for a data set that seems to belong to another split, `CacheError` for
         a cache that lacks something and cannot be written to.
         """
+        self.fingerprint = fingerprint
         # of a stream; others have been looked at before
         if self.ids is not None and not len(self.ids):
             raise ConfigError(EMPTY)
@@ -151,7 +152,7 @@ class Destination:
             left_out: utterances that a sampler did not ask for.
             stopped: before the end.
         """
-        if stopped and (builds_aside(self.path) or (self.full and self.ids is None)):
+        if stopped and (is_overwriting(self.path) or (self.full and self.ids is None)):
             # the old cache stays as it is; the parts of the new one wait for the same call
             writer.abort()
             return
@@ -174,10 +175,10 @@ class Destination:
 
         Not while they still have the complete cache that is computed anew.
         """
-        if not builds_aside(self.path):
+        if not is_overwriting(self.path):
             writer.publish()
 
-    def say_how_to_go_on(self, error: BaseException) -> None:
+    def add_resume_note(self, error: BaseException) -> None:
         """Note on an error what is kept."""
         # the same call would end in the same way
         if isinstance(error, ConfigError | MissingDependencyError):
@@ -185,7 +186,7 @@ class Destination:
         # a cache that cannot be read says nothing of how to go on
         with contextlib.suppress(OSError):
             stored = sum(1 for _ in committed(self.path))
-            if builds_aside(self.path):
+            if is_overwriting(self.path):
                 text = (
                     f"cache {str(self.path)!r} is as it was; what was computed anew waits beside it"
                 )
@@ -234,7 +235,7 @@ class Destination:
     def _writer(self, fingerprint: Mapping[str, object], overwrite: bool) -> CacheWriter:
         make = partial(self.storage.writer, self.split, fingerprint, overwrite=overwrite)
         # a part's writer that has lost its run ends soon; another run of the cache does not
-        return patiently(make, unless=partial(is_locked, self.path))
+        return retry_while_locked(make, unless=partial(is_locked, self.path))
 
     @contextlib.contextmanager
     def _refusal_explained(self, missing: Sequence[str] | None) -> Iterator[None]:
@@ -273,21 +274,7 @@ class Destination:
         _log.warning("%s %s", counted(len(failures)), text)
 
 
-def check_settings(on_error: str, retries: int, publish_every_s: float | None) -> None:
-    """Raise `ConfigError` for settings of an extraction that cannot work."""
-    if on_error not in ("raise", "skip"):
-        raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
-    if not isinstance(retries, Integral) or retries < 0:
-        raise ConfigError(f"retries is a whole number from 0 on, not {retries!r}")
-    if publish_every_s is not None and not (
-        isinstance(publish_every_s, int | float) and publish_every_s > 0
-    ):
-        raise ConfigError(
-            f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}"
-        )
-
-
-def builds_aside(path: Path) -> bool:
+def is_overwriting(path: Path) -> bool:
     """Say whether a cache that is to be overwritten is still the one that readers see."""
     manifest = read_manifest(path)
     return manifest.building > manifest.build

@@ -17,12 +17,20 @@ from featcache.cluster.pickling import pack, unpack
 from featcache.declaration.feature_config import Features
 from featcache.errors import ConfigError
 from featcache.extraction.datasets import check_source, visible_lengths
-from featcache.extraction.destination import Destination, check_settings
+from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
+from featcache.extraction.here import LocalExecutor
+from featcache.extraction.id_numbers import check_ids
 from featcache.extraction.provenance import describe_module, find_ingredients
 from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.run import Run
-from featcache.extraction.workers.tasks import Environment, checked_environment
+from featcache.extraction.run import Executor, Run
+from featcache.extraction.settings import check_settings
+from featcache.extraction.workers.executor import WorkersExecutor
+from featcache.extraction.workers.tasks import (
+    Environment,
+    checked_environment,
+    loader_options,
+)
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -105,39 +113,40 @@ def extract(
     check_settings(on_error, retries, publish_every_s)
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise ConfigError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
-    where, skip = directory(path, "a cache"), on_error == "skip"
+    where = directory(path, "a cache")
     with kept_random_state():
         env = checked_environment(provider.build_env_local())
         check_source(env["dataset"])
+        check_ids(env["ids"])
         lengths = visible_lengths(env["dataset"]) if env.get("lengths") is None else env["lengths"]
-        run = Run(
-            # a path names one cache: those beside it are no splits, but may well be other features
-            # of the same ids
-            to=Destination(
-                FeatureStorage(where.parent, features),
-                where.name,
-                env["ids"],
-                skip,
-                append,
-                shared=True,
-            ),
-            ids=env["ids"],
-            lengths=lengths,
-            builder=partial(_constant, env) if parallel is None else partial(_sent, provider),
-            loader_kwargs={"batch_size": batch_size},
-            fingerprint=_made_from(env, fingerprint or {}),
-            parallel=None if parallel is None else config_or_client(parallel),
-            skip_failures=skip,
-            retries=retries,
-            publish_every_s=publish_every_s,
-            progressbar=progressbar,
-        )
+        # a path names one cache: those beside it are no splits, but may well be other features of
+        # the same ids
+        storage = FeatureStorage(where.parent, features)
+        to = Destination(storage, where.name, env["ids"], on_error == "skip", append, shared=True)
+        executor: Executor
+        if parallel is None:
+            executor = LocalExecutor(
+                to,
+                env["dataset"],
+                env["compute_features"],
+                {"batch_size": batch_size, **loader_options(env)},
+                retries,
+                lengths,
+            )
+        else:
+            executor = WorkersExecutor(
+                to,
+                config_or_client(parallel),
+                partial(_sent, provider),
+                {"batch_size": batch_size},
+                retries,
+                publish_every_s,
+                lengths,
+            )
+        made_from = _made_from(env, fingerprint or {})
         del env  # in the driver of other processes, a model would only take memory
-        return run.run(resume=resume, overwrite=overwrite)
-
-
-def _constant(env: Environment) -> Callable[[], Environment]:
-    return lambda: env
+        run = Run(to, executor, publish_every_s, progressbar)
+        return run.run(lambda: made_from, resume=resume, overwrite=overwrite)
 
 
 def _sent(provider: EnvironmentProvider) -> Callable[[], Environment]:
@@ -160,9 +169,9 @@ def _made_from(env: Environment, given: Mapping[str, object]) -> dict[str, objec
             str(number): value for number, value in enumerate(compute.args)
         } | compute.keywords
         compute = compute.func
-    owner = getattr(compute, "__self__", compute)
-    named |= {"compute_features": owner}
-    found = find_ingredients(_stand_in(compute, owner)).fingerprint(given)
+    extractor = getattr(compute, "__self__", compute)
+    named |= {"compute_features": extractor}
+    found = find_ingredients(_stand_in(compute, extractor)).fingerprint(given)
     if "modules" not in given:
         modules = {
             name: value for name, value in named.items() if isinstance(value, torch.nn.Module)
@@ -172,18 +181,18 @@ def _made_from(env: Environment, given: Mapping[str, object]) -> dict[str, objec
     return found
 
 
-def _stand_in(compute: Any, owner: Any) -> object:
-    """Return an object like `owner` with `compute` as its `compute_features`.
+def _stand_in(compute: Any, extractor: Any) -> object:
+    """Return an object like `extractor` with `compute` as its `compute_features`.
 
     Whatever that is called there.
     """
     function = getattr(compute, "__func__", compute)
     if isinstance(function, FunctionType):
-        base = object if owner is compute else type(owner)
+        base = object if extractor is compute else type(extractor)
     else:  # an object that can be called
-        base = type(owner)
-        function = base.forward if isinstance(owner, torch.nn.Module) else base.__call__
+        base = type(extractor)
+        function = base.forward if isinstance(extractor, torch.nn.Module) else base.__call__
     cls = type("Extractor", (base,), {"compute_features": function})
     stand_in: object = object.__new__(cls)
-    vars(stand_in).update(vars(owner) if base is not object else {})
+    vars(stand_in).update(vars(extractor) if base is not object else {})
     return stand_in

@@ -1,234 +1,119 @@
-"""One pass over a dataset that computes and writes what a cache lacks, on one or several ranks."""
+"""`LocalExecutor`: one pass over a dataset in this process, on one or several ranks."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from featcache._closing import close_after
-from featcache._interval import Interval
-from featcache.errors import ConfigError, IncompleteError, describe
-from featcache.extraction.computation import Computation, features_of
+import torch
+from numpy.typing import NDArray
+
+from featcache.errors import ConfigError
+from featcache.extraction.computation import Computation
 from featcache.extraction.dataset_batches import (
     DatasetBatches,
     LoaderBatches,
     batches_of_stream,
     learnt_ids,
 )
-from featcache.extraction.datasets import is_map_style
+from featcache.extraction.datasets import is_map_style, size_of
 from featcache.extraction.destination import Destination
-from featcache.extraction.failures import Failure
-from featcache.extraction.progress import Account, Progress
+from featcache.extraction.progress import ProgressBar, TaskProgress
 from featcache.extraction.ranks import Ranks
-from featcache.store.reading.cache import Cache
-from featcache.store.writing.cache_writer import CacheWriter
+from featcache.extraction.run import Outcome, Publish
+from featcache.extraction.workers.plan import check_lengths, longest_first
+from featcache.interface import Ints
 from featcache.store.writing.part_writer import PartWriter
-
-_log = logging.getLogger("featcache")
-
-
-class _Start(NamedTuple):
-    """The findings of rank 0, before anything is computed."""
-
-    complete: bool
-    fingerprint: Mapping[str, object] = {}
-    learnt: Sequence[str] | None = None  # ids of a data set that does not show them
-    full: bool = False
-    accepted: frozenset[str] = frozenset()
-
-
-class _Report(NamedTuple):
-    """The end of a rank's share."""
-
-    error: str | None
-    failures: list[Failure]
-    cut_short: bool
-    left_out: int
-    seen: set[str] | None
 
 
 @dataclass
-class Extraction:
-    """Computes the features of a dataset with `owner.compute_features` and writes them."""
+class LocalExecutor:
+    """Computes in this process, which may be one of several ranks.
 
-    owner: Any
-    source: Any  # a dataset or loader
-    stage: Any
-    to: Destination
+    Args:
+        destination: the cache.
+        source: a dataset or loader.
+        compute_batch: makes a list of dicts, "id" and arrays, of a batch's data.
+        loader_kwargs: arguments of a DataLoader.
+        retries: how often an utterance that failed is tried again.
+        lengths: of all utterances: the longest come first; None keeps the dataset's order.
+        most_batches: a run ends after these, as incomplete.
+        ranks: the processes that make the run together.
+    """
+
+    destination: Destination
+    source: Any
+    compute_batch: Callable[[Any], Any]
     loader_kwargs: Mapping[str, Any]
-    skip_failures: bool
-    progressbar: bool
-    ranks: Ranks
     retries: int
-    publish_every_s: float | None
+    lengths: Sequence[float] | None = None
+    most_batches: int | None = None
+    ranks: Ranks = field(default_factory=partial(Ranks, alone=True))
 
     def __post_init__(self) -> None:
-        self._publisher: CacheWriter | None = None  # on rank 0
-        self._fingerprint: Mapping[str, object] = {}
-        self._failures: list[Failure] = []
-        # ids that came of a data set that does not show them, once all have come
-        self._seen: set[str] | None = None
-        self._known = 0  # utterances that were in the cache before, as far as can be told
-        self._left_out = 0  # utterances that a given sampler did not ask for
-        self._cut_short = False  # by --debug
-        self._publishing = Interval(self.publish_every_s)
+        self.by_number, self.size = is_map_style(self.source), size_of(self.source)
 
-    def run(
-        self, fingerprint: Callable[[], Mapping[str, object]], *, resume: bool, overwrite: bool
-    ) -> Cache:
-        """Do it, and open the cache; see `FeatureCacheMixin.cache_features`."""
-        start = self.ranks.together(partial(self._start, fingerprint, resume, overwrite))[0]
-        self._fingerprint = start.fingerprint
-        if not start.complete:
-            if start.learnt is not None:
-                self.to.ids = start.learnt
-            self.to.full, self.to.accepted = start.full, start.accepted
-            error = self._work()
-            close_after(error, self._finish if error is None else partial(self._finish, error))
-            if error is not None:
-                if self.ranks.rank == 0:
-                    self.to.say_how_to_go_on(error)
-                raise error
-        return self.to.storage.cache(self.to.split)
+    def learn_ids(self) -> Sequence[str] | None:
+        """Return the ids of a dataset that shows none, by loading all of it."""
+        return learnt_ids(self.source, self.loader_kwargs)
 
-    def _start(
-        self, fingerprint: Callable[[], Mapping[str, object]], resume: bool, overwrite: bool
-    ) -> _Start:
-        """On rank 0, open the cache for writing unless nothing is missing."""
-        if self.ranks.rank:
-            return _Start(complete=False)
-        made_from = fingerprint()
-        learnt = None if overwrite else self._learn(made_from)
-        self._publisher = self.to.open(made_from, resume=resume, overwrite=overwrite)
-        return _Start(self._publisher is None, made_from, learnt, self.to.full, self.to.accepted)
+    def compute(self, missing: Ints | None, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
+        """Compute utterances in one pass, and seal them."""
+        with contextlib.ExitStack() as stack:
+            # nobody writes before all ranks can
+            self.ranks.together(partial(self._open, missing, stack))
+            # not inference_mode, as in `FeatureCacheMixin`
+            stack.enter_context(torch.no_grad())
+            return self._compute(bar, publish_if_due)
 
-    def _learn(self, fingerprint: Mapping[str, object]) -> Sequence[str] | None:
-        """Load all of a data set that shows no ids, to compare it with a complete cache."""
-        cache = self.to.current(fingerprint) if self.to.ids is None else None
-        if cache is None or not cache.complete:
-            return None
-        _log.warning(
-            "the data set shows no ids: all of it is loaded, to see whether it is what cache %r "
-            "holds; give it an "
-            "attribute `ids`, a list of strings, and this takes no time",
-            str(self.to.path),
-        )
-        self.to.ids = learnt_ids(self.source, self.loader_kwargs)
-        return self.to.ids
-
-    def _work(self) -> BaseException | None:
-        """Compute this rank's share; returns the error that ended it."""
-        try:
-            with contextlib.ExitStack() as stack:
-                # nobody writes before all know what is missing
-                self.ranks.together(partial(self._join, stack))
-                self._compute()
-        except BaseException as error:
-            return error
-        return None
-
-    def _join(self, stack: contextlib.ExitStack) -> None:
-        """Find this rank's share, and open a part of the cache for it."""
-        self._writer = stack.enter_context(
-            PartWriter(self.to.path, self.to.storage.features, self._fingerprint)
-        )
-        if is_map_style(self.source):
-            missing: Sequence[int] = range(len(self.source))
-            if self.to.ids is not None:
-                behind = self.to.accepted
-                missing = [
-                    number
-                    for number, id in enumerate(self.to.ids)
-                    if id not in behind and id not in self._writer
-                ]
-            self._known = len(self.source) - len(missing)
-            share = missing[self.ranks.rank :: self.ranks.size]
-            self._batches: DatasetBatches | LoaderBatches = DatasetBatches(
-                self.source, share, self.loader_kwargs, self.to.ids
-            )
-            self._writer.expect_more(len(share))
-        elif self.ranks.size > 1:
+    def _open(self, missing: Ints | None, stack: contextlib.ExitStack) -> None:
+        """Prepare the batches of this rank, and open a part of the cache for them."""
+        to = self.destination
+        if missing is None and self.ranks.size > 1:
             raise ConfigError(
                 "under torchrun cache_features needs a map-style dataset, to give each rank its "
                 "share of it"
             )
-        else:
+        self._writer = stack.enter_context(PartWriter(to.path, to.storage.features, to.fingerprint))
+        self._batches: DatasetBatches | LoaderBatches
+        if missing is None:
             self._batches = batches_of_stream(self.source, self.loader_kwargs)
+            return
+        lengths: NDArray[Any] | None = None
+        if self.lengths is not None:
+            lengths = check_lengths(self.lengths, len(self.source))
+        self._writer.expect_more(len(missing))
+        order = longest_first(missing, lengths).tolist()
+        self._batches = DatasetBatches(self.source, order, self.loader_kwargs, to.ids)
 
-    def _compute(self) -> None:
-        debug = getattr(self.owner, "debug", False)
-        colours = getattr(self.owner, "tqdm_barcolor", {})
+    def _compute(self, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
+        to, batches, writer = self.destination, self._batches, self._writer
         computation = Computation(
-            partial(features_of, self.owner, self.stage),
-            self._batches,
-            self._writer,
-            skip_failures=self.skip_failures,
+            self.compute_batch,
+            batches,
+            writer,
+            skip_failures=to.skip_failures,
             retries=self.retries,
             # what is known is not even loaded
-            only_missing=self.to.ids is not None and is_map_style(self.source),
-            check_new=self.to.check_new,
+            only_missing=to.ids is not None and self.by_number,
+            check_new=to.check_new,
         )
-        self._failures = computation.failures
-        ranks = f", rank 0 of {self.ranks.size}" if self.ranks.size > 1 else ""
-        account = Account(
-            f"caching {self.to.split}{ranks}",
-            None if self._batches.total is None else self._known + self._batches.total,
-            self._known,
-            self._failures,
-            shown=self.progressbar and self.ranks.rank == 0,
-            colour=colours.get(str(getattr(self.stage, "name", self.stage)).lower()),
-        )
-        with account.bar:
-            for number, batch in enumerate(self._batches, start=1):
+
+        def progress() -> TaskProgress:
+            failed = len(computation.failures)
+            return TaskProgress(0, computation.processed, writer.bytes_written, failed)
+
+        try:
+            for number, batch in enumerate(batches, start=1):
                 computation.process(batch)
-                self._publish_now_and_then()
-                done = Progress(
-                    0, computation.behind, self._writer.bytes_written, len(computation.failures)
-                )
-                account.update(done)
-                if debug and number == getattr(self.owner, "debug_batches", 2):
-                    self._cut_short = True
-                    return
-        if self._batches.total is not None:
-            self._left_out = max(self._batches.total - computation.behind, 0)
-        if self.to.ids is None:
-            self._seen = computation.seen
-
-    def _publish_now_and_then(self) -> None:
-        """Seal what this rank has written.
-
-        Rank 0 publishes it, and what the others have sealed before.
-        """
-        if self._publishing.due():
-            self._writer.seal()
-            if self._publisher is not None:
-                self.to.publish_early(self._publisher)
-
-    def _finish(self, error: BaseException | None = None) -> None:
-        """Wait for all ranks, and publish what they have written."""
-        text = None if error is None else describe(error)
-        reports = self.ranks.gather(
-            _Report(text, self._failures, self._cut_short, self._left_out, self._seen)
-        )
-        self.ranks.together(partial(self._publish, reports))
-        for rank, report in enumerate(reports):
-            if report.error is not None and rank != self.ranks.rank:
-                raise IncompleteError(
-                    f"rank {rank} failed with {report.error}; what was computed is kept"
-                )
-
-    def _publish(self, reports: Sequence[_Report]) -> None:
-        if self._publisher is None:
-            return
-        seen = [report.seen for report in reports if report.seen is not None]
-        self.to.publish(
-            self._publisher,
-            [failure for report in reports for failure in report.failures],
-            seen=set().union(*seen) if len(seen) == len(reports) else None,
-            left_out=sum(report.left_out for report in reports),
-            stopped=any(report.error is not None or report.cut_short for report in reports),
-        )
+                publish_if_due(writer.seal)
+                bar.update(progress())
+                if number == self.most_batches:
+                    return Outcome()
+        finally:
+            bar.end(progress(), computation.failures)
+        left_out = max((batches.total or 0) - computation.processed, 0)
+        return Outcome(left_out, stopped=False, seen=computation.seen if to.ids is None else None)

@@ -1,4 +1,4 @@
-"""Waiting for those who hold a lock that somebody else needs soon."""
+"""`retry_while_locked`: waits for other processes to end their parts of a cache."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import TypeVar
 from featcache.errors import CacheLockedError
 
 T = TypeVar("T")
-# for workers of a killed run, or of this one at its end, to be through with their batch
+# how long workers of a killed run, or of this one at its end, may take to finish their batch
 PATIENCE_S = 60.0
 _log = logging.getLogger("featcache")
 
 
-def patiently(do: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
-    """Do something once the writers of parts in its way have ended, at most a minute later.
+def retry_while_locked(do: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
+    """Call `do` again and again for up to `PATIENCE_S` while it raises `CacheLockedError`.
 
-    Raises the `CacheLockedError` that names one of them when that was in vain, and at once if
-    `unless` says so.
+    Raises the last of these errors after that time, and at once if `unless()` is true.
     """
     until, told = time.monotonic() + PATIENCE_S, False
     while True:

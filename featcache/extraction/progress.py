@@ -1,7 +1,4 @@
-"""The progress of an extraction, by all workers together.
-
-One bar over utterances, and the failures.
-"""
+"""Progress of an extraction: one bar over the utterances of all workers, and the failures."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from tqdm import tqdm
 from featcache.extraction.failures import Failure
 
 
-class Progress(NamedTuple):
-    """How far a task has come."""
+class TaskProgress(NamedTuple):
+    """Counts of one task so far."""
 
     task: int
     utterances: int = 0  # written or failed
@@ -23,16 +20,16 @@ class Progress(NamedTuple):
     failed: int = 0
 
 
-class Account:
-    """Adds up what tasks report, those that run included.
+class ProgressBar:
+    """One bar over the utterances of all tasks, those under way included.
 
     Args:
-        description: what the bar says.
-        total: utterances of the dataset; None if it does not tell.
-        known: those of them that were in the cache before.
-        failures: is added those that are reported.
+        description: the text of the bar.
+        total: number of utterances of the dataset; None if unknown.
+        known: number of utterances that the cache held before.
+        failures: the list that reported failures are appended to.
         shown: whether there is a bar.
-        colour: its colour; None: the terminal's.
+        colour: of the bar; None: the terminal's.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class Account:
     ) -> None:
         self._failures = failures
         self._done = [0, 0, 0]  # utterances, bytes, failed ones
-        self._running: dict[int, Progress] = {}
+        self._running: dict[int, TaskProgress] = {}
         self._known, self._started = known, time.monotonic()
         self.bar = tqdm(
             desc=description,
@@ -60,33 +57,30 @@ class Account:
         )
 
     def begin(self) -> None:
-        """Count time from now on: workers may have been waited for, in a queue perhaps."""
+        """Count time from now on: workers may have waited in a queue before."""
         self._started = time.monotonic()
         self.bar.unpause()
 
-    def update(self, progress: Progress) -> None:
-        """Take note of how far a task is."""
+    def update(self, progress: TaskProgress) -> None:
+        """Show the progress of a task."""
         self._running[progress.task] = progress
         self._show()
 
     def drop(self, task: int) -> None:
-        """Forget what a task has reported.
-
-        Its worker died, what it committed comes with the next look.
-        """
+        """Forget the reports of a task whose worker died."""
         self._running.pop(task, None)
         self._show()
 
-    def end(self, progress: Progress, failures: Sequence[Failure] = ()) -> None:
-        """Take note of what a task has done in all."""
+    def end(self, progress: TaskProgress, failures: Sequence[Failure] = ()) -> None:
+        """Add a task that has ended."""
         self._running.pop(progress.task, None)
         self._done = [done + more for done, more in zip(self._done, progress[1:], strict=True)]
         self._failures += failures
         self._show()
 
-    def found(self, utterances: int, failures: Sequence[Failure] = ()) -> None:
-        """Take note of what tasks have done that never reported it."""
-        self.end(Progress(-1, utterances + len(failures), failed=len(failures)), failures)
+    def add(self, utterances: int, failures: Sequence[Failure] = ()) -> None:
+        """Add utterances that no task reported."""
+        self.end(TaskProgress(-1, utterances + len(failures), failed=len(failures)), failures)
 
     def _show(self) -> None:
         if self.bar.disable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
@@ -10,30 +9,27 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from featcache.errors import ConfigError, IncompleteError, describe
+from featcache.errors import IncompleteError, describe
+from featcache.samplers.ranks import connected_rank
 
 T = TypeVar("T")
+_CONNECT = (
+    "call ddp_init_group(run_opts) of speechbrain.utils.distributed, or "
+    "torch.distributed.init_process_group, first"
+)
 
 
 class Ranks:
-    """This process's place among those that `torch.distributed` connects; alone if it does not.
+    """This process's place among those that `torch.distributed` connects, or `alone`.
 
     A context manager: in it, the ranks talk through a group of their own, in which one may wait for
     the others as long as it takes. The usual group would give up after minutes (NCCL) while another
     rank still computes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, alone: bool = False) -> None:
         self._group: Any = None
-        self.rank, self.size = 0, 1
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            self.rank, self.size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        elif int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
-            raise ConfigError(
-                "torchrun started several processes, but they are not connected; call "
-                "ddp_init_group(run_opts) of "
-                "speechbrain.utils.distributed, or torch.distributed.init_process_group, first"
-            )
+        self.rank, self.size = (0, 1) if alone else connected_rank(_CONNECT)
 
     def __enter__(self) -> Self:
         if self.size > 1:

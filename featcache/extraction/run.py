@@ -1,232 +1,253 @@
-"""The driver's side of an extraction.
+"""`Run`: fills a cache with the utterances it lacks, whichever processes compute them.
 
-It plans what is missing, has it computed here or by workers, and publishes.
+Opening, progress, publishing, failures and resuming are here; computing is an `Executor`'s.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from featcache._closing import closed_after
+from featcache._closing import close_after
 from featcache._interval import Interval
-from featcache.cluster.config import ParallelConfig
-from featcache.errors import ConfigError, IncompleteError
-from featcache.extraction.dataset_batches import wanted_batches
+from featcache.errors import IncompleteError, describe
 from featcache.extraction.datasets import counted
 from featcache.extraction.destination import Destination
 from featcache.extraction.failures import Failure
-from featcache.extraction.patience import patiently
-from featcache.extraction.progress import Account, Progress
-from featcache.extraction.workers.plan import (
-    PLAN,
-    RUN,
-    TASKS_PER_WORKER,
-    Task,
-    batches_of,
-    check_ids,
-    check_lengths,
-    cut,
-    digest_of,
-    hashes_of,
-    missing_from,
-    remove_runs,
-    save_batches,
-)
-from featcache.extraction.workers.tasks import Environment, Job, Work
+from featcache.extraction.id_numbers import IdNumbers
+from featcache.extraction.patience import retry_while_locked
+from featcache.extraction.progress import ProgressBar
+from featcache.extraction.ranks import Ranks
+from featcache.extraction.workers.plan import remove_runs
 from featcache.interface import Ints
-from featcache.samplers.batches import Batches
 from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 
-if TYPE_CHECKING:
-    from distributed import Client
+Publish = Callable[[Callable[[], object]], None]
+_log = logging.getLogger("featcache")
 
-Ranges = Sequence[tuple[int, int]]
+
+class Outcome(NamedTuple):
+    """The end of an executor's work."""
+
+    left_out: int = 0  # utterances that a given sampler did not ask for
+    stopped: bool = True  # before all was computed
+    seen: set[str] | None = None  # ids of all utterances, where the dataset does not show them
+
+
+class Executor(Protocol):
+    """The processes that compute: this one, the ranks of torchrun, or workers."""
+
+    @property
+    def by_number(self) -> bool:
+        """Whether utterances of the dataset can be picked by number."""
+
+    @property
+    def size(self) -> int | None:
+        """Number of utterances of the dataset; None if unknown."""
+
+    def learn_ids(self) -> Sequence[str] | None:
+        """Return the ids of a dataset that shows none, by loading all of it; None if in vain."""
+
+    def compute(self, missing: Ints | None, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
+        """Compute and store utterances; whatever happens, all parts are sealed in the end.
+
+        Args:
+            missing: their numbers in the dataset; None: whatever comes of the dataset.
+            bar: progress and failures are reported to it.
+            publish_if_due: to be called often, with what seals the parts of this process.
+        """
+
+
+class _Start(NamedTuple):
+    """The findings of rank 0, before anything is computed."""
+
+    complete: bool
+    fingerprint: Mapping[str, object] = {}
+    learnt: Sequence[str] | None = None  # ids of a dataset that does not show them
+    full: bool = False
+    accepted: frozenset[str] = frozenset()
+
+
+class _Report(NamedTuple):
+    """The end of a rank's share."""
+
+    error: str | None
+    failures: list[Failure]
+    outcome: Outcome
 
 
 @dataclass
 class Run:
-    """Computes what a cache lacks, on workers or in this process."""
+    """Computes the utterances that a cache lacks, and publishes them.
 
-    to: Destination
-    ids: Sequence[str]  # of the whole dataset
-    lengths: Sequence[float] | None
-    # makes what builds the environment of a process that computes
-    builder: Callable[[], Callable[[], Environment]]
-    loader_kwargs: Mapping[str, Any]
-    fingerprint: Mapping[str, object]
-    parallel: ParallelConfig | Client | None  # None: in this process
-    skip_failures: bool
-    retries: int
+    Args:
+        destination: the cache.
+        executor: computes.
+        ranks: the processes that make this run together.
+        publish_every_s: how often readers get what is there; None: at the end.
+        progressbar: whether there is a bar.
+        colour: of the bar.
+    """
+
+    destination: Destination
+    executor: Executor
     publish_every_s: float | None
     progressbar: bool
     colour: str | None = None
-    most_batches: int | None = None
+    ranks: Ranks = field(default_factory=partial(Ranks, alone=True))
 
     def __post_init__(self) -> None:
+        self._publisher: CacheWriter | None = None  # on rank 0
         self._failures: list[Failure] = []
-        self._left_out = 0  # utterances that a given sampler did not ask for
-        self._stopped = True  # before all was computed
+        self._outcome = Outcome()
+        self._numbers: IdNumbers | None = None  # on rank 0, where utterances have ids and numbers
         self._publishing = Interval(self.publish_every_s)
 
-    def run(self, *, resume: bool, overwrite: bool) -> Cache:
-        """Do it, and open the cache."""
-        self._hashes = hashes_of(self.ids)
-        check_ids(self.ids, self._hashes)
-        writer = self.to.open(self.fingerprint, resume=resume, overwrite=overwrite)
-        if writer is not None:
+    def run(
+        self, fingerprint: Callable[[], Mapping[str, object]], *, resume: bool, overwrite: bool
+    ) -> Cache:
+        """Fill the cache and open it; `fingerprint` says what the features are made from."""
+        start = self.ranks.together(partial(self._start, fingerprint, resume, overwrite))[0]
+        to = self.destination
+        if not start.complete:
+            to.ids = to.ids if start.learnt is None else start.learnt
+            to.fingerprint, to.full, to.accepted = start.fingerprint, start.full, start.accepted
             try:
-                with closed_after(partial(self._finish, writer)):
-                    self._work(writer)
+                self._fill()
             except BaseException as error:
-                self.to.say_how_to_go_on(error)
+                if self.ranks.rank == 0:
+                    to.add_resume_note(error)
                 raise
-        return self.to.storage.cache(self.to.split)
+        return to.storage.cache(to.split)
 
-    def _work(self, writer: CacheWriter) -> None:
-        """Have all that is missing computed."""
-        missing = np.flatnonzero(self._missing())
-        lengths = None if self.lengths is None else check_lengths(self.lengths, len(self.ids))
-        batches = self._batches(missing, lengths)
-        self._left_out = len(missing) - len(batches.items)
-        computed = batches if self.most_batches is None else batches[: self.most_batches]
-        ranges = cut(computed, lengths, TASKS_PER_WORKER * self._number_of_workers())
-        job = self._start_job(computed)
-        account = Account(
-            f"caching {self.to.split}",
-            len(self.ids),
-            len(self.ids) - len(missing),
-            self._failures,
-            shown=self.progressbar,
-            colour=self.colour,
+    def _fill(self) -> None:
+        error: BaseException | None = None
+        try:
+            missing = self.ranks.together(self._find_missing)[0]
+            self._compute(missing)
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            close_after(error, partial(self._finish, error))
+
+    def _start(
+        self, fingerprint: Callable[[], Mapping[str, object]], resume: bool, overwrite: bool
+    ) -> _Start:
+        """On rank 0, open the cache for writing unless nothing is missing."""
+        if self.ranks.rank:
+            return _Start(complete=False)
+        to, made_from = self.destination, fingerprint()
+        learnt = None if overwrite else self._learn(made_from)
+        if to.ids is not None and self.executor.by_number:
+            self._numbers = IdNumbers(to.ids)
+        self._publisher = to.open(made_from, resume=resume, overwrite=overwrite)
+        return _Start(self._publisher is None, made_from, learnt, to.full, to.accepted)
+
+    def _learn(self, fingerprint: Mapping[str, object]) -> Sequence[str] | None:
+        """Load all of a dataset that shows no ids, to compare it with a complete cache."""
+        to = self.destination
+        cache = to.current(fingerprint) if to.ids is None else None
+        if cache is None or not cache.complete:
+            return None
+        _log.warning(
+            "the data set shows no ids: all of it is loaded, to see whether it is what cache %r "
+            "holds; give it an attribute `ids`, a list of strings, and this takes no time",
+            str(to.path),
         )
-        with account.bar:
-            if self.parallel is None:
-                self._work_here(job, ranges, account, writer)
-            elif ranges:
-                self._work_on_dask(self.parallel, job, ranges, account, writer)
-        self._stopped = len(computed) < len(batches)
+        to.ids = self.executor.learn_ids()
+        return to.ids
 
-    def _missing(self) -> NDArray[np.bool_]:
-        """Say which utterances are to be computed.
+    def _find_missing(self) -> Ints | None:
+        """On rank 0, return the utterances to be computed; None if they have no numbers.
 
         They are not committed, nor left out because they failed before.
         """
-        missing = missing_from(self.to.path, self._hashes)
-        if self.to.accepted:
-            missing &= np.fromiter(
-                (id not in self.to.accepted for id in self.ids), bool, len(self.ids)
-            )
-        return missing
+        if self.ranks.rank or not self.executor.by_number:
+            return None
+        if self._numbers is None:
+            return np.arange(self.executor.size or 0)
+        missing = ~self._numbers.committed(self.destination.path)
+        if self.destination.accepted:
+            missing[self._numbers.find(self.destination.accepted)] = False
+        return np.flatnonzero(missing)
 
-    def _number_of_workers(self) -> int:
-        if self.parallel is None:
-            return 1
-        from featcache.cluster.workers import number_of_workers
-
-        return number_of_workers(self.parallel)
-
-    def _batches(self, missing: Ints, lengths: NDArray[np.float64] | None) -> Batches:
-        if "sampler" in self.loader_kwargs or "batch_sampler" in self.loader_kwargs:
-            batches = Batches.of(
-                wanted_batches(cast(Sequence[int], missing), len(self.ids), self.loader_kwargs)
-            )
-            numbers, times = np.unique(batches.items, return_counts=True)
-            if len(numbers) < len(batches.items):
-                id = self.ids[int(numbers[times.argmax()])]
-                raise ConfigError(
-                    f"the given sampler asks for utterance {id!r} {times.max()} times; once is "
-                    "enough"
-                )
-            return batches
-        return batches_of(missing, lengths, self.loader_kwargs.get("batch_size", 1) or 1)
-
-    def _start_job(self, batches: Batches) -> Job:
-        """Write down what the workers need to know; removes what a killed run has left of it."""
-        remove_runs(self.to.path)
-        directory = self.to.path / f"{RUN}{secrets.token_hex(4)}"
-        directory.mkdir()
-        save_batches(directory, PLAN, batches)
-        return Job(
-            path=self.to.path.absolute(),
-            features=self.to.storage.features,
-            fingerprint=self.fingerprint,
-            directory=directory.absolute(),
-            ids=digest_of(self.ids),
-            skip_failures=self.skip_failures,
-            retries=self.retries,
-            seal_every_s=self.publish_every_s,
+    def _compute(self, missing: Ints | None) -> None:
+        """Have this rank's share computed."""
+        ranks, total, known = self.ranks, self.executor.size, 0
+        if missing is not None:
+            known = (total or 0) - len(missing)
+            missing = missing[ranks.rank :: ranks.size]
+            total = known + len(missing)
+        bar = ProgressBar(
+            f"caching {self.destination.split}"
+            + (f", rank 0 of {ranks.size}" if ranks.size > 1 else ""),
+            total,
+            known,
+            self._failures,
+            shown=self.progressbar and ranks.rank == 0,
+            colour=self.colour,
         )
+        with bar.bar:
+            self._outcome = self.executor.compute(missing, bar, self._publish_if_due)
 
-    def _work_here(self, job: Job, ranges: Ranges, account: Account, writer: CacheWriter) -> None:
-        work = Work(job, self.builder())
-
-        def tend(progress: Progress) -> None:
-            account.update(progress)
-            self._publish_now_and_then(writer)
-
-        with closed_after(work.share.finish):
-            for number, (start, stop) in enumerate(ranges):
-                account.end(*work.run(Task(PLAN, start, stop, number), tend))
-                self._publish_now_and_then(writer)
-
-    def _work_on_dask(
-        self,
-        parallel: ParallelConfig | Client,
-        job: Job,
-        ranges: Ranges,
-        account: Account,
-        writer: CacheWriter,
-    ) -> None:
-        from featcache.cluster.workers import staff_of
-        from featcache.extraction.workers.driver import Crew
-
-        # which has as many as there are hosts
-        if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":
-            parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(ranges)))
-        with staff_of(parallel, partial(_worker_environment, job, self.builder())) as staff:
-            Crew(staff, job, self.ids, account, partial(self._publish_now_and_then, writer)).work(
-                ranges
-            )
-
-    def _publish_now_and_then(self, writer: CacheWriter) -> None:
+    def _publish_if_due(self, seal: Callable[[], object]) -> None:
+        """Publish what is sealed, on rank 0 that of all ranks."""
         if self._publishing.due():
-            self.to.publish_early(writer)
+            seal()
+            if self._publisher is not None:
+                self.destination.publish_early(self._publisher)
 
-    def _finish(self, writer: CacheWriter) -> None:
-        """Gather what all have written, those that died included, and publish it."""
+    def _finish(self, error: BaseException | None) -> None:
+        """Wait for all ranks, and publish what they have written."""
+        text = None if error is None else describe(error)
+        reports = self.ranks.gather(_Report(text, self._failures, self._outcome))
+        self.ranks.together(partial(self._publish, reports))
+        for rank, report in enumerate(reports):
+            if report.error is not None and rank != self.ranks.rank:
+                raise IncompleteError(
+                    f"rank {rank} failed with {report.error}; what was computed is kept"
+                )
+
+    def _publish(self, reports: Sequence[_Report]) -> None:
+        """On rank 0, gather what all have written, those that died included, and publish it."""
+        writer, to = self._publisher, self.destination
+        if writer is None:
+            return
+        failures = [failure for report in reports for failure in report.failures]
+        outcomes = [report.outcome for report in reports]
+        seen = [outcome.seen for outcome in outcomes if outcome.seen is not None]
+        left_out = sum(outcome.left_out for outcome in outcomes)
+        stopped = any(outcome.stopped for outcome in outcomes)
         try:
-            patiently(writer.recover)
-            remove_runs(self.to.path)
-            lost = 0 if self._stopped else self._lost()
-            stopped = self._stopped or lost > 0
-            self.to.publish(
-                writer, self._failures, seen=None, left_out=self._left_out, stopped=stopped
+            retry_while_locked(writer.recover)
+            remove_runs(to.path)
+            lost = 0 if stopped else self._lost(left_out, failures)
+            to.publish(
+                writer,
+                failures,
+                seen=set().union(*seen) if len(seen) == len(reports) else None,
+                left_out=left_out,
+                stopped=stopped or lost > 0,
             )
         except BaseException:
             writer.abort()  # of nothing: what is sealed stays
             raise
         if lost:
             raise IncompleteError(
-                f"{counted(lost)} of {str(self.to.path)!r} are neither stored nor reported as "
-                "failures: were parts "
-                "of it removed? The cache is not complete; the same call computes them"
+                f"{counted(lost)} of {str(to.path)!r} are neither stored nor reported as failures: "
+                "were parts of it removed? The cache is not complete; the same call computes them"
             )
 
-    def _lost(self) -> int:
-        """Count what nobody accounts for: a cache is complete only if everything is there."""
-        missing = int(self._missing().sum())
-        return missing - self._left_out - len({failure["id"] for failure in self._failures})
-
-
-def _worker_environment(job: Job, build: Callable[[], Environment]) -> dict[str, object]:
-    # built in the first task, which can fail as any other, and be counted
-    return {"work": Work(job, build)}
+    def _lost(self, left_out: int, failures: Sequence[Failure]) -> int:
+        """Count utterances that are neither stored, nor failed, nor left out."""
+        missing = None if self._numbers is None else self._find_missing()
+        if missing is None:
+            return 0
+        return len(missing) - left_out - len({failure["id"] for failure in failures})

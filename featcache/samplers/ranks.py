@@ -111,6 +111,18 @@ def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
                 f"rank must be below world_size={size}, not {number}; ranks count from 0"
             )
         return number, size
+    return connected_rank(
+        "call torch.distributed.init_process_group before the sampler is used, or give it rank "
+        "and world_size"
+    )
+
+
+def connected_rank(advice: str) -> tuple[int, int]:
+    """Return rank and number of ranks of `torch.distributed`; 0 of 1 without it.
+
+    Raises `ConfigError`, with `advice`, for one of several processes that a launcher started but
+    nothing has connected.
+    """
     torch = sys.modules.get("torch")  # a process that has not loaded it is in no group
     if (
         torch is not None
@@ -120,11 +132,7 @@ def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     if _launched_with_others():
         # alone, each of them would train on everything
-        raise ConfigError(
-            "several processes were started, but they are not connected; call "
-            "torch.distributed.init_process_group "
-            "before the sampler is used, or give it rank and world_size"
-        )
+        raise ConfigError(f"several processes were started, but they are not connected; {advice}")
     return 0, 1
 
 

@@ -9,45 +9,45 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from featcache.cluster.attempts import AtWorkError, Claim, TaskTakenError, take_back
+from featcache.cluster.attempts import Attempt, AtWorkError, TaskTakenError, revoke
 
 
 def test_an_attempt_is_claimed_once_and_says_how_far_it_came(tmp_path: Path) -> None:
-    claim = Claim(tmp_path, 7)
-    assert claim.valid
-    claim.at(300)
-    claim.at(4)
+    attempt = Attempt(tmp_path, 7)
+    assert attempt.is_wanted
+    attempt.note_batch(300)
+    attempt.note_batch(4)
     with pytest.raises(TaskTakenError):
-        Claim(tmp_path, 7)
-    claim.close()
+        Attempt(tmp_path, 7)
+    attempt.close()
     with pytest.raises(TaskTakenError):
-        Claim(tmp_path, 7)
-    assert take_back(tmp_path, 7) == 4
-    Claim(tmp_path, 8).close()
-    assert take_back(tmp_path, 8) == -1
+        Attempt(tmp_path, 7)
+    assert revoke(tmp_path, 7) == 4
+    Attempt(tmp_path, 8).close()
+    assert revoke(tmp_path, 8) == -1
 
 
 def test_what_was_taken_back_is_nobodys(tmp_path: Path) -> None:
-    assert take_back(tmp_path, 7) is None
+    assert revoke(tmp_path, 7) is None
     with pytest.raises(TaskTakenError):
-        Claim(tmp_path, 7)
+        Attempt(tmp_path, 7)
 
 
 def test_an_attempt_is_taken_back_when_its_worker_is_through_with_its_batch(tmp_path: Path) -> None:
-    claim = Claim(tmp_path, 7)
+    attempt = Attempt(tmp_path, 7)
     with pytest.raises(AtWorkError):
-        take_back(tmp_path, 7)
-    assert not claim.valid
-    claim.at(5)
-    claim.close()
-    assert take_back(tmp_path, 7) == 5
+        revoke(tmp_path, 7)
+    assert not attempt.is_wanted
+    attempt.note_batch(5)
+    attempt.close()
+    assert revoke(tmp_path, 7) == 5
 
 
 def test_nothing_is_claimed_of_a_run_that_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(FileNotFoundError):
-        Claim(tmp_path / "gone", 7)
+        Attempt(tmp_path / "gone", 7)
     run, acquire = tmp_path / "run", FileLock.acquire
     run.mkdir()
 
@@ -57,7 +57,7 @@ def test_nothing_is_claimed_of_a_run_that_is_over(
 
     monkeypatch.setattr(FileLock, "acquire", too_late)
     with pytest.raises(FileNotFoundError):
-        Claim(run, 7)
+        Attempt(run, 7)
     assert not any(
         name.is_symlink()
         for name in Path("/proc/self/fd").iterdir()
@@ -73,9 +73,9 @@ def test_one_that_was_taken_back_while_it_was_begun_is_nobodys(
     def too_late(lock: FileLock, timeout: float) -> object:
         with monkeypatch.context() as patch:
             patch.setattr(FileLock, "acquire", acquire)
-            assert take_back(tmp_path, 7) == -1
+            assert revoke(tmp_path, 7) == -1
         return acquire(lock, timeout)
 
     monkeypatch.setattr(FileLock, "acquire", too_late)
     with pytest.raises(TaskTakenError):
-        Claim(tmp_path, 7)
+        Attempt(tmp_path, 7)

@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 
 from featcache.cluster.client import get_client
-from featcache.cluster.dispatch import Dispatch, Lost
+from featcache.cluster.dispatch import Dispatch, LostAttempt
 from featcache.cluster.worker_env import run_env
-from featcache.cluster.workers import Staff
+from featcache.cluster.workers import Workers
 from featcache.extraction.workers.plan import Task
 
 
@@ -31,12 +31,12 @@ def test_answers_and_tasks_that_are_lost_with_the_only_worker_come_in_the_end(
     done = []
     with get_client({"env": "local", "n_workers": 1}) as client, run_env(client, dict) as env:
         dispatch = Dispatch[Task](
-            Staff(client, env, stay=False), tmp_path, answer_and_die, tmp_path
+            Workers(client, env, stay=False), tmp_path, answer_and_die, tmp_path
         )
         for number in range(4):
             dispatch.add(Task("plan", number, number + 1))
         for task, outcome in dispatch.outcomes():
-            if isinstance(outcome, Lost):
+            if isinstance(outcome, LostAttempt):
                 assert outcome.batch is None  # nobody had claimed it
                 dispatch.add(task)
             else:

@@ -26,7 +26,7 @@ from featcache.errors import (
     FeatureError,
     StaleCacheError,
 )
-from featcache.extraction.progress import Account, Progress
+from featcache.extraction.progress import ProgressBar, TaskProgress
 
 SERIAL: dict[str, Any] = {"parallel": None}
 
@@ -111,14 +111,14 @@ def test_the_next_run_computes_what_is_missing_and_one_bar_counts_all(
 
 
 def test_a_task_whose_worker_died_no_longer_counts() -> None:
-    bar = Account("", 100, 10, [], shown=True)
-    bar.update(Progress(1, 20, 5000, 1))
-    bar.update(Progress(2, 5, 1000, 0))
+    bar = ProgressBar("", 100, 10, [], shown=True)
+    bar.update(TaskProgress(1, 20, 5000, 1))
+    bar.update(TaskProgress(2, 5, 1000, 0))
     assert bar.bar.n == 35
     bar.drop(1)
     assert bar.bar.n == 15
-    bar.end(Progress(2, 7, 2000, 0))
-    bar.end(Progress(3, 3, 1000, 1))
+    bar.end(TaskProgress(2, 7, 2000, 0))
+    bar.end(TaskProgress(3, 3, 1000, 1))
     assert bar.bar.n == 20
     bar.bar.close()
 

@@ -17,21 +17,19 @@ from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_feature
 
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, DuplicateIdError
+from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.workers.driver import _some_of
 from featcache.extraction.workers.plan import (
     PLAN,
     Task,
     batches_of,
-    check_ids,
     check_lengths,
     cut,
     digest_of,
-    hashes_of,
     load_batches,
-    missing_from,
     save_batches,
 )
-from featcache.extraction.workers.tasks import Job, Work
+from featcache.extraction.workers.tasks import RunSettings, TaskRunner
 from featcache.samplers.batches import Batches
 from featcache.store.format import committed
 from featcache.store.format.journal import Journal, read_journal
@@ -100,7 +98,7 @@ def write(writer: part_writer.PartWriter, numbers: range) -> None:
 
 
 def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path) -> None:
-    hashes = hashes_of([id_of(number) for number in range(40)])
+    numbers = IdNumbers([id_of(number) for number in range(40)])
     make_cache(tmp_path, range(10))
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         sealed, dead, alive = (
@@ -115,7 +113,7 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
             part.release()  # its lock is free now, as after its process's end
         write(alive, range(30, 35))
         alive.commit()
-        assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [
+        assert np.flatnonzero(~numbers.committed(tmp_path)).tolist() == [
             *range(25, 30),
             *range(35, 40),
         ]
@@ -123,12 +121,12 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
             writer.recover()
         alive.close()
         writer.recover()
-        assert np.flatnonzero(missing_from(tmp_path, hashes)).tolist() == [
+        assert np.flatnonzero(~numbers.committed(tmp_path)).tolist() == [
             *range(25, 30),
             *range(35, 40),
         ]
     with CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=True) as writer:
-        assert missing_from(tmp_path, hashes).all()
+        assert not numbers.committed(tmp_path).any()
 
 
 def test_a_part_that_is_sealed_while_it_is_looked_at_counts(
@@ -143,15 +141,15 @@ def test_a_part_that_is_sealed_while_it_is_looked_at_counts(
             return read_journal(cache, directory)
 
         monkeypatch.setattr(committed, "read_journal", seal_just_before)
-        missing = missing_from(tmp_path, hashes_of([id_of(number) for number in range(5)]))
-        assert missing.tolist() == [False, False, False, True, True]
+        stored = IdNumbers([id_of(number) for number in range(5)]).committed(tmp_path)
+        assert stored.tolist() == [True, True, True, False, False]
 
 
 def test_an_id_that_comes_twice_is_an_error() -> None:
     for ids in ([], ["a"], ["a", "b"]):
-        check_ids(ids, hashes_of(ids))
+        IdNumbers(ids)
     with pytest.raises(DuplicateIdError, match="2 utterances of the id 'b'"):
-        check_ids(["a", "b", "c", "b"], hashes_of(["a", "b", "c", "b"]))
+        IdNumbers(["a", "b", "c", "b"])
 
 
 @pytest.mark.parametrize("lengths", [[1.0], [1.0, float("nan")], ["a", "b"], [[1], [2]]])
@@ -170,12 +168,12 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
         save_batches(directory, PLAN, batches_of(np.arange(5), None, 1))
         declared = {feature.name: feature for feature in FEATURES}
         ids = digest_of(Numbers(5).ids)
-        job = Job(
+        settings = RunSettings(
             path, declared, {}, directory, ids, skip_failures=False, retries=0, seal_every_s=None
         )
-        work = Work(job, lambda: env)
+        runner = TaskRunner(settings, lambda: env)
         with pytest.raises(ComputeError, match="cannot compute 3"):
-            work.run(Task(PLAN, 0, 5), lambda progress: None)
+            runner.run(Task(PLAN, 0, 5), lambda progress: None)
         assert sorted(committed.committed(path)) == sorted(Numbers(5).ids[:3])
-        work.share.finish()
+        runner.part.finish()
         shutil.rmtree(directory)

@@ -11,8 +11,8 @@ import pytest
 from parallel_helpers import Provider, assert_holds, extract
 
 from featcache.errors import IncompleteError
-from featcache.extraction.workers.part_of_process import Share
 from featcache.extraction.workers.plan import RUN, remove_runs
+from featcache.extraction.workers.process_part import ProcessPart
 
 
 def test_runs_and_what_was_left_of_them_are_removed(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_directory_that_cannot_be_removed_is_left_alone(
         return real(path, *args, **kwargs)
 
     monkeypatch.setattr(os, call, refused)
-    cache = extract(Provider(tmp_path, 4), parallel=None)
+    cache = extract(Provider(tmp_path, 4), parallel={"env": "local", "n_workers": 1})
     assert list(cache.path.glob("work-*"))
     monkeypatch.undo()
     assert_holds(extract(Provider(tmp_path, 5), parallel=None), range(5))
@@ -48,6 +48,6 @@ def test_a_worker_that_wakes_up_late_finds_its_run_over(tmp_path: Path) -> None:
     run = tmp_path / f"{RUN}0"
     run.mkdir()
     remove_runs(tmp_path)
-    with pytest.raises(IncompleteError, match="the run is over"), Share().attempt(run, 3):
+    with pytest.raises(IncompleteError, match="the run is over"), ProcessPart().attempt(run, 3):
         raise AssertionError("nobody may write here any more")
     assert not run.exists()

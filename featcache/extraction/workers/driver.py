@@ -1,4 +1,4 @@
-"""The driver's side of an extraction on workers: what becomes of tasks whose worker is lost."""
+"""`Driver`: gives tasks to workers, and requeues those whose worker is lost."""
 
 from __future__ import annotations
 
@@ -11,114 +11,121 @@ from typing import Any
 import numpy as np
 
 from featcache._closing import closed_after
-from featcache.cluster.dispatch import Dispatch, Lost
-from featcache.cluster.workers import Staff
+from featcache.cluster.attempts import notes_on
+from featcache.cluster.dispatch import Dispatch, LostAttempt
+from featcache.cluster.workers import Workers
 from featcache.errors import ComputeError, IncompleteError
 from featcache.extraction.failures import failure_of
-from featcache.extraction.progress import Account, Progress
+from featcache.extraction.id_numbers import IdNumbers
+from featcache.extraction.progress import ProgressBar, TaskProgress
 from featcache.extraction.workers.plan import (
     PLAN,
     Task,
-    hashes_of,
     load_batches,
-    missing_from,
     save_batches,
 )
-from featcache.extraction.workers.tasks import Job, run_task
+from featcache.extraction.workers.tasks import RunSettings, run_task
 from featcache.samplers.batches import Batches
 
-DEATHS_IN_VAIN = 20  # of each worker, with nothing computed in between
+DEATHS_WITHOUT_PROGRESS = 20  # of each worker, with nothing computed in between
 
 
-class Crew:
-    """Has tasks done by workers.
+class Driver:
+    """Gives tasks to workers.
 
     Args:
-        staff: the workers.
-        job: what is the same for all tasks.
+        workers: the workers.
+        settings: of the run.
         ids: of the whole dataset.
-        account: is told what was done and what failed.
+        bar: progress and failures are reported to it.
         tend: called about once a second.
     """
 
     def __init__(
         self,
-        staff: Staff,
-        job: Job,
+        workers: Workers,
+        settings: RunSettings,
         ids: Sequence[str],
-        account: Account,
+        bar: ProgressBar,
         tend: Callable[[], None],
     ) -> None:
-        self._staff, self._job, self._ids = staff, job, ids
-        self._account, self._tend = account, tend
-        self._dispatch = Dispatch[Task](staff, job.directory, run_task, staff.env)
+        self._workers, self._settings, self._ids = workers, settings, ids
+        self._bar, self._tend = bar, tend
+        self._dispatch = Dispatch[Task](workers, settings.directory, run_task, workers.env)
         self._reports: queue.SimpleQueue[tuple[float, Sequence[int]]] = queue.SimpleQueue()
         self._deaths: Counter[int] = Counter()  # of workers, by the utterance that they were at
-        self._in_vain = 0  # workers' deaths since anything was computed
+        self._deaths_without_progress = 0  # workers' deaths since anything was computed
         self._lists = 0  # of batches that are to be done again
 
     def work(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Have all ranges of the plan computed.
+        """Have all ranges of the plan computed by the workers.
 
         Whatever happens, the workers' parts are sealed in the end.
         """
         for start, stop in ranges:
             self._dispatch.add(Task(PLAN, start, stop))
-        client, topic = self._staff.client, self._staff.env
+        client, topic = self._workers.client, self._workers.env
         client.subscribe_topic(topic, self._reports.put)  # type: ignore[no-untyped-call]
-        self._account.begin()
+        self._bar.begin()
         with (
             closed_after(partial(client.unsubscribe_topic, topic)),
             closed_after(self._dispatch.finish),
         ):
             for task, outcome in self._dispatch.outcomes(self._between):
-                if isinstance(outcome, Lost):
-                    self._account.drop(task.number)
-                    self._lost(task, outcome)
+                if isinstance(outcome, LostAttempt):
+                    self._bar.drop(task.number)
+                    self._replace(task, outcome)
                 elif isinstance(outcome, Exception):
                     raise outcome
                 else:
-                    self._in_vain = 0
-                    self._account.end(*outcome)
+                    self._deaths_without_progress = 0
+                    self._bar.end(*outcome)
 
     def _between(self) -> None:
         while not self._reports.empty():
-            progress = Progress(*self._reports.get()[1])
+            progress = TaskProgress(*self._reports.get()[1])
             if self._dispatch.is_under_way(progress.task):
-                self._in_vain = 0
-                self._dispatch.heard()
-                self._account.update(progress)
+                self._deaths_without_progress = 0
+                self._dispatch.reset_silence()
+                self._bar.update(progress)
         self._tend()
 
-    def _lost(self, task: Task, lost: Lost) -> None:
-        """Have done what is left of a task whose worker has died."""
-        if lost.batch is None:  # it was waiting there, another was at work
+    def _replace(self, task: Task, lost: LostAttempt) -> None:
+        """Requeue a task whose worker has died, less the utterances that are committed."""
+        if lost.batch is None:  # the task was waiting there, the worker was at another one
             self._dispatch.add(task)
         else:
-            batches = load_batches(self._job.directory, task.name)[task.start : task.stop]
-            at = np.repeat(np.arange(task.start, task.stop) == lost.batch, batches.sizes)
-            missing = missing_from(
-                self._job.path, hashes_of([self._ids[index] for index in batches.items.tolist()])
-            )
-            self._account.found(int((~missing).sum()))
-            self._again(_some_of(batches, missing & ~at), whole=True)
-            suspected: list[int] = batches.items[missing & at].tolist()
-            again = suspected if len(suspected) > 1 else self._accused(suspected, lost.error)
-            self._again(Batches(again, np.arange(len(again) + 1)), whole=False)
-        self._in_vain = 0 if lost.batch is not None and lost.batch >= 0 else self._in_vain + 1
-        if self._in_vain > DEATHS_IN_VAIN * max(len(self._staff.addresses), 1):
+            self._requeue_rest(task, lost.batch, lost.error)
+        if lost.batch is not None and lost.batch >= 0:
+            self._deaths_without_progress = 0
+            return
+        self._deaths_without_progress += 1
+        most = DEATHS_WITHOUT_PROGRESS * max(len(self._workers.addresses), 1)
+        if self._deaths_without_progress > most:
             raise IncompleteError(
                 f"workers die before they compute anything, the last one so: {lost.error}"
             ) from lost.error
 
-    def _accused(self, alone: list[int], error: Exception) -> list[int]:
-        """Take note of an utterance that was alone when its worker died.
+    def _requeue_rest(self, task: Task, batch: int, error: Exception) -> None:
+        """Requeue the batches of a task whose worker died at `batch`: that one by one."""
+        directory = self._settings.directory
+        batches = load_batches(directory, task.name)[task.start : task.stop]
+        at = np.repeat(np.arange(task.start, task.stop) == batch, batches.sizes)
+        ids = [self._ids[index] for index in batches.items.tolist()]
+        # nobody else has stored any of them: other parts need not be read
+        parts = notes_on(directory, task.number)
+        missing = ~IdNumbers(ids).committed(self._settings.path, parts)
+        self._bar.add(int((~missing).sum()))
+        self._requeue(_some_of(batches, missing & ~at), whole=True)
+        suspected: list[int] = batches.items[missing & at].tolist()
+        again = suspected if len(suspected) > 1 else self._blame(suspected, error)
+        self._requeue(Batches(again, np.arange(len(again) + 1)), whole=False)
 
-        Returns it if it is to be tried again.
-        """
+    def _blame(self, alone: list[int], error: Exception) -> list[int]:
+        """Count a death against an utterance that was alone; returns it if it is to be retried."""
         for index in alone:
             self._deaths[index] += 1
-            if self._deaths[index] <= self._job.retries:
+            if self._deaths[index] <= self._settings.retries:
                 continue
             id = self._ids[index]
             times = "once" if self._deaths[index] == 1 else f"{self._deaths[index]} times"
@@ -127,19 +134,19 @@ class Crew:
                 "library; its log may "
                 "say more"
             )
-            if not self._job.skip_failures:
+            if not self._settings.skip_failures:
                 raise failure from error
-            self._account.found(0, [failure_of(id, failure)])
+            self._bar.add(0, [failure_of(id, failure)])
             return []
         return alone
 
-    def _again(self, batches: Batches, whole: bool) -> None:
-        """Have batches done, as one task or each as its own."""
+    def _requeue(self, batches: Batches, whole: bool) -> None:
+        """Add batches, as one task or each as its own."""
         if not len(batches.items):
             return
         self._lists += 1
         name = f"again-{self._lists:06d}"
-        save_batches(self._job.directory, name, batches)
+        save_batches(self._settings.directory, name, batches)
         for start, stop in (
             [(0, len(batches))] if whole else [(k, k + 1) for k in range(len(batches))]
         ):
@@ -147,6 +154,6 @@ class Crew:
 
 
 def _some_of(batches: Batches, wanted: Any) -> Batches:
-    """Leave utterances out of batches, and batches that have none left."""
+    """Return batches less some utterances, without the batches that become empty."""
     kept = np.append(0, np.cumsum(wanted))[batches.ends - batches.ends[0]]
     return Batches(batches.items[wanted], np.unique(kept))

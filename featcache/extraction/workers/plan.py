@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +13,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, DuplicateIdError
+from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.store.format.committed import committed
-from featcache.store.format.ids import check_id
 
 TASKS_PER_WORKER = 32  # so that nobody waits for the last one longer than a thirtieth of the time
 PLAN = "plan"
@@ -42,9 +39,14 @@ def batches_of(indices: Ints, lengths: NDArray[np.float64] | None, batch_size: i
         lengths: of all utterances of the dataset, in any unit.
         batch_size: utterances a batch; the last may hold fewer.
     """
-    order = indices if lengths is None else indices[np.argsort(-lengths[indices], kind="stable")]
+    order = longest_first(indices, lengths)
     ends = np.append(np.arange(0, len(order), batch_size), len(order))
     return Batches(order, ends)
+
+
+def longest_first(indices: Ints, lengths: NDArray[np.float64] | None) -> Ints:
+    """Sort utterances by their lengths, the longest first; as they are without lengths."""
+    return indices if lengths is None else indices[np.argsort(-lengths[indices], kind="stable")]
 
 
 def cut(batches: Batches, lengths: NDArray[np.float64] | None, tasks: int) -> list[tuple[int, int]]:
@@ -69,40 +71,12 @@ def cut(batches: Batches, lengths: NDArray[np.float64] | None, tasks: int) -> li
     return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
 
 
-def hashes_of(ids: Collection[str]) -> Ints:
-    """Return a number for each id: a tenth of the memory of the ids.
-
-    Two of ten million ids share one once in some hundred thousand runs, and other ones then:
-    numbers of texts differ from process to process.
-    """
-    return np.fromiter(map(hash, ids), np.int64, len(ids))
-
-
 def digest_of(ids: Iterable[str]) -> str:
     """Return the xxh3-64 of ids in their order, the same in every process."""
     state = xxhash.xxh3_64()
     for id in ids:
         state.update(id.encode("utf-8", "surrogatepass") + b"\0")
     return state.hexdigest()
-
-
-def check_ids(ids: Sequence[str], hashes: Ints) -> None:
-    """Raise `DuplicateIdError` if utterances share an id, `FeatureError` for what can be none."""
-    for id in ids:
-        check_id(id)
-    ordered = np.sort(hashes)
-    same = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-    if same:
-        id, number = Counter(id for id in ids if hash(id) in same).most_common(1)[0]
-        if number > 1:
-            raise DuplicateIdError(
-                f"the dataset has {number} utterances of the id {id!r}; ids name one utterance each"
-            )
-
-
-def missing_from(cache: Path, hashes: Ints) -> NDArray[np.bool_]:
-    """Say which of some utterances are not committed in the build that is being written."""
-    return ~np.isin(hashes, np.fromiter(map(hash, committed(cache)), np.int64))
 
 
 def check_lengths(lengths: object, size: int) -> NDArray[np.float64]:

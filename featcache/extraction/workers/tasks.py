@@ -1,4 +1,4 @@
-"""What runs in a worker process: tasks, which all add to one part of the cache."""
+"""`TaskRunner`: computes tasks in a worker process, which all add to one part of the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from featcache._interval import Interval
-from featcache.cluster.attempts import Claim
+from featcache.cluster.attempts import Attempt
 from featcache.cluster.pickling import returned
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError
@@ -20,13 +20,12 @@ from featcache.extraction.computation import Computation
 from featcache.extraction.dataset_batches import DatasetBatches
 from featcache.extraction.datasets import as_ids, visible_ids
 from featcache.extraction.failures import Failure
-from featcache.extraction.progress import Progress
-from featcache.extraction.workers.part_of_process import Share
+from featcache.extraction.progress import TaskProgress
 from featcache.extraction.workers.plan import Task, digest_of, load_batches
+from featcache.extraction.workers.process_part import ProcessPart
 
 REPORT_EVERY_S = 1.0
-# of a loader's own processes: Dask's worker processes may not have any, ask for more workers
-# instead
+# DataLoader options of worker processes: Dask workers are daemonic and cannot start any
 _OF_LOADER_WORKERS = (
     *(
         "num_workers",
@@ -42,81 +41,85 @@ Environment = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is the same for all tasks of a run."""
+class RunSettings:
+    """Settings of all tasks of a run."""
 
     path: Path  # of the cache
     features: Mapping[str, FeatureStorageConfig]
     fingerprint: Mapping[str, object]
-    directory: Path  # of the run: the plan, and notes on who is at what
-    ids: str  # digest of those of the dataset: tasks name utterances by number
+    directory: Path  # of the run: the plan, and notes on attempts
+    ids: str  # digest of the dataset's ids: tasks name utterances by number
     skip_failures: bool
     retries: int
-    seal_every_s: float | None  # so that what is there can be published before the end
+    seal_every_s: float | None  # so that parts can be published before the end
 
 
-class Work:
-    """A process's share in a run.
+class TaskRunner:
+    """Computes tasks in this process: with one environment, into one part of the cache."""
 
-    Its environment, built when the first task comes, and its part of the cache.
-    """
-
-    def __init__(self, job: Job, build: Callable[[], Environment]) -> None:
-        self.job = job
+    def __init__(self, settings: RunSettings, build: Callable[[], Environment]) -> None:
+        self.settings = settings
         self._build = build
         self._env: Environment | None = None
-        self.share = Share()
-        self._sealing = Interval(job.seal_every_s)
+        self.part = ProcessPart()
+        self._sealing = Interval(settings.seal_every_s)
 
     def run(
-        self, task: Task, report: Callable[[Progress], object]
-    ) -> tuple[Progress, list[Failure]]:
+        self, task: Task, report: Callable[[TaskProgress], object]
+    ) -> tuple[TaskProgress, list[Failure]]:
         """Compute the utterances of a task and commit them.
 
         Tells `report` how far it is, about once a second.
         """
         # not inference_mode, as in `FeatureCacheMixin`
-        with self.share.attempt(self.job.directory, task.number) as claim, torch.no_grad():
-            return self._compute(task, claim, report)
+        with self.part.attempt(self.settings.directory, task.number) as attempt, torch.no_grad():
+            return self._compute(task, attempt, report)
 
     def _compute(
-        self, task: Task, claim: Claim, report: Callable[[Progress], object]
-    ) -> tuple[Progress, list[Failure]]:
+        self, task: Task, attempt: Attempt, report: Callable[[TaskProgress], object]
+    ) -> tuple[TaskProgress, list[Failure]]:
         if self._env is None:
             self._env = self._checked(checked_environment(self._build()))
-        writer = self.share.writer(self.job.path, self.job.features, self.job.fingerprint)
-        batches = make_batches(self._env, self.job.directory, task)
+        writer = self.part.writer(
+            self.settings.path, self.settings.features, self.settings.fingerprint
+        )
+        if writer.part is not None:
+            attempt.note(writer.part)
+        writer.on_part = attempt.note
+        batches = make_batches(self._env, self.settings.directory, task)
         computation = Computation(
             self._env["compute_features"],
             batches,
             writer,
-            skip_failures=self.job.skip_failures,
+            skip_failures=self.settings.skip_failures,
             only_missing=True,
-            retries=self.job.retries,
+            retries=self.settings.retries,
         )
         before, reporting = writer.bytes_written, Interval(REPORT_EVERY_S)
 
-        def progress() -> Progress:
+        def progress() -> TaskProgress:
             nbytes = writer.bytes_written - before
-            return Progress(task.number, computation.behind, nbytes, len(computation.failures))
+            return TaskProgress(
+                task.number, computation.processed, nbytes, len(computation.failures)
+            )
 
         loaded = iter(batches)
         for number in range(task.start, task.stop):
-            claim.at(number)
+            attempt.note_batch(number)
             for batch in islice(loaded, 1):
                 computation.process(batch)
-            if self.share.stopping or not claim.valid:
+            if self.part.stopping or not attempt.is_wanted:
                 break
             if reporting.due():
                 report(progress())
             if self._sealing.due():
                 writer.seal()
         else:
-            claim.at(task.stop)
+            attempt.note_batch(task.stop)
         return progress(), computation.failures
 
     def _checked(self, env: Environment) -> Environment:
-        if digest_of(env["ids"]) != self.job.ids:
+        if digest_of(env["ids"]) != self.settings.ids:
             raise ConfigError(
                 "the dataset of this process has other ids than that of the driver, or another "
                 "order; it has "
@@ -127,12 +130,21 @@ class Work:
 
 def make_batches(env: Environment, directory: Path, task: Task) -> DatasetBatches:
     """Return the batches of a task as its dataset loads them."""
-    dataset, kwargs = env["dataset"], dict(env["loader_kwargs"])
     wanted = load_batches(directory, task.name)[task.start : task.stop]
-    singly = "batch_size" in kwargs and kwargs["batch_size"] is None
+    options = loader_options(env)
+    if "batch_size" not in options:
+        options["batch_sampler"] = wanted
+    return DatasetBatches(env["dataset"], cast(Sequence[int], wanted.items), options, env["ids"])
+
+
+def loader_options(env: Environment) -> dict[str, Any]:
+    """Return the loader arguments of an environment that count in an extraction.
+
+    "batch_size" is among them where it is None: then items come one by one.
+    """
+    kwargs = env["loader_kwargs"]
     options = {key: value for key, value in kwargs.items() if key not in _OF_LOADER_WORKERS}
-    options |= {"batch_size": None} if singly else {"batch_sampler": wanted}
-    return DatasetBatches(dataset, cast(Sequence[int], wanted.items), options, env["ids"])
+    return options | ({"batch_size": None} if kwargs.get("batch_size", 1) is None else {})
 
 
 def checked_environment(env: Environment) -> Environment:
@@ -183,14 +195,16 @@ def _as_list(items: list[Any]) -> list[Any]:
 # what Dask calls:
 
 
-def run_task(task: Task, env: str) -> tuple[Progress, list[Failure]] | Exception:
+def run_task(task: Task, env: str) -> tuple[TaskProgress, list[Failure]] | Exception:
     """Run a task in this worker; returns what it raised, of which Dask would make much noise."""
     from distributed import get_worker
 
     from featcache.cluster.worker_env import env_of
 
-    def run() -> tuple[Progress, list[Failure]]:
+    def run() -> tuple[TaskProgress, list[Failure]]:
         worker = get_worker()
-        return cast(Work, env_of(worker, env)["work"]).run(task, partial(worker.log_event, env))
+        return cast(TaskRunner, env_of(worker, env)["work"]).run(
+            task, partial(worker.log_event, env)
+        )
 
     return returned(run)

@@ -5,7 +5,7 @@ Parts are sealed, open, or left by writers that died.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -28,14 +28,17 @@ def committed_builds(cache: Path) -> dict[str, int]:
     return builds
 
 
-def committed(cache: Path) -> Iterator[str]:
-    """Iterate over the ids in all parts of the build that is being written.
+def committed(cache: Path, parts: Iterable[str] | None = None) -> Iterator[str]:
+    """Iterate over the ids in all parts, or some, of the build that is being written.
 
     Parts are sealed, left by dead writers, or open.
     """
     manifest = read_manifest(cache)
     current = (manifest.building, manifest.building_fingerprint)
-    for name, sealed in list(list_parts(cache)):
+    named = (
+        list_parts(cache) if parts is None else ((name, read_part(cache, name)) for name in parts)
+    )
+    for name, sealed in list(named):
         journal = None if sealed is not None else read_journal(cache, f"{PARTS}/{name}")
         if journal is None:  # or its writer has sealed it since
             sealed = sealed or read_part(cache, name)

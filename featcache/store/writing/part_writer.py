@@ -75,6 +75,8 @@ class PartWriter:
         # takes what is written; the thread may be at the one before
         self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
+        # told the name of each part before anything is written to it
+        self.on_part: Callable[[str], object] = lambda name: None
         self._unsealed: list[OpenPart] = []  # oldest first, as the thread works them off
         self._sealed: list[str] = []
         self._sealed_rows = 0
@@ -151,6 +153,11 @@ class PartWriter:
         self._space.take(nbytes)
         if self._part_bytes >= PART_BYTES or self._part_rows >= PART_ROWS:
             self._end_part()
+
+    @property
+    def part(self) -> str | None:
+        """The name of the part that takes the next utterance; None: a new one."""
+        return None if self._part is None else self._part.name
 
     def expect_more(self, utterances: int) -> None:
         """Say how many utterances are still to come.
@@ -256,6 +263,7 @@ class PartWriter:
         header = header_for(self.features, dims, self._build, self._fingerprint)
         with explained(self.path, self._kept):
             self._part = OpenPart(self.path, self.features, header)
+        self.on_part(self._part.name)
         self._unsealed.append(self._part)
         self._dims = dims
         return self._part

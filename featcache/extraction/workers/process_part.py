@@ -1,4 +1,4 @@
-"""A process's share in a run: one task at a time, and one part of the cache from task to task."""
+"""One process's state in a run: its open part, and a lock that lets one task run at a time."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from featcache._closing import closed_after
-from featcache.cluster.attempts import Claim
+from featcache.cluster.attempts import Attempt
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import IncompleteError
 from featcache.store.writing.part_writer import PartWriter
 
 
-class Share:
-    """What a process does and writes in a run."""
+class ProcessPart:
+    """The part of the cache that a process writes, task after task."""
 
     def __init__(self) -> None:
-        self.stopping = False  # whether the task that runs is to end after its batch
+        self.stopping = False  # whether the current task is to end after its batch
         # a worker may have several threads, its environment is made for one
         self._one_at_a_time = threading.Lock()
         self._writer: PartWriter | None = None
 
     @contextlib.contextmanager
-    def attempt(self, claims: Path, number: int) -> Iterator[Claim]:
-        """Claim an attempt at a task.
-
-        What was written is committed before anybody may take the task back.
+    def attempt(self, directory: Path, number: int) -> Iterator[Attempt]:
+        """Begin an attempt at a task; commits its utterances before the attempt can be revoked.
 
         Raises `TaskTakenError` if another process has, or had, this attempt, `IncompleteError` if
         the run is over.
@@ -36,13 +34,13 @@ class Share:
             if self.stopping:
                 raise IncompleteError("the run has been stopped")
             try:
-                claim = Claim(claims, number)
+                attempt = Attempt(directory, number)
             except FileNotFoundError as error:
                 raise IncompleteError(
-                    f"{str(claims)!r} is gone: the run is over, or the cache was removed"
+                    f"{str(directory)!r} is gone: the run is over, or the cache was removed"
                 ) from error
-            with contextlib.closing(claim), closed_after(self.commit):
-                yield claim
+            with contextlib.closing(attempt), closed_after(self.commit):
+                yield attempt
 
     def writer(
         self,
@@ -50,13 +48,13 @@ class Share:
         features: Mapping[str, FeatureStorageConfig],
         fingerprint: Mapping[str, object],
     ) -> PartWriter:
-        """Return the writer of this process's part, which is opened when it is first asked for."""
+        """Return the writer of this process's part; the first call opens it."""
         if self._writer is None:
             self._writer = PartWriter(path, features, fingerprint)
         return self._writer
 
     def finish(self) -> None:
-        """End the task that runs after its batch, and seal the part."""
+        """End the current task after its batch, and seal the part."""
         self.stopping = True
         with self._one_at_a_time:
             if self._writer is not None:
