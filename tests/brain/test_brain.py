@@ -275,7 +275,7 @@ def test_any_object_with_modules_and_a_device_will_do(tmp_path: Path) -> None:
             def compute_features(self, batch, stage):
                 assert stage == "valid", stage
                 y = self.modules["double"](batch["x"])
-                return unpad(batch["id"], [4] * len(batch["id"]), {"y": y})
+                return unpad(batch["id"], [4] * len(batch["id"]), {{"y": y}})
 
         storage = FeatureStorage({str(tmp_path)!r}, [FeatureStorageConfig("y")])
         extractor = Extractor()

@@ -57,8 +57,7 @@ def test_a_variable_that_is_not_bound_yet_is_passed_over() -> None:
             return [factor * later for _ in batch]
 
     factor = 2
-    found = fingerprint(Extractor())
-    assert found["constants"] == {"factor": 2}
+    assert fingerprint(Extractor())["constants"] == {"factor": 2}
     later = 3
     assert fingerprint(Extractor())["constants"] == {"factor": 2, "later": 3}
 
