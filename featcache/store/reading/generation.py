@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 from featcache.errors import (
@@ -45,16 +45,10 @@ class Generation:
         self.mapped = mapped
         self.check_reads = check_reads
         self.manifest, self.index, self.failed = _current(path, mapped, check_reads)
-        self.containers = Containers.of(path, self.index.containers, mapped)
-
-    @cached_property
-    def features(self) -> dict[str, FeatureArrays]:
-        """The arrays of each feature, by its name."""
         columns = self.index.containers
-        checks = (
-            Checks(self.path, self.manifest, columns, self.containers) if self.check_reads else None
-        )
-        return {
+        self.containers = Containers.of(path, columns, mapped)
+        checks = Checks(path, self.manifest, columns, self.containers) if check_reads else None
+        self.features = {
             name: FeatureArrays(self.manifest, name, self.index, self.containers, checks)
             for name in self.manifest.features
         }
