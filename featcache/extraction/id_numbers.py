@@ -21,7 +21,8 @@ _AT_ONCE = 65536  # ids that are looked up together
 class IdNumbers:
     """Finds utterances by id: by a sorted hash, then by the id itself.
 
-    Args: ids: of the dataset; may make each when asked for it.
+    Args:
+        ids: of the dataset; may make each when asked for it.
 
     Raises `DuplicateIdError` if two utterances share an id.
 

@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 
 from featcache.container_files import read_at
-from featcache.errors import CacheError, ConfigError, CorruptCacheError, FeatcacheError
+from featcache.errors import CacheError, ClosedError, CorruptCacheError, FeatcacheError
 from featcache.interface import Bytes
 from featcache.store.format.disk_errors import read_remedy
 from featcache.store.format.files import open_within, remedy
@@ -142,7 +142,7 @@ class Containers:
 
     def _start(self, container: int) -> _File:
         if self._closed:
-            raise ConfigError(f"cache {str(self._root)!r} is closed; open it again")
+            raise ClosedError(f"cache {str(self._root)!r} is closed; open it again")
         # no lock: two threads may open a file twice at worst, but a process forked meanwhile would
         # wait for ever
         self.check(container, 0, 0)

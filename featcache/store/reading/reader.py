@@ -23,8 +23,10 @@ class FeatureReader:
     each process, and copies share nothing. What is read is a tensor of its own, shape (frames,
     *dims), or `dims` without a time axis.
 
-    Args: path: the cache directory. feature: the name of the feature. check_reads, mapped: as of
-        `featcache.open`.
+    Args:
+        path: the cache directory.
+        feature: the name of the feature.
+        check_reads, mapped: as of `featcache.open`.
 
     >>> # to be given to `dataset.add_dynamic_item(reader, "id", "fbank")`
     >>> reader = FeatureReader("features/train", "fbank")

@@ -12,7 +12,9 @@ from featcache.store.format.index import Index
 class KnownIds:
     """Ids that are stored, by the indexes of what is sealed, and ids that a writer has taken.
 
-    Args: cache: the cache directory. indexes: those of what was sealed before.
+    Args:
+        cache: the cache directory.
+        indexes: those of what was sealed before.
     """
 
     def __init__(self, cache: Path, indexes: Sequence[Index]) -> None:

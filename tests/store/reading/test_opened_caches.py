@@ -13,7 +13,7 @@ from store_helpers import arrays_of, id_of, make_cache, oracle
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import ConfigError, KeyNotFoundError, RowError
+from featcache.errors import ClosedError, KeyNotFoundError, RowError
 from featcache.store.format.index import Index
 
 
@@ -28,7 +28,7 @@ def test_a_cache_closes_its_files_at_the_end_of_a_with(tmp_path: Path, mapped: b
         lambda: cache.read_batch([id_of(3)], "units"),
         lambda: featcache.FeatureDataset(table)[id_of(3)],
     ):
-        with pytest.raises(ConfigError, match=r"cache '.*' is closed; open it again"):
+        with pytest.raises(ClosedError, match=r"cache '.*' is closed; open it again"):
             read()
     assert array.tolist() == arrays_of(3)["fbank"].tolist()
     assert len(cache.ids) == len(cache.lengths("fbank")) == 9
