@@ -149,9 +149,10 @@ class FeatureCacheMixin:
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
-        skip = on_error == "skip"
         with kept_random_state(), Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
-            to = Destination(storage, split, visible_ids(dataset), skip, append, shared)
+            to = Destination(
+                storage, split, visible_ids(dataset), on_error == "skip", append, shared
+            )
             most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
             kwargs = loader_kwargs or {}
             executor: Executor
@@ -162,22 +163,20 @@ class FeatureCacheMixin:
                 )
             else:
                 to.ids = ids_for_workers(dataset, ranks.size)
-                others = ingredients.modules
                 executor = WorkersExecutor(
                     to,
                     config_or_client(parallel),
-                    partial(environment_of, self, dataset, stage, kwargs, others),
+                    partial(environment_of, self, dataset, stage, kwargs, ingredients.modules),
                     kwargs,
                     retries,
                     publish_every_s,
                     visible_lengths(dataset),
                     most,
                 )
-            shown = (
-                not getattr(self, "noprogressbar", False) if progressbar is None else progressbar
-            )
+            if progressbar is None:
+                progressbar = not getattr(self, "noprogressbar", False)
             colour = getattr(self, "tqdm_barcolor", {}).get(_name(stage).lower())
-            run = Run(to, executor, publish_every_s, shown, colour, ranks)
+            run = Run(to, executor, publish_every_s, progressbar, colour, ranks)
             return run.run(
                 lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite
             )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -79,7 +81,9 @@ def get_client(
         exits.enter_context(_quiet())
         exits.enter_context(_same_environment(THREAD_VARIABLES))
         exits.enter_context(dask_config.set(settings))
-        cluster = exits.enter_context(make_cluster(checked))
+        with _children_ignore_ctrl_c() if local else nullcontext():
+            made = make_cluster(checked)
+        cluster = exits.enter_context(made)
         client = exits.enter_context(Client(cluster))  # type: ignore[no-untyped-call]
         workers = f"{checked.n_workers} {checked.env} worker{'s' if checked.n_workers > 1 else ''}"
         click.echo(f"dashboard of {workers}: {client.dashboard_link}", err=True)
@@ -118,6 +122,22 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def _children_ignore_ctrl_c() -> Iterator[None]:
+    """Block SIGINT in the threads made meanwhile, and in the processes that these start.
+
+    Ctrl-C goes to all processes of a terminal. Workers would end with a traceback each, amid a
+    batch; it is the driver that asks them to stop.
+    """
+    # it unblocks SIGINT in the thread that starts it, and would in that of the workers
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -92,21 +92,28 @@ class Dispatch(Generic[T]):
         `tend` is called about once a second. Raises `IncompleteError` if the scheduler is gone, or
         if a worker that the scheduler has lost does not end.
         """
-        while self._waiting or self._under_way or self._lost:
-            self._submit()
-            self._workers.look_after()
-            tend()
-            self._abandon_tasks_of_lost_workers()
-            for outcome in (*self._ended_tasks(), *self._revoked()):
-                self.reset_silence()
-                yield outcome
-            if self._silence.due():
-                at = sorted({address for _, _, address in self._under_way.values()})
-                _log.warning(
-                    "nothing has come from workers for %.0f s; tasks are at %s",
-                    SILENCE_S,
-                    ", ".join(at),
-                )
+        try:
+            while self._waiting or self._under_way or self._lost:
+                self._submit()
+                self._workers.look_after()
+                tend()
+                self._abandon_tasks_of_lost_workers()
+                for outcome in (*self._ended_tasks(), *self._revoked()):
+                    self.reset_silence()
+                    yield outcome
+                self._warn_of_silence()
+        except KeyboardInterrupt:
+            self._workers.interrupted = True
+            raise
+
+    def _warn_of_silence(self) -> None:
+        if self._silence.due():
+            at = sorted({address for _, _, address in self._under_way.values()})
+            _log.warning(
+                "nothing has come from workers for %.0f s; tasks are at %s",
+                SILENCE_S,
+                ", ".join(at),
+            )
 
     def reset_silence(self) -> None:
         """Begin to count `SILENCE_S` anew: a worker gave a sign of life."""

@@ -248,6 +248,7 @@ def test_ranks_are_those_of_torch_distributed(tmp_path: Path) -> None:
             "gloo", init_method=f"file://{file}", rank=rank, world_size=2
         )
         print(len(sampler), list(sampler))
+        torch.distributed.barrier()  # nobody leaves before the other has come
         torch.distributed.destroy_process_group()"""
     arguments = [
         [sys.executable, "-c", code, str(rank), str(tmp_path / "meet")] for rank in range(2)

@@ -90,7 +90,8 @@ def open_within(root: Path, path: str) -> int:
     try:
         descriptor = open_unlinked(root, path, os.O_RDONLY | O_NONBLOCK)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+        of_root = str(error.filename) == str(root)  # no cache at all
+        if of_root or error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
             raise
         raise CorruptCacheError(
             f"{str(root / path)!r} is damaged: it is a link or lies behind one, or is no file; a "
