@@ -129,8 +129,7 @@ class Times(NamedTuple):
         rest = 100 - self.computing - self.storing
         return (
             f"start-up {self.before_s:.1f} s, then {self.seconds:.2f} s: {self.computing:.1f} % "
-            "computing, "
-            f"{self.storing:.1f} % storing, {rest:.1f} % everything else"
+            f"computing, {self.storing:.1f} % storing, {rest:.1f} % everything else"
         )
 
 

@@ -81,8 +81,8 @@ def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
     if not isinstance(loaded, type) or not dataclasses.is_dataclass(loaded) or lacks:
         raise ConfigError(
             f"{kind} {name!r} is registered as {targets[0]!r}, which is no {kind}: a frozen "
-            "dataclass with "
-            f"{', '.join(needed)} is needed" + (f", it lacks {', '.join(lacks)}" if lacks else "")
+            f"dataclass with {', '.join(needed)} is "
+            "needed" + (f", it lacks {', '.join(lacks)}" if lacks else "")
         )
     return loaded
 

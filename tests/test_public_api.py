@@ -98,8 +98,8 @@ def test_importing_featcache_brings_in_neither_torch_nor_dask_nor_a_format() -> 
 
 def test_declaring_features_of_all_formats_brings_in_neither_torch_nor_a_format() -> None:
     declare = (
-        "for name in featcache.backend_names(): "
-        "featcache.FeatureStorageConfig('fbank', backend=name)"
+        "for name in featcache.backend_names(): featcache.FeatureStorageConfig('fbank', "
+        "backend=name)"
     )
     assert loaded_after(f"import featcache\n{declare}") & HEAVY <= {"numpy"}
 

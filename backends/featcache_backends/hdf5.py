@@ -251,8 +251,7 @@ def _check_frames(feature: FeatureSpec) -> None:
     if isinstance(feature.codec, GzipCodec) and nbytes >= CHUNK_LIMIT:
         raise FeatureError(
             f"feature {feature.name!r}: a frame has {nbytes:,} bytes, a chunk of HDF5 holds less "
-            "than "
-            "4 GiB; store it raw"
+            "than 4 GiB; store it raw"
         )
 
 

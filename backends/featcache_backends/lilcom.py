@@ -97,8 +97,7 @@ class LilcomCodec:
         if type(self.tick_power) is not int or self.tick_power not in TICK_POWERS:
             raise ConfigError(
                 f"lilcom: tick_power must be an integer from {TICK_POWERS[0]} to "
-                f"{TICK_POWERS[-1]}, "
-                f"not {self.tick_power!r}"
+                f"{TICK_POWERS[-1]}, not {self.tick_power!r}"
             )
 
     def encode(self, block: Array) -> bytes:

@@ -104,8 +104,7 @@ class WebDatasetBackend:
             if other != feature.name:
                 raise ConfigError(
                     f"features {other!r} and {feature.name!r} are one field for webdataset, which "
-                    "lower-cases names; "
-                    "rename one of them or store them apart"
+                    "lower-cases names; rename one of them or store them apart"
                 )
         return WebDatasetWriter(directory, features, self.shard_bytes)
 
@@ -151,8 +150,7 @@ class WebDatasetWriter:
             if nbytes >= ARRAY_LIMIT:
                 raise FeatureError(
                     f"feature {name!r} of {id!r} has {nbytes:,} bytes, a tar holds less than 8 GiB "
-                    "an "
-                    "array; cut the utterance or choose another backend"
+                    "an array; cut the utterance or choose another backend"
                 )
 
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:

@@ -94,8 +94,7 @@ class ZarrBackend:
             if isinstance(feature.codec, BloscCodec) and nbytes > BLOSC_BYTES:
                 raise FeatureError(
                     f"feature {feature.name!r}: a frame has {nbytes:,} bytes, Blosc holds less "
-                    "than "
-                    "2 GiB; use zstd"
+                    "than 2 GiB; use zstd"
                 )
         return FeatureFilesWriter(
             {
@@ -272,16 +271,14 @@ def _zarr_codec(feature: FeatureSpec) -> Mapping[str, object] | None:
     if feature.name in COLUMNS or feature.name.startswith("__"):
         raise ConfigError(
             f"feature {feature.name!r}: a zarr group keeps this name, and those that start with "
-            "'__', for itself; "
-            "rename the feature"
+            "'__', for itself; rename the feature"
         )
     if feature.codec is None:
         return None
     if not isinstance(feature.codec, ZarrCodec):
         raise ConfigError(
             f"feature {feature.name!r}: zarr does not know codec {feature.codec.name!r}, which has "
-            "no method "
-            f"zarr_metadata; use one of {', '.join(map(repr, ZarrBackend.codecs))}"
+            f"no method zarr_metadata; use one of {', '.join(map(repr, ZarrBackend.codecs))}"
         )
     return feature.codec.zarr_metadata(feature.storage_dtype)
 

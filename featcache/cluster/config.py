@@ -149,8 +149,7 @@ def _walltime(env: str, walltime: object) -> str:
         if walltime < 60:
             raise ConfigError(
                 f"options of env {env!r}: walltime {walltime!r} is a number of seconds, under a "
-                "minute; "
-                "write it as text: '01:30:00' is an hour and a half"
+                "minute; write it as text: '01:30:00' is an hour and a half"
             )
         if env == "lsf":
             return f"{walltime // 60:02}:{walltime % 60:02}"

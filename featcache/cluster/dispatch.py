@@ -199,8 +199,8 @@ class Dispatch(Generic[T]):
                 if time.monotonic() > until:
                     raise IncompleteError(
                         "a worker that Dask's scheduler has lost still works on task "
-                        f"{task.number}, after "
-                        f"{PATIENCE_S:.0f} s; end that process, or wait for it, and try again"
+                        f"{task.number}, after {PATIENCE_S:.0f} s; end that process, or wait for "
+                        "it, and try again"
                     ) from still
                 self._lost.append((task, error, until))
             else:

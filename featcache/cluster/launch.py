@@ -130,8 +130,7 @@ def _reason(error: BaseException) -> str:
             return f"{error}; workers import the script, which is no file: save {script!r} as one"
         return (
             f"{error}; a script needs `if __name__ == '__main__':` around what starts workers, "
-            "since they import it; "
-            "or one was killed as it began"
+            "since they import it; or one was killed as it began"
         )
     if multiprocessing.current_process().daemon:
         return "this is a worker itself, which may not start processes"
@@ -211,8 +210,7 @@ def _ssh_cluster(n_workers: int, options: dict[str, Any]) -> Cluster:
     if not isinstance(hosts, list) or len(hosts) != n_workers + 1:
         raise ConfigError(
             "env 'ssh': options need 'hosts', that of the scheduler, then one for each of "
-            f"{n_workers} workers "
-            f"(a host may be named again), not {hosts!r}"
+            f"{n_workers} workers (a host may be named again), not {hosts!r}"
         )
     need("asyncssh", "ssh")
     options["worker_options"] = {"nthreads": 1, **dict(options.get("worker_options") or {})}

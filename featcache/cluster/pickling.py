@@ -30,8 +30,7 @@ def pack(named: Mapping[str, object]) -> bytes:
     except Exception as error:  # pickling runs code of all kinds of objects
         raise ConfigError(
             f"workers cannot be sent {_culprit('', named) or 'this'}: {error}; open such things "
-            "when they are first "
-            "used, or leave them out of the state (`__getstate__`)"
+            "when they are first used, or leave them out of the state (`__getstate__`)"
         ) from error
 
 

@@ -131,8 +131,7 @@ def _wanted(
     for name in sorted(names & given):
         raise ConfigError(
             f"argument {name!r} of {getattr(fn, '__name__', fn)!r} is given, and is in the "
-            "worker's environment, too; "
-            "rename one of them"
+            "worker's environment, too; rename one of them"
         )
     return {name: env[name] for name in names}
 

@@ -151,9 +151,8 @@ def _common(shard_dirs: Sequence[Path], name: str) -> list[str]:
         if keys != first:
             raise FeatureError(
                 f"the keys in {str(shard_dirs[0] / name)!r} are {', '.join(first) or 'none'}, but "
-                "in "
-                f"{str(directory / name)!r} {', '.join(keys) or 'none'}; every utterance must have "
-                "the same"
+                f"in {str(directory / name)!r} {', '.join(keys) or 'none'}; every utterance must "
+                "have the same"
             )
     return first
 
@@ -181,8 +180,7 @@ def _merge_lines(shard_dirs: Sequence[Path], name: str, target: Path) -> None:
         if other.startswith(_id_of(one) + b" "):
             raise DuplicateIdError(
                 f"two utterances have the id {_id_of(one).decode()!r}: {name!r} would hold "
-                f"{one.decode()!r} and "
-                f"{other.decode()!r}"
+                f"{one.decode()!r} and {other.decode()!r}"
             )
     write_durably(target / name, b"\n".join([*lines, b""]))
 

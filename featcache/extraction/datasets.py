@@ -19,8 +19,7 @@ def check_source(source: object) -> None:
     if isinstance(source, Iterator):
         raise ConfigError(
             f"a {kind!r} can be gone through only once, and has no ids to compare; give a data "
-            "set: "
-            "a list of its items, or an object with __getitem__ and __len__, or a torch "
+            "set: a list of its items, or an object with __getitem__ and __len__, or a torch "
             "IterableDataset"
         )
     no_set = isinstance(source, str | bytes | os.PathLike | Mapping) or not (

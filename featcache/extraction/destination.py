@@ -126,9 +126,8 @@ class Destination:
         if self.full and not self.append:
             raise ConfigError(
                 f"cache {str(self.path)!r} is complete without {named(ids, 3)}, and this data set "
-                "shows no ids by "
-                "which the two could be compared; give it an attribute `ids`, or append=True to "
-                "add what is new"
+                "shows no ids by which the two could be compared; give it an attribute `ids`, or "
+                "append=True to add what is new"
             )
         if not self.shared:
             self._others.refuse(ids)

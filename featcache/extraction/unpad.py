@@ -130,6 +130,6 @@ def _integers(name: str, lengths: Lengths) -> list[int]:
     except TypeError:
         raise FeatureError(
             f"feature {name!r}: lengths must be frames, integers, not {listed!r}; relative lengths "
-            "do not carry over "
-            "from one axis to another (round(length * frames) is often off by one)"
+            "do not carry over from one axis to another (round(length * frames) is often off by "
+            "one)"
         ) from None

@@ -95,8 +95,7 @@ def cutset_from_huggingface(
     if not hasattr(client, "gather"):
         raise ConfigError(
             f"client is a Dask client or None, not {client!r}; of a configuration, "
-            "featcache.get_client makes one: "
-            "with get_client(config) as client: ..."
+            "featcache.get_client makes one: with get_client(config) as client: ..."
         )
     size = min(_ROWS, max(1, math.ceil(dataset_length / (8 * max(1, len(client.nthreads()))))))
     ranges = [
@@ -126,8 +125,7 @@ def _map(
         rows = next(rows for rows in ranges if rows not in done)
         raise ComputeError(
             f"{_DEATHS} workers died when they were at rows {rows.start} to {rows.stop - 1}: out "
-            "of memory, or a crash "
-            "in a library? Their logs may say more"
+            "of memory, or a crash in a library? Their logs may say more"
         )
     return [done[rows] for rows in ranges]
 

@@ -99,9 +99,8 @@ def utterances(source: Any, *, audio: str = "audio", id: str | None = None) -> U
     if ids is None:
         raise ConfigError(
             f"the ids of {type(source).__name__!r} are not known before it is loaded: give a list, "
-            "a lhotse CutSet, a "
-            "datasets.Dataset (loaded, not streamed), or a map-style dataset with an attribute "
-            "`ids`"
+            "a lhotse CutSet, a datasets.Dataset (loaded, not streamed), or a map-style dataset "
+            "with an attribute `ids`"
         )
     return Utterances(ids, partial(_load_item, source, audio), partial(visible_lengths, source))
 
@@ -112,8 +111,8 @@ def _of_cuts(source: Any) -> Utterances:
     if [cut.id for cut in islice(source, 1)] != ids[:1]:
         raise ConfigError(
             f"cut {ids[0]!r} has another id when it is read again: lhotse makes new ones for cuts "
-            "that are changed; "
-            "keep the old ones (preserve_id=True), or save the cuts to a file first"
+            "that are changed; keep the old ones (preserve_id=True), or save the cuts to a file "
+            "first"
         )
     return Utterances(ids, partial(_load_cut, cuts), partial(_durations, cuts))
 

@@ -55,8 +55,7 @@ class CategoryBatches:
         if len(batches) and batches.sizes.min() < world_size:
             raise ConfigError(
                 f"epoch {epoch} has a batch of {batches.sizes.min()} utterances, too few for "
-                f"{world_size} ranks to "
-                "share; make batch_size or min_batch_size larger"
+                f"{world_size} ranks to share; make batch_size or min_batch_size larger"
             )
         return [batch[rank::world_size] for batch in batches]
 

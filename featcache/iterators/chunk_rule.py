@@ -102,8 +102,7 @@ class ChunkRule:
         if shift < 1:
             raise ConfigError(
                 f"chunks of {width} frames would not move on with chunk_shift_ratio "
-                f"{self.chunk_shift_ratio!r}; "
-                "make chunk_length or the ratio larger"
+                f"{self.chunk_shift_ratio!r}; make chunk_length or the ratio larger"
             )
         return shift
 

@@ -49,8 +49,7 @@ class CommonCollateFn:
     def __repr__(self) -> str:
         return (
             f"CommonCollateFn(float_pad_value={self.float_pad_value!r}, "
-            f"int_pad_value={self.int_pad_value!r}, "
-            f"not_sequence={sorted(self.not_sequence)!r})"
+            f"int_pad_value={self.int_pad_value!r}, not_sequence={sorted(self.not_sequence)!r})"
         )
 
     def __call__(self, data: Sequence[EspnetItem] | Mapping[str, object]) -> PaddedBatch:
@@ -177,8 +176,7 @@ def _check(name: str, id: str, array: ArrayOrTensor, first: ArrayOrTensor, first
     if array.shape[1:] != first.shape[1:]:
         raise FeatureError(
             f"utterance {id!r}, {name!r}: shape {tuple(array.shape)} does not fit "
-            f"{tuple(first.shape)} of "
-            f"{first_id!r}; only the first axis may differ"
+            f"{tuple(first.shape)} of {first_id!r}; only the first axis may differ"
         )
 
 

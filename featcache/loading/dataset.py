@@ -259,7 +259,6 @@ class FeatureDataset(Dataset[Item]):
             steps = "" if cut.step is None else f" in steps of {cut.step}"
             raise WindowError(
                 f"utterance {key!r}, feature {name!r}: frames {start} to {stop}{steps} are not "
-                "within 0 to "
-                f"{length}{'' if whole else ', in whole numbers'}"
+                f"within 0 to {length}{'' if whole else ', in whole numbers'}"
             )
         return start, stop - start

@@ -158,8 +158,7 @@ class FeatureLoader(Generic[T]):
         """Raise `TypeError`: SpeechBrain's `Brain` asks for items where it should iterate."""
         raise TypeError(
             "a FeatureLoader gives batches one after the other, not by number; to give it to a "
-            "SpeechBrain Brain, add "
-            "the mixin: class ASR(featcache.FeatureCacheMixin, sb.Brain)"
+            "SpeechBrain Brain, add the mixin: class ASR(featcache.FeatureCacheMixin, sb.Brain)"
         )
 
     def __iter__(self) -> Iterator[T]:

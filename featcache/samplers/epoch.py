@@ -157,9 +157,8 @@ class EpochSampler(ABC):
         if position > items or state["order"] != self._order(epoch):
             raise StateError(
                 f"epoch {epoch} has {items} utterances in another order than when the state was "
-                "saved at position "
-                f"{position}; was that with another version of NumPy? begin the epoch anew, "
-                "without the state"
+                f"saved at position {position}; was that with another version of NumPy? begin the "
+                "epoch anew, without the state"
             )
         self._go_to(epoch, position, ended)
 

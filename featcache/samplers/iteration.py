@@ -93,9 +93,8 @@ def refuse_sharing_again(sampler: object) -> None:
             raise ConfigError(
                 f"{type(caller).__name__} would share the batches out over {processes} processes, "
                 "but the sampler does so itself, and most would never be seen: leave the loader "
-                "out "
-                "of accelerate's prepare(), or use a FeatureLoader, which prepare() hands on as it "
-                "is; give SpeechBrain the loader whole, not as loader arguments"
+                "out of accelerate's prepare(), or use a FeatureLoader, which prepare() hands on "
+                "as it is; give SpeechBrain the loader whole, not as loader arguments"
             )
         frame = frame.f_back  # type: ignore[assignment]
 

@@ -53,8 +53,7 @@ def _checked(lengths: object) -> Ints:
         if array.dtype.kind == "O" and array.ndim == 0:
             what = (
                 f"a {type(lengths).__name__}; if Lightning puts it there to share batches out, "
-                "which "
-                "the sampler does itself, set Trainer(use_distributed_sampler=False)"
+                "which the sampler does itself, set Trainer(use_distributed_sampler=False)"
             )
         raise ConfigError(f"lengths are frames of each utterance, integers, not {what}")
     frames = array.astype(np.int64, copy=False)

@@ -39,10 +39,8 @@ def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> In
     if drop_last or spare[-1] < missing:
         raise ConfigError(
             f"{count} batches of {rest[-1] - position} utterances cannot be shared by {world_size} "
-            "ranks"
-            f"{', and drop_last leaves nothing' if drop_last else ''}; use fewer ranks, smaller "
-            "batches"
-            f"{'' if drop_last else ', or drop_last=True'}"
+            f"ranks{', and drop_last leaves nothing' if drop_last else ''}; use fewer ranks, "
+            f"smaller batches{'' if drop_last else ', or drop_last=True'}"
         )
     enough = int(np.searchsorted(spare, missing)) + 1
     first = count - over - max(-(-(enough - over) // world_size), 0) * world_size

@@ -48,8 +48,7 @@ def check_same_ids(first: Cache, other: Cache) -> None:
         if alone is not None:
             raise ConfigError(
                 f"joined caches need the same ids, but {alone!r} is in {str(one.path)!r} "
-                f"({len(one)} utterances) and "
-                f"not in {str(two.path)!r} ({len(two)})"
+                f"({len(one)} utterances) and not in {str(two.path)!r} ({len(two)})"
             )
 
 

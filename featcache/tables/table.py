@@ -271,7 +271,7 @@ def _unpickled(blocks: Sequence[Sequence[Cache]], generations: list[list[int]]) 
             if cache.generation != number:
                 raise StaleCacheError(
                     f"cache {str(cache.path)!r} was written on since it was opened (generation "
-                    f"{number}, now "
-                    f"{cache.generation}), and its rows have other numbers now; open it again"
+                    f"{number}, now {cache.generation}), and its rows have other numbers now; open "
+                    "it again"
                 )
     return FeatureTable(blocks)

@@ -141,9 +141,8 @@ def test_lhotse_reads_raw_and_lilcom() -> None:
 def test_reading_gzip_needs_no_h5py() -> None:
     code = (
         "import sys, numpy as np; from featcache_backends.hdf5 import GzipCodec, Hdf5Backend; "
-        "Hdf5Backend(); "
-        "c = GzipCodec(); a = np.ones((3, 4), 'f4'); d = c.decode(memoryview(c.encode(a)), "
-        "a.dtype, (4,), 3); "
-        "assert (a == d).all(); assert 'h5py' not in sys.modules"
+        "Hdf5Backend(); c = GzipCodec(); a = np.ones((3, 4), 'f4'); d = "
+        "c.decode(memoryview(c.encode(a)), a.dtype, (4,), 3); assert (a == d).all(); assert 'h5py' "
+        "not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -131,8 +131,7 @@ class Driver:
             times = "once" if self._deaths[index] == 1 else f"{self._deaths[index]} times"
             failure = ComputeError(
                 f"the worker that computed {id!r} died {times}: out of memory, or a crash in a "
-                "library; its log may "
-                "say more"
+                "library; its log may say more"
             )
             if not self._settings.skip_failures:
                 raise failure from error

@@ -122,8 +122,7 @@ class TaskRunner:
         if digest_of(env["ids"]) != self.settings.ids:
             raise ConfigError(
                 "the dataset of this process has other ids than that of the driver, or another "
-                "order; it has "
-                f"{len(env['ids'])} utterances; let each process build the same"
+                f"order; it has {len(env['ids'])} utterances; let each process build the same"
             )
         return env
 
@@ -179,8 +178,8 @@ def checked_environment(env: Environment) -> Environment:
     if ids is None or not hasattr(ids, "__getitem__") or len(ids) != len(dataset):
         raise ConfigError(
             f"the ids of {type(dataset).__name__!r} are not known before it is loaded; give it an "
-            "attribute `ids`, or "
-            f"put 'ids' into the environment: {len(dataset)} strings, one for each utterance"
+            f"attribute `ids`, or put 'ids' into the environment: {len(dataset)} strings, one for "
+            "each utterance"
         )
     loader_kwargs = env.get("loader_kwargs")
     if loader_kwargs is None:

@@ -44,9 +44,8 @@ class Shapes:
         if len(differing):
             raise ConfigError(
                 f"with padding=True all frames must have one shape: {self.name} has "
-                f"{self._frame(0)} for the first "
-                f"utterance and {self._frame(int(differing[0]))} for number "
-                f"{int(differing[0]) + 1}; try padding=False"
+                f"{self._frame(0)} for the first utterance and {self._frame(int(differing[0]))} "
+                f"for number {int(differing[0]) + 1}; try padding=False"
             )
 
     def _frame(self, row: int) -> tuple[int, ...]:

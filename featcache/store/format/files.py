@@ -122,8 +122,7 @@ def check_own_directory(directory: Path) -> None:
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise CorruptCacheError(
             f"{str(directory)!r} is damaged: it is a link or no directory; a cache keeps all its "
-            "files in its own "
-            "directory: put back what was there"
+            "files in its own directory: put back what was there"
         )
 
 

@@ -81,9 +81,8 @@ class JournalWriter:
         if os.fstat(self._file.fileno()).st_nlink == 0:
             raise CacheError(
                 f"journal {self._file.name!r} is gone: another writer has taken the part for that "
-                "of a dead one, "
-                "and sealed what was committed; let one writer at a time work, and run the same "
-                "again"
+                "of a dead one, and sealed what was committed; let one writer at a time work, and "
+                "run the same again"
             )
 
     def close(self) -> None:

@@ -179,8 +179,7 @@ def read_manifest(cache: Path, file: str = NAME) -> Manifest:
     except CorruptCacheError as error:
         raise CorruptCacheError(
             f"{error}; put a good copy of it back (those of the last generations are in "
-            f"{MANIFESTS!r}), or remove "
-            "it and write the cache again: what is sealed is kept"
+            f"{MANIFESTS!r}), or remove it and write the cache again: what is sealed is kept"
         ) from error
     if not isinstance(content, dict) or content.get("format") != "featcache":
         raise NotACacheError(f"{str(cache / file)!r} is not featcache's")
@@ -216,9 +215,8 @@ def _nothing_there(cache: Path, file: str) -> str:
     if file == NAME and kept.is_dir() and any(kept.iterdir()):
         return (
             f"{str(cache)!r} has lost its {file}: put a good copy of it back as "
-            f"{str(cache / file)!r} (those of "
-            "the last generations are in 'manifests'), or write the cache again: what is sealed is "
-            "kept"
+            f"{str(cache / file)!r} (those of the last generations are in 'manifests'), or write "
+            "the cache again: what is sealed is kept"
         )
     inside = sorted(path.parent.name for path in cache.glob(f"*/{NAME}"))[:5]
     below = f"; caches in it: {', '.join(map(repr, inside))}" if inside else ""
@@ -229,8 +227,7 @@ def _check_version(cache: Path, content: Mapping[str, Any]) -> None:
     if natural(content["version"]) > FORMAT_VERSION:
         raise FormatVersionError(
             f"cache {str(cache)!r} has format version {content['version']}, newer than "
-            f"{FORMAT_VERSION}, the "
-            "newest that this featcache reads; upgrade featcache"
+            f"{FORMAT_VERSION}, the newest that this featcache reads; upgrade featcache"
         )
     unknown = sorted({text(name) for name in content.get("requires", ())} - KNOWN)
     if content.get("kind") not in (None, "cache") or unknown:

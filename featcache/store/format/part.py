@@ -67,8 +67,7 @@ class SealedPart:
         ):
             raise CorruptCacheError(
                 f"part {str(cache / self.directory)!r} is damaged: its index does not fit it; "
-                "remove it to "
-                "compute its utterances again"
+                "remove it to compute its utterances again"
             )
         return index
 
@@ -113,8 +112,7 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
         if content["page_bytes"] != PAGE_BYTES:
             raise FormatVersionError(
                 f"part {str(cache / file)!r} has pages of {content['page_bytes']!r} bytes, which "
-                "this featcache does "
-                "not know; upgrade featcache"
+                "this featcache does not know; upgrade featcache"
             )
         entry = PartEntry.from_json(content | {"digest": digest(data), "name": name})
         return SealedPart(
@@ -125,8 +123,7 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise CorruptCacheError(
             f"{str(cache / file)!r} is damaged: {error!r}; put it back, or remove its directory to "
-            "compute its "
-            "utterances again"
+            "compute its utterances again"
         ) from error
 
 

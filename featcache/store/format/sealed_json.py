@@ -19,8 +19,7 @@ def pack_json(content: object) -> bytes:
     if len(body) > MAX_JSON_BYTES - 64:
         raise CacheError(
             f"a record of {len(body):,} bytes is more than the {MAX_JSON_BYTES:,} that a cache can "
-            "hold in one: "
-            "cut the utterance, or write the cache anew in fewer parts"
+            "hold in one: cut the utterance, or write the cache anew in fewer parts"
         )
     return b'["' + digest(body).encode() + b'",' + body + b"]"
 

@@ -179,8 +179,7 @@ class Containers:
         except FileNotFoundError as error:
             raise CorruptCacheError(
                 f"container {str(path)!r} is not there; was the cache overwritten or moved while "
-                "it was open? "
-                "open it again"
+                "it was open? open it again"
             ) from error
         file = _File(descriptor, path)  # closes the descriptor when it is dropped
         found = os.fstat(descriptor).st_size

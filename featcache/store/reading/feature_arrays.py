@@ -84,8 +84,8 @@ class FeatureArrays:
         except (MemoryError, ValueError) as error:
             raise CacheError(
                 f"feature {self.name!r}: no memory for frames {lengths} of shape {self.dims}: "
-                f"{error}; read less at "
-                "once, or see whether the cache is damaged (verify='columns')"
+                f"{error}; read less at once, or see whether the cache is damaged "
+                "(verify='columns')"
             ) from error
 
     def read_into(self, row: int, out: Array, start: int = 0) -> None:
@@ -210,8 +210,7 @@ class FeatureArrays:
             which = f"row {row}"
         return CorruptCacheError(
             f"{which}, feature {self.name!r} is damaged: {what}; opening the cache with "
-            "verify='arrays' tells all "
-            "damage, and what to do"
+            "verify='arrays' tells all damage, and what to do"
         )
 
     def _check(self, row: int, start: int, stop: int) -> None:

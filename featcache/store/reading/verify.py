@@ -35,8 +35,8 @@ MOST_TOLD = 20
 
 WHAT_TO_DO = (
     "of each of these files: put it back, as it was written; or remove the part that it lies in, "
-    "or featcache.json if "
-    "it lies in none, and write the cache again: all else that is sealed is kept"
+    "or featcache.json if it lies in none, and write the cache again: all else that is sealed is "
+    "kept"
 )
 
 
@@ -72,8 +72,7 @@ def container_damage(
         if size != expected:
             yield (
                 f"container {str(cache / path)!r} has {size} bytes, not the {expected} that were "
-                "written"
-                f"; {remedy(cache, path)}"
+                f"written; {remedy(cache, path)}"
             )
 
 
@@ -190,8 +189,7 @@ def _container_damage(
         ids = ", ".join(repr(index.id(row)) for row in rows[:5]) + ", ..." * (len(rows) > 5)
         yield (
             f"container {str(cache / path)!r} is damaged{where}: utterances that are not what was "
-            "written: "
-            f"{len(rows)}, {ids}"
+            f"written: {len(rows)}, {ids}"
         )
     elif wrong is not None:
         yield f"container {str(cache / path)!r} is damaged{where}, but in none of its arrays"

@@ -91,8 +91,8 @@ class CacheWriter:
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(  # as pickle's own
             "a writer cannot be pickled: it belongs to its process; let one process write to "
-            f"{str(self.path)!r}, "
-            "give each a cache of its own, or use featcache.extract(parallel=...)"
+            f"{str(self.path)!r}, give each a cache of its own, or use "
+            "featcache.extract(parallel=...)"
         )
 
     @property

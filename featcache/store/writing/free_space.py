@@ -77,9 +77,8 @@ class FreeSpace:
         if needed > self._free:
             raise StorageFullError(
                 f"{int(self._free):,} bytes are free on the disk of {str(self._path)!r}, too few "
-                f"for the {coming:,} "
-                f"that are coming and the {needed - coming:,} to publish them; {kept()}: "
-                f"{FREE_SPACE}"
+                f"for the {coming:,} that are coming and the {needed - coming:,} to publish them; "
+                f"{kept()}: {FREE_SPACE}"
             )
 
     def _margin(self) -> int:

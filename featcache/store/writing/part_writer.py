@@ -189,8 +189,7 @@ class PartWriter:
         if self._committed < self._count:  # never: a promise worth a comparison
             raise CorruptCacheError(
                 f"{self._count} utterances were written to {str(self.path)!r} but "
-                f"{self._committed} are stored; "
-                "run the same again, it goes on from what is stored"
+                f"{self._committed} are stored; run the same again, it goes on from what is stored"
             )
 
     def close(self) -> None:
@@ -241,9 +240,8 @@ class PartWriter:
         if os.getpid() != self._pid:
             raise ClosedError(
                 f"the writer of {str(self.path)!r} belongs to process {self._pid}, and this is "
-                f"{os.getpid()}, forked "
-                "from it; let one process write, give each a cache of its own, or use "
-                "featcache.extract(parallel=...)"
+                f"{os.getpid()}, forked from it; let one process write, give each a cache of its "
+                "own, or use featcache.extract(parallel=...)"
             )
 
     def _kept(self) -> str:

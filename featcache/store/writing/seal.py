@@ -84,8 +84,7 @@ def _save_columns(
     for path in sorted(named - pages.keys()):
         raise CorruptCacheError(
             f"container {str(directory / path)!r} is not there: another writer took the part over, "
-            "which can be "
-            "where locks do not count (see docs/format.md); run the same again"
+            "which can be where locks do not count (see docs/format.md); run the same again"
         )
     for path, size in sizes.items():
         if page_count(size) != len(pages[path]):

@@ -139,8 +139,8 @@ class WriteSession:
             if set(builds) - {self._fingerprint}:
                 raise StaleCacheError(
                     f"cache {str(self.path)!r} has lost its {NAME}, and its parts were made from "
-                    "something else than "
-                    f"is declared now; declare it as it was, or remove {str(self.path / PARTS)!r}"
+                    "something else than is declared now; declare it as it was, or remove "
+                    f"{str(self.path / PARTS)!r}"
                 )
             build = builds.get(self._fingerprint, 1)
             fresh = Manifest(
