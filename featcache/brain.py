@@ -1,7 +1,4 @@
-"""`FeatureCacheMixin`: computes and caches features.
-
-It is for a SpeechBrain `Brain`, or any object with modules and a device.
-"""
+"""`FeatureCacheMixin`: a SpeechBrain `Brain`, or the like, that computes and caches features."""
 
 from __future__ import annotations
 
@@ -66,9 +63,8 @@ class FeatureCacheMixin:
     def compute_features(self, batch: Any, stage: Any) -> list[dict[str, Any]]:
         """Compute the features of a batch, which has been moved to `self.device`.
 
-        To be defined by the class.
-
-        Called without gradients, all modules in evaluation mode, in the precision of evaluation.
+        A class defines it. Called without gradients, all modules in evaluation mode, in the
+        precision of evaluation.
 
         Returns for each utterance of the batch a dict of its "id" and all declared features, cut to
         the utterance's own length: tensors or arrays of shape (frames, *dims), on any device.

@@ -46,8 +46,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from numpy.lib.format import dtype_to_descr
-
 from featcache.container_files import (
     PagedFile,
     Pages,
@@ -59,8 +57,8 @@ from featcache.container_files import (
 )
 from featcache.errors import ConfigError, FeatureError
 from featcache.interface import EncodedArray, Extent, FeatureSpec
+from featcache_backends._tar_members import BLOCK_BYTES, npy_header, padded, tar_header
 
-BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
 END = bytes(2 * BLOCK_BYTES)
 SHARD = re.compile(r"shard-[0-9]{6,}\.tar")
 ARRAY_LIMIT = 8**11 - (1 << 16)  # bytes: 11 octal digits in a ustar header, and the .npy's header
@@ -219,15 +217,15 @@ class _Sample:
         for feature in features:
             rows, nbytes = arrays[feature.name]
             shape = feature.shape(rows)
-            npy = _npy_header(feature, shape)
+            npy = npy_header(feature, shape)
             size = len(npy) + nbytes
-            self._add_frame(padding + _tar_header(f"{key}.{feature.name}.npy", size) + npy)
+            self._add_frame(padding + tar_header(f"{key}.{feature.name}.npy", size) + npy)
             self._room[feature.name] = (self.nbytes, nbytes)
             self.nbytes += nbytes
             padding = bytes(-size % BLOCK_BYTES)
             shapes[feature.name] = {"dtype": feature.dtype, "shape": shape}
         text = json.dumps({"id": id, "features": shapes}).encode()
-        self._add_frame(padding + _tar_header(f"{key}.json", len(text)) + _padded(text))
+        self._add_frame(padding + tar_header(f"{key}.json", len(text)) + padded(text))
 
     def _add_frame(self, frame: bytes) -> None:
         self.frames.append((self.nbytes, frame))
@@ -277,50 +275,3 @@ def _passes(size: int, nbytes: int, shard_bytes: int) -> bool:
 
 def _shard_name(number: int) -> str:
     return f"shard-{number:06d}.tar"
-
-
-def _npy_header(feature: FeatureSpec, shape: tuple[int, ...]) -> bytes:
-    descr = dtype_to_descr(feature.storage_dtype)
-    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    # of text, spaces and "\n"; with the 10 before a multiple of 64
-    length = -(-(10 + len(text) + 1) // 64) * 64 - 10
-    return (
-        b"\x93NUMPY\x01\x00"
-        + length.to_bytes(2, "little")
-        + text.encode("latin1").ljust(length - 1)
-        + b"\n"
-    )
-
-
-def _tar_header(name: str, size: int) -> bytes:
-    # The stdlib's TarInfo.tobuf does the same in 40 us, more than all the rest of an append
-    if len(name) <= 100 and name.isascii():
-        return _ustar_header(name.encode(), size, b"0")
-    record = _pax_record("path", name)
-    pax = _ustar_header(b"././@PaxHeader", len(record), b"x") + _padded(record)
-    return pax + _ustar_header(name.encode("ascii", "replace")[:100], size, b"0")
-
-
-def _ustar_header(name: bytes, size: int, kind: bytes) -> bytes:
-    before = (
-        name.ljust(100, b"\0")
-        + b"0000644\x000000000\x000000000\0"
-        + b"%011o\x0000000000000\0" % size
-    )
-    after = kind + bytes(100) + b"ustar\x0000" + bytes(247)
-    # POSIX.1-1988: of the header with spaces for the checksum
-    checksum = sum(before) + sum(after) + 8 * 0x20
-    return before + b"%06o\0 " % checksum + after
-
-
-def _pax_record(key: str, value: str) -> bytes:
-    # POSIX.1-2001: "<length> <key>=<value>\n", where the length counts its own digits
-    rest = f" {key}={value}\n".encode()
-    length = len(rest)
-    while length != len(rest) + len(str(length)):
-        length = len(rest) + len(str(length))
-    return str(length).encode() + rest
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % BLOCK_BYTES)

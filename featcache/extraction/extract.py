@@ -21,7 +21,8 @@ from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.here import LocalExecutor
 from featcache.extraction.id_numbers import check_ids
-from featcache.extraction.provenance import describe_module, find_ingredients
+from featcache.extraction.module_state import describe_module
+from featcache.extraction.provenance import find_ingredients
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import Executor, Run
 from featcache.extraction.settings import check_settings

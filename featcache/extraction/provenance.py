@@ -23,7 +23,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-import re
 import sys
 import textwrap
 import threading
@@ -34,8 +33,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-import xxhash
 
+from featcache.extraction.module_state import describe_module, is_plain, unwrapped
 from featcache.store.format.files import digest
 
 # ast may fail in two threads at once: https://github.com/python/cpython/issues/106905.
@@ -43,7 +42,6 @@ from featcache.store.format.files import digest
 # each .npy file): then the same is tried again.
 _PARSING = threading.Lock()
 PARSE_TRIES = 100
-MAX_SETTINGS = 256  # of one module; beyond, their digest
 # whose code is followed no further: versions do not count
 _LIBRARIES = ("featcache", "speechbrain", "torch")
 _CONTAINERS = ("modules", "raw_modules", "hparams")
@@ -93,32 +91,6 @@ def find_ingredients(owner: object) -> Ingredients:
             return found
 
 
-def describe_module(module: torch.nn.Module) -> dict[str, object]:
-    """Return class, weights and settings of a module as JSON-able values."""
-    module = _unwrapped(module)
-    settings = dict(sorted(_settings(module)))
-    return {
-        "weights": digest_weights(module),
-        "settings": settings if len(settings) <= MAX_SETTINGS else digest(repr(settings).encode()),
-    }
-
-
-def digest_weights(module: torch.nn.Module) -> str:
-    """Return the xxh3-64 of all parameters and persistent buffers.
-
-    It covers names, dtypes, shapes and values, by name.
-
-    Whatever the device; parameters of a `DataParallel` or compiled module are named as those of the
-    module in it.
-    """
-    state = xxhash.xxh3_64()
-    for name, value in sorted(_unwrapped(module).state_dict().items()):
-        if isinstance(value, torch.Tensor):
-            state.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-            state.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return state.hexdigest()
-
-
 def _follow(item: Any, cls: type, names: _Names, found: Ingredients) -> list[Any]:
     """Note what a function or class names.
 
@@ -137,7 +109,7 @@ def _follow(item: Any, cls: type, names: _Names, found: Ingredients) -> list[Any
     for name, value in [*_namespace(item, tree), *_class_attributes(cls, names)]:
         if isinstance(value, FunctionType | type) and value.__module__ == item.__module__:
             following.append(value)
-        elif _is_plain(value) and not name.startswith("__") and "device" not in name:
+        elif is_plain(value) and not name.startswith("__") and "device" not in name:
             found.constants[name] = value
     return following
 
@@ -196,7 +168,7 @@ def _find_named(owner: object, names: _Names, found: Ingredients) -> None:
     found.hparams.update(
         (name, hparams[name])
         for name in names.hparams
-        if name is not None and _is_plain(hparams.get(name, found))
+        if name is not None and is_plain(hparams.get(name, found))
     )
     if not names.modules <= modules.keys() or not found.modules:
         found.modules.update(modules)
@@ -209,7 +181,7 @@ def modules_of(owner: object) -> dict[str, torch.nn.Module]:
     modules = getattr(owner, "modules", {})
     # wrapped as a whole
     if isinstance(modules, torch.nn.Module) and not isinstance(modules, torch.nn.ModuleDict):
-        return dict(_unwrapped(modules).named_children())
+        return dict(unwrapped(modules).named_children())
     return items_of(modules)
 
 
@@ -259,7 +231,7 @@ def _class_attributes(cls: type, names: _Names) -> Iterator[tuple[str, object]]:
             yield from (
                 (name, value)
                 for name, value in vars(base).items()
-                if name in names.attributes and _is_plain(value)
+                if name in names.attributes and is_plain(value)
             )
 
 
@@ -305,39 +277,3 @@ def _bytecode(item: Any) -> object:
         code.co_names,
         code.co_varnames,
     )
-
-
-def _settings(module: torch.nn.Module) -> Iterator[tuple[str, object]]:
-    for path, part in module.named_modules():
-        yield path or "class", type(part).__qualname__
-        for name in inspect.signature(type(part).__init__).parameters:
-            value = vars(part).get(name, module)
-            if "device" not in name and _is_plain(value):
-                yield f"{path}.{name}" if path else name, value
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, str):
-        return not re.search(r"[/\\]", value)
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
-    return (
-        value is None
-        or isinstance(value, bool | int)
-        or (isinstance(value, float) and value - value == 0)
-    )
-
-
-def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the module inside of a parallel or compiled one."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and isinstance(
-            module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel
-        ):
-            inner = module.module
-        if not isinstance(inner, torch.nn.Module):
-            return module
-        module = inner

@@ -12,13 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from featcache.extraction.provenance import (
-    MAX_SETTINGS,
-    Ingredients,
-    describe_module,
-    digest_weights,
-    find_ingredients,
-)
+from featcache.extraction.module_state import MAX_SETTINGS, describe_module, digest_weights
+from featcache.extraction.provenance import Ingredients, find_ingredients
 from featcache.store.format.fingerprint import canonical, differences
 
 

@@ -1,0 +1,56 @@
+"""Members of a tar file: headers of ustar and pax, and the header of a `.npy`."""
+
+from __future__ import annotations
+
+from numpy.lib.format import dtype_to_descr
+
+from featcache.interface import FeatureSpec
+
+BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
+
+
+def npy_header(feature: FeatureSpec, shape: tuple[int, ...]) -> bytes:
+    descr = dtype_to_descr(feature.storage_dtype)
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+    # of text, spaces and "\n"; with the 10 before a multiple of 64
+    length = -(-(10 + len(text) + 1) // 64) * 64 - 10
+    return (
+        b"\x93NUMPY\x01\x00"
+        + length.to_bytes(2, "little")
+        + text.encode("latin1").ljust(length - 1)
+        + b"\n"
+    )
+
+
+def tar_header(name: str, size: int) -> bytes:
+    # The stdlib's TarInfo.tobuf does the same in 40 us, more than all the rest of an append
+    if len(name) <= 100 and name.isascii():
+        return _ustar_header(name.encode(), size, b"0")
+    record = _pax_record("path", name)
+    pax = _ustar_header(b"././@PaxHeader", len(record), b"x") + padded(record)
+    return pax + _ustar_header(name.encode("ascii", "replace")[:100], size, b"0")
+
+
+def _ustar_header(name: bytes, size: int, kind: bytes) -> bytes:
+    before = (
+        name.ljust(100, b"\0")
+        + b"0000644\x000000000\x000000000\0"
+        + b"%011o\x0000000000000\0" % size
+    )
+    after = kind + bytes(100) + b"ustar\x0000" + bytes(247)
+    # POSIX.1-1988: of the header with spaces for the checksum
+    checksum = sum(before) + sum(after) + 8 * 0x20
+    return before + b"%06o\0 " % checksum + after
+
+
+def _pax_record(key: str, value: str) -> bytes:
+    # POSIX.1-2001: "<length> <key>=<value>\n", where the length counts its own digits
+    rest = f" {key}={value}\n".encode()
+    length = len(rest)
+    while length != len(rest) + len(str(length)):
+        length = len(rest) + len(str(length))
+    return str(length).encode() + rest
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % BLOCK_BYTES)
