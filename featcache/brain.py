@@ -21,9 +21,9 @@ from featcache.extraction.destination import Destination
 from featcache.extraction.here import LocalExecutor
 from featcache.extraction.provenance import find_ingredients, items_of, modules_of
 from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.ranks import Ranks
 from featcache.extraction.run import Executor, Run
 from featcache.extraction.settings import check_settings
+from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
 from featcache.storage import FeatureStorage

@@ -65,22 +65,11 @@ def get_client(
 
     checked = ParallelConfig.of(config)
     plugin = None if setup_fn is None else WorkerEnv(setup_fn)
-    settings: dict[str, object] = dict(_SETTINGS)
     local = checked.env.startswith("local")
-    if local:
-        # a local worker that dies is started again at once, whereas Dask would give it up after 15
-        # s
-        settings["distributed.deploy.lost-worker-timeout"] = "1 hour"
-        settings.update(
-            {
-                f"distributed.nanny.pre-spawn-environ.{name}": n
-                for name, n in threads(checked).items()
-            }
-        )
     with ExitStack() as exits:
         exits.enter_context(_quiet())
         exits.enter_context(_same_environment(THREAD_VARIABLES))
-        exits.enter_context(dask_config.set(settings))
+        exits.enter_context(dask_config.set(_settings(checked)))
         with _children_ignore_ctrl_c() if local else nullcontext():
             made = make_cluster(checked)
         cluster = exits.enter_context(made)
@@ -98,6 +87,16 @@ def get_client(
         if plugin is not None:
             register(client, plugin, OWN)
         yield client
+
+
+def _settings(config: ParallelConfig) -> dict[str, object]:
+    settings: dict[str, object] = dict(_SETTINGS)
+    if config.env.startswith("local"):
+        # one that dies is started again at once, whereas Dask would give it up after 15 s
+        settings["distributed.deploy.lost-worker-timeout"] = "1 hour"
+        for name, number in threads(config).items():
+            settings[f"distributed.nanny.pre-spawn-environ.{name}"] = number
+    return settings
 
 
 def wanted_workers(client: Client) -> int | None:

@@ -188,8 +188,7 @@ class WorkerEnv(WorkerPlugin):
         return env
 
 
-# a worker that joins while the plugin is registered may be given it twice, and builds once all the
-# same
+# a worker that joins while the plugin is registered may be given it twice, and builds once
 _BUILT: WeakKeyDictionary[Worker, dict[str, Mapping[str, object] | Exception]] = WeakKeyDictionary()
 
 

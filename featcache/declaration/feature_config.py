@@ -80,10 +80,7 @@ class FeatureStorageConfig:
     ) -> None:
         _check_name(name)
         with errors_about(f"feature {name!r}"):
-            if not isinstance(options or {}, Mapping):
-                raise ConfigError(f"options are a dict by name, not {options!r}")
-            if stats not in (None, True, False):
-                raise ConfigError(f"stats is true, false or null, not {stats!r}")
+            _check_kinds(options, stats)
             stored = dtype_name(dtype)
             if codec is None:
                 codec = get_backend(backend).codecs[0]
@@ -251,6 +248,13 @@ def _check_pair(one: str, other: str) -> None:
             f"features {short!r} and {long!r}: a batch has the lengths of {short!r} "
             f"under {long!r}; rename one"
         )
+
+
+def _check_kinds(options: object, stats: object) -> None:
+    if not isinstance(options or {}, Mapping):
+        raise ConfigError(f"options are a dict by name, not {options!r}")
+    if stats not in (None, True, False):
+        raise ConfigError(f"stats is true, false or null, not {stats!r}")
 
 
 def _check_name(name: object) -> None:

@@ -110,8 +110,7 @@ class Destination:
             self._others.refuse(missing)
         with self._refusal_explained(missing):
             if not resume and not overwrite:
-                # what a killed run left becomes part of the cache, which is then built anew beside
-                # it
+                # what a killed run left is published; the cache is then built anew beside that
                 self._writer(fingerprint, False).close(complete=False)
                 overwrite = True
             writer = self._writer(fingerprint, overwrite)

@@ -22,7 +22,7 @@ from featcache.extraction.failures import Failure
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.patience import retry_while_locked
 from featcache.extraction.progress import ProgressBar
-from featcache.extraction.ranks import Ranks
+from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.plan import remove_runs
 from featcache.interface import Ints
 from featcache.store.reading.cache import Cache

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from featcache.errors import ConfigError, nearest
+from featcache.iterators.dataset_input import ItemDataset, check_names, with_lengths
 from featcache.iterators.epoch_order import BatchList
-from featcache.iterators.inputs import ItemDataset, check_names, with_lengths
 from featcache.samplers.espnet.build import build_category_batch_sampler
 from featcache.samplers.ranks import resolve_rank
 

@@ -11,8 +11,8 @@ from featcache.errors import ConfigError
 from featcache.iterators.category_batches import CategoryBatches
 from featcache.iterators.chunk_rule import ChunkRule
 from featcache.iterators.chunker import Chunker
+from featcache.iterators.dataset_input import Collate, ItemDataset, batch_list
 from featcache.iterators.epoch_order import BatchList, EpochRule
-from featcache.iterators.inputs import Collate, ItemDataset, batch_list
 from featcache.loading.collate import PaddedBatch
 from featcache.samplers.batches import Batches
 

@@ -12,8 +12,8 @@ import torch
 
 from featcache.errors import FeatureError
 from featcache.iterators.chunk_rule import Chunk, ChunkRule, UtteranceToCut, chunk_batches
+from featcache.iterators.dataset_input import Collate, ItemDataset, as_array, epoch_loader
 from featcache.iterators.epoch_order import BatchList, EpochRule, random_state
-from featcache.iterators.inputs import Collate, ItemDataset, as_array, epoch_loader
 from featcache.loading.collate import CommonCollateFn, PaddedBatch
 from featcache.loading.dataset import FeatureDataset
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from featcache.errors import ConfigError, nearest
-from featcache.iterators.inputs import ItemDataset
+from featcache.iterators.dataset_input import ItemDataset
 from featcache.iterators.multiple import IterFactory, ShardedIterFactory
 
 KEYS = ("iter_factory", "multiple_iterator", "num_shards")

@@ -8,8 +8,8 @@ from functools import partial
 from torch.utils.data import DataLoader
 
 from featcache.iterators.category_batches import CategoryBatches
+from featcache.iterators.dataset_input import Collate, ItemDataset, batch_list, epoch_loader
 from featcache.iterators.epoch_order import BatchList, EpochRule, mixed
-from featcache.iterators.inputs import Collate, ItemDataset, batch_list, epoch_loader
 from featcache.loading.collate import PaddedBatch
 
 

@@ -51,8 +51,7 @@ class Recycler:
             return fresh(shape, dtype)
         buffer = self._take(nbytes)
         lease = buffer.data  # all tensors over it refer to this object, so that its end is theirs
-        # no lock in what is called: the garbage collector may call it while this thread holds the
-        # lock
+        # no lock in what is called: the garbage collector may call it while this thread holds it
         weakref.finalize(lease, self._free.append, buffer).atexit = False
         return torch.frombuffer(lease, dtype=dtype, count=math.prod(shape)).view(shape)
 

@@ -29,8 +29,8 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{name}"
         for name in (
-            *("contract", "decoding", "durability", "native", "reading", "round_trips", "seam"),
-            *("storage", "writing"),
+            *("backend_under_test", "contract", "decoding", "durability", "native", "promises"),
+            *("reads", "round_trips", "writes"),
         )
     )
 )

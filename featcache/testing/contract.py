@@ -9,15 +9,15 @@ import pytest
 
 import featcache
 from featcache.errors import MissingDependencyError
+from featcache.testing.backend_under_test import Storage
 from featcache.testing.decoding import Decoding
 from featcache.testing.durability import Durability
 from featcache.testing.finishing import Finishing
 from featcache.testing.native import NativeFiles
-from featcache.testing.reading import Reading
+from featcache.testing.promises import Seam, append_all
+from featcache.testing.reads import Reading
 from featcache.testing.round_trips import RoundTrips
-from featcache.testing.seam import Seam, append_all
-from featcache.testing.storage import Storage
-from featcache.testing.writing import Writing
+from featcache.testing.writes import Writing
 
 
 class BackendContract(

@@ -16,7 +16,7 @@ import tempfile
 
 from featcache import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
-from featcache.testing.storage import random_numbers
+from featcache.testing.backend_under_test import random_numbers
 
 SHAPES = ((3, 2), (300,), (256, 80), (40, 7), (2, 3, 4))
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF)  # bytes that make a size 0, huge or negative

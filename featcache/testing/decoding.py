@@ -19,7 +19,7 @@ import pytest
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.interface import Backend, Codec
-from featcache.testing.storage import Storage, random_numbers
+from featcache.testing.backend_under_test import Storage, random_numbers
 
 ROWS = 1 << 19  # of a block that is much larger than its bytes
 MARGIN_BYTES = 1 << 18

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from featcache.testing.seam import append_all, assert_hold
-from featcache.testing.storage import Storage
+from featcache.testing.backend_under_test import Storage
+from featcache.testing.promises import append_all, assert_hold
 
 
 class Durability:

@@ -16,8 +16,14 @@ import pytest
 
 from featcache.errors import CorruptCacheError
 from featcache.interface import Extent, FeatureSpec, FinishesFiles
+from featcache.testing.backend_under_test import (
+    DIMS,
+    Storage,
+    encode,
+    some_features,
+    some_utterances,
+)
 from featcache.testing.durability import Disk, files_of
-from featcache.testing.storage import DIMS, Storage, encode, some_features, some_utterances
 
 FRAMES = {"none": 0, "a": 3, "a/b": 300, "é" * 60: 1, "nothing": 0, "b": 77, "c": 5, "last": 0}
 COMMITTED = 6  # utterances of a writer that died after it had written all

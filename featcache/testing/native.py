@@ -11,9 +11,15 @@ import pytest
 
 from featcache.errors import FeatureError
 from featcache.interface import Array, ChecksArrays, ContainerWriter, Extent, FeatureSpec
+from featcache.testing.backend_under_test import (
+    Storage,
+    Utterances,
+    encode,
+    random_numbers,
+    some_features,
+)
+from featcache.testing.promises import Written, assert_hold, open_writer
 from featcache.testing.round_trips import IDS
-from featcache.testing.seam import Written, assert_hold, open_writer
-from featcache.testing.storage import Storage, Utterances, encode, random_numbers, some_features
 
 LONG_IDS = [char * size for char in "x/é" for size in (5_000, 32_760, 65_519, 65_536, 300_000)]
 

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 import featcache
 from featcache.testing import strategies
-from featcache.testing.storage import Storage, assert_tensor, random_bits, random_numbers, write
+from featcache.testing.backend_under_test import (
+    Storage,
+    assert_tensor,
+    random_bits,
+    random_numbers,
+    write,
+)
 
 LENGTHS = (5, 0, 1, 1203, 2)  # the fourth longer than one block of any codec of ours
 IDS = [

@@ -1,7 +1,7 @@
 """Hypothesis strategies for utterance ids, declarations and the arrays that fit them.
 
-As in `featcache.testing.storage`, arrays are as they are stored: bfloat16 is the uint16 of its
-bits.
+As in `featcache.testing.backend_under_test`, arrays are as they are stored: bfloat16 is the uint16
+of its bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.interface import Array, storage_dtype
-from featcache.testing.storage import Storage
+from featcache.testing.backend_under_test import Storage
 
 # what file formats stumble over
 _AWKWARD = "aAbé./%_\\ \n\t\x01\x7f\x85\u0301\u2028\ufeff😀~*?{}[]:'\"-0"

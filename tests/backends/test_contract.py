@@ -10,10 +10,10 @@ from native_readers import Arrays, Places
 import featcache
 from featcache.interface import FeatureSpec, SupportsPages
 from featcache.testing import BackendContract
+from featcache.testing.backend_under_test import Storage
 from featcache.testing.durability import files_of
-from featcache.testing.reading import packages
-from featcache.testing.seam import append_all
-from featcache.testing.storage import Storage
+from featcache.testing.promises import append_all
+from featcache.testing.reads import packages
 
 
 class WritesAllItself:

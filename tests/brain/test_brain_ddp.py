@@ -14,7 +14,7 @@ import pytest
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError
-from featcache.extraction.ranks import Ranks
+from featcache.extraction.torchrun import Ranks
 from featcache.storage import FeatureStorage
 
 SCRIPT = """

@@ -8,8 +8,8 @@ import pytest
 from store_helpers import id_of, make_cache
 
 import featcache
-from featcache.samplers.espnet.inputs import utterances_of
 from featcache.samplers.espnet.key_table import PackedStrings
+from featcache.samplers.espnet.numbered_utterances import utterances_of
 from featcache.store.format.index import Index
 
 

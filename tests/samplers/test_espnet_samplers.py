@@ -15,8 +15,8 @@ from featcache.errors import ConfigError
 from featcache.samplers import build_batch_sampler, build_category_batch_sampler
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.categories import Members, read_members
-from featcache.samplers.espnet.inputs import utterances_of
 from featcache.samplers.espnet.key_table import PackedStrings
+from featcache.samplers.espnet.numbered_utterances import utterances_of
 from featcache.samplers.espnet.power import Limits, dataset_pools, drawn_batches
 
 REFERENCE = SHARED / "espnet_batches"

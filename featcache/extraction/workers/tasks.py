@@ -23,6 +23,7 @@ from featcache.extraction.failures import Failure
 from featcache.extraction.progress import TaskProgress
 from featcache.extraction.workers.plan import Task, digest_of, load_batches
 from featcache.extraction.workers.process_part import ProcessPart
+from featcache.store.writing.part_writer import PartWriter
 
 REPORT_EVERY_S = 1.0
 # DataLoader options of worker processes: Dask workers are daemonic and cannot start any
@@ -80,12 +81,7 @@ class TaskRunner:
     ) -> tuple[TaskProgress, list[Failure]]:
         if self._env is None:
             self._env = self._checked(checked_environment(self._build()))
-        writer = self.part.writer(
-            self.settings.path, self.settings.features, self.settings.fingerprint
-        )
-        if writer.part is not None:
-            attempt.note(writer.part)
-        writer.on_part = attempt.note
+        writer = self._writer(attempt)
         batches = make_batches(self._env, self.settings.directory, task)
         computation = Computation(
             self._env["compute_features"],
@@ -117,6 +113,15 @@ class TaskRunner:
         else:
             attempt.note_batch(task.stop)
         return progress(), computation.failures
+
+    def _writer(self, attempt: Attempt) -> PartWriter:
+        """Return the writer of this process's part, whose name is noted with the attempt."""
+        settings = self.settings
+        writer = self.part.writer(settings.path, settings.features, settings.fingerprint)
+        if writer.part is not None:
+            attempt.note(writer.part)
+        writer.on_part = attempt.note
+        return writer
 
     def _checked(self, env: Environment) -> Environment:
         if digest_of(env["ids"]) != self.settings.ids:

@@ -20,7 +20,7 @@ from featcache.samplers.espnet.by_bins import Binned
 from featcache.samplers.espnet.by_size import Folded, Sorted, Unsorted
 from featcache.samplers.espnet.categories import Categorized
 from featcache.samplers.espnet.cut import Descending
-from featcache.samplers.espnet.inputs import (
+from featcache.samplers.espnet.numbered_utterances import (
     Labels,
     NumberedUtterances,
     ShapesLike,

@@ -18,7 +18,7 @@ from featcache.samplers.espnet.cut import (
     spread_short_last,
     stable_order,
 )
-from featcache.samplers.espnet.inputs import NumberedUtterances
+from featcache.samplers.espnet.numbered_utterances import NumberedUtterances
 from featcache.samplers.espnet.shapes import Shapes
 
 

@@ -12,8 +12,8 @@ from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.arguments import require_either
 from featcache.samplers.espnet.cut import by_appearance, grouped
-from featcache.samplers.espnet.inputs import Labels, NumberedUtterances, codes_of
 from featcache.samplers.espnet.key_table import PackedStrings, read_table
+from featcache.samplers.espnet.numbered_utterances import Labels, NumberedUtterances, codes_of
 
 
 @dataclass(frozen=True)

@@ -139,8 +139,7 @@ class Index:
         """Say which ids are close to one that is not there, as the end of a message."""
         if not len(self):
             return "the cache is empty"
-        # only those around its place in the order: comparing takes 50 us an id, and more for long
-        # ones
+        # only those around its place in the order: comparing takes 50 us an id, or more
         key = id.encode("utf-8", "surrogatepass")
         place = bisect_left(range(len(self)), key, key=lambda row: self.id(row).encode())
         around = [self.id(row) for row in range(max(place - 1000, 0), min(place + 1000, len(self)))]

@@ -6,8 +6,10 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import xxhash
+from numpy.typing import NDArray
 
 from featcache.container_files import sync_directory
 from featcache.errors import FeatureError
@@ -16,6 +18,7 @@ from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.files import make_directory
 from featcache.store.format.index import Index, read_index, read_stats, read_strings
 from featcache.store.format.index_writer import (
+    Rows,
     container_columns,
     doubled_rows,
     index_columns,
@@ -40,6 +43,8 @@ from featcache.store.format.strings import Strings
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.superseded import remove_superseded
 from featcache.store.writing.tombstones import without_rows
+
+KEPT = ("tags", "files", "requires", "requires_to_write", "others")  # of the generation before
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,27 +81,19 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
     parts = _with_tombstones(sealed, before)
     indexes = [part.index(cache, names) for part in parts]
     _check_dims(parts, names)
-    rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
-    doubled = doubled_rows(indexes, rows)
-    if any(map(len, doubled)):
-        parts = [
-            without_rows(cache, part, some, manifest)
-            for part, some in zip(parts, doubled, strict=True)
-        ]
-        rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
+    parts, rows = _without_doubled(cache, parts, indexes, manifest)
     failed = _failed(cache, before, manifest, outcome, indexes)
     complete, expected = _completeness(outcome, rows.ids, failed, indexes)
     generation = _next_generation(cache, before)
     name = new_generation_name(generation)
-    stats = _merged_stats(cache, parts, manifest)
     columns = itertools.chain(
-        index_columns(indexes, rows, names, stats),
+        index_columns(indexes, rows, names, _merged_stats(cache, parts, manifest)),
         container_columns(
             [f"{part.directory}/" for part in parts], [index.containers for index in indexes]
         ),
         string_columns("failed", Strings.of(failed)),
     )
-    digest = save_columns(cache / index_file(name), columns)
+    digest = _save_index(cache, index_file(name), columns)
     after = dataclasses.replace(
         manifest,
         generation=generation,
@@ -109,19 +106,35 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
-        **{
-            key: getattr(before, key)
-            for key in ("tags", "files", "requires", "requires_to_write", "others")
-        },
+        **{key: getattr(before, key) for key in KEPT},
     )
-    with ColumnFile(cache, index_file(name), expected=digest) as file:
-        raise_damage(
-            container_damage(cache, read_index(file, []).containers), "the cache is not published"
-        )
     make_directory(cache / MANIFESTS)
     after = write_manifest(cache, after, keep=True)
     remove_superseded(cache, after)
     return after
+
+
+def _without_doubled(
+    cache: Path, parts: list[SealedPart], indexes: Sequence[Index], manifest: Manifest
+) -> tuple[list[SealedPart], Rows]:
+    """Leave out of the parts what an earlier one holds; return them with the rows that count."""
+    rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
+    doubled = doubled_rows(indexes, rows)
+    if any(map(len, doubled)):
+        pairs = zip(parts, doubled, strict=True)
+        parts = [without_rows(cache, part, some, manifest) for part, some in pairs]
+        rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
+    return parts, rows
+
+
+def _save_index(cache: Path, name: str, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:
+    """Write an index durably and return its digest; the containers that it names must be there."""
+    digest = save_columns(cache / name, columns)
+    with ColumnFile(cache, name, expected=digest) as file:
+        raise_damage(
+            container_damage(cache, read_index(file, []).containers), "the cache is not published"
+        )
+    return digest
 
 
 def expected_digest(ids: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from featcache.interface import (
     SupportsPages,
 )
 from featcache.registry import RAW, get_codec
-from featcache.testing.storage import (
+from featcache.testing.backend_under_test import (
     DIMS,
     Storage,
     encode,

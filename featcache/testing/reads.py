@@ -21,7 +21,7 @@ import pytest
 import featcache
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.registry import RAW
-from featcache.testing.storage import (
+from featcache.testing.backend_under_test import (
     Storage,
     Utterances,
     assert_tensor,

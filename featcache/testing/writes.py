@@ -17,7 +17,7 @@ import featcache
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.reading.cache import Cache
-from featcache.testing.storage import (
+from featcache.testing.backend_under_test import (
     Storage,
     Utterances,
     as_given,

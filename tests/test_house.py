@@ -1,0 +1,61 @@
+"""The house stays a house: small files, short functions, one name for one file."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+HOUSE = ROOT / "featcache"
+MODULES = sorted([*HOUSE.rglob("*.py"), *(ROOT / "backends").rglob("*.py")])
+LONG = {
+    "FeatureCacheMixin.cache_features",
+    "extract",
+    "FeatureLoader.__init__",
+}  # what users give, passed on
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield prefix + node.name, node
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            inner = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+            yield from functions(node, inner)
+
+
+def code_lines(function: ast.FunctionDef) -> int:
+    """Count the lines of a function without its docstring."""
+    begin, end = function.lineno, function.end_lineno or 0
+    first = function.body[0]
+    if ast.get_docstring(function) is not None and first.end_lineno is not None:
+        begin += first.end_lineno - first.lineno + 1
+    return end - begin + 1
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_is_read_in_one_sitting(path: Path) -> None:
+    assert lines(path) <= 300
+    long = {
+        name
+        for name, function in functions(ast.parse(path.read_text()))
+        if code_lines(function) > 40
+    }
+    assert long <= LONG
+
+
+def test_no_two_modules_have_one_name() -> None:
+    names = Counter(path.stem for path in MODULES if path.stem != "__init__")
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_root_holds_what_a_user_names() -> None:
+    assert len(list(HOUSE.glob("*.py"))) <= 13
