@@ -28,7 +28,7 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where bytes lie: `nbytes` bytes from `offset` in a file."""
+    """Place of bytes: `nbytes` bytes from `offset` in a file."""
 
     container: str  # POSIX path, relative to the directory given to `Backend.open_writer`
     offset: int
@@ -37,7 +37,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """What a backend must know of a feature before its first array."""
+    """A feature as a backend must know it before its first array."""
 
     name: str
     dtype: str  # the declared dtype, "float32", "bfloat16", ...
@@ -192,7 +192,7 @@ class FinishesFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How the arrays of a feature are cut into blocks before a codec encodes them."""
+    """Cut of the arrays of a feature into blocks, before a codec encodes them."""
 
     rows: int | None  # rows a block; None: the whole array is one block
     padded: bool = False  # True: the last block is filled up with zero rows

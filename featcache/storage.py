@@ -25,7 +25,7 @@ from featcache.store.writing.cache_writer import CacheWriter
 
 
 class TakesDynamicItems(Protocol):
-    """What `attach` needs of a dataset: SpeechBrain's `DynamicItemDataset` has it."""
+    """A dataset as `attach` needs it: SpeechBrain's `DynamicItemDataset` is one."""
 
     def add_dynamic_item(self, func: object, takes: object = None, provides: object = None) -> None:
         """Add a callable that provides a key."""

@@ -24,7 +24,7 @@ STRINGS: Mapping[str, object] = {"name": "vlen-utf8", "configuration": {}}
 
 @dataclass(frozen=True)
 class Grid:
-    """How the frames of a feature are cut into inner chunks and shards."""
+    """Cut of the frames of a feature into inner chunks and shards."""
 
     chunk_rows: int  # of an inner chunk
     shard_chunks: int  # inner chunks of a shard

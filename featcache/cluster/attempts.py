@@ -61,7 +61,7 @@ class Attempt:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the task is still wanted from this worker, and the run goes on."""
+        """True while the task is still wanted from this worker and the run goes on."""
         return self._note.exists() and not Path(f"{self._note}.back").exists()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is sent to the workers: objects as bytes, and a clear word about those that cannot be."""
+"""Objects for workers as bytes, and a clear error for those that cannot be sent."""
 
 from __future__ import annotations
 

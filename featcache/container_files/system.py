@@ -1,4 +1,4 @@
-"""What an operating system does with files, and Linux, macOS and Windows do in different ways.
+"""Files as the operating system has them: Linux, macOS and Windows differ in these.
 
 Durable writes, reads at an offset, opening without following links. Every `OSError` from here
 names its file.

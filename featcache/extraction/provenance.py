@@ -49,7 +49,7 @@ _CONTAINERS = ("modules", "raw_modules", "hparams")
 
 @dataclass(frozen=True)
 class Ingredients:
-    """What the code of a `compute_features` names."""
+    """Modules, settings and code that a `compute_features` names."""
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     hparams: dict[str, object] = field(default_factory=dict)
@@ -70,19 +70,19 @@ class Ingredients:
         return dict(sorted({**found, **given}.items()))
 
 
-def find_ingredients(owner: object) -> Ingredients:
-    """Follow the code of `owner.compute_features` and return what it names."""
+def find_ingredients(extractor: object) -> Ingredients:
+    """Follow the code of `extractor.compute_features` and return what it names."""
     found, names = Ingredients(), _Names()
-    seen: set[object] = set(type(owner).__mro__)  # of these only the methods that are named
-    pending: list[Any] = list(_definitions(type(owner), "compute_features"))
+    seen: set[object] = set(type(extractor).__mro__)  # of these only the methods that are named
+    pending: list[Any] = list(_definitions(type(extractor), "compute_features"))
     files = {function.__module__ for function in pending}
     while True:
         while pending:
             item = pending.pop(0)
             if item not in seen:
                 seen.add(item)
-                pending += _follow(item, type(owner), names, found)
-        _find_named(owner, names, found)
+                pending += _follow(item, type(extractor), names, found)
+        _find_named(extractor, names, found)
         classes = {
             type(part): None for module in found.modules.values() for part in module.modules()
         }
@@ -155,10 +155,10 @@ def _member(node: ast.Attribute, parents: Mapping[ast.AST, ast.AST]) -> str | No
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
 
-def _find_named(owner: object, names: _Names, found: Ingredients) -> None:
-    modules = modules_of(owner)
-    hparams = items_of(getattr(owner, "hparams", {}))
-    own = {**vars(owner), **vars(owner).get("_modules", {})}
+def _find_named(extractor: object, names: _Names, found: Ingredients) -> None:
+    modules = modules_of(extractor)
+    hparams = items_of(getattr(extractor, "hparams", {}))
+    own = {**vars(extractor), **vars(extractor).get("_modules", {})}
     own = {name: own[name] for name in names.attributes - set(_CONTAINERS) if name in own}
     named = {name: modules[name] for name in names.modules if name in modules}
     named |= {name: hparams[name] for name in names.hparams if name in hparams} | own
@@ -174,11 +174,11 @@ def _find_named(owner: object, names: _Names, found: Ingredients) -> None:
         found.modules.update(modules)
 
 
-def modules_of(owner: object) -> dict[str, torch.nn.Module]:
+def modules_of(extractor: object) -> dict[str, torch.nn.Module]:
     """Return the modules of a Brain or of anything like one."""
-    if isinstance(owner, torch.nn.Module):  # whose `modules` is a method
-        return dict(owner.named_children())
-    modules = getattr(owner, "modules", {})
+    if isinstance(extractor, torch.nn.Module):  # whose `modules` is a method
+        return dict(extractor.named_children())
+    modules = getattr(extractor, "modules", {})
     # wrapped as a whole
     if isinstance(modules, torch.nn.Module) and not isinstance(modules, torch.nn.ModuleDict):
         return dict(unwrapped(modules).named_children())

@@ -45,7 +45,7 @@ class Executor(Protocol):
 
     @property
     def by_number(self) -> bool:
-        """Whether utterances of the dataset can be picked by number."""
+        """True if utterances of the dataset can be picked by number."""
 
     @property
     def size(self) -> int | None:

@@ -1,4 +1,4 @@
-"""From a padded batch to one dict of arrays per utterance."""
+"""`unpad`: one dict of arrays per utterance of a padded batch."""
 
 from __future__ import annotations
 

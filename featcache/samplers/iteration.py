@@ -74,7 +74,7 @@ class Iteration(Iterator[list[int] | list[str]]):
 
     @property
     def complete(self) -> bool:
-        """Whether all batches were taken, or delivered."""
+        """True once all batches were taken, or delivered."""
         return self.steps == len(self.share)
 
 

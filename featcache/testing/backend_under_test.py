@@ -1,4 +1,4 @@
-"""What the contract tests: a backend with one of its codecs, and arrays to store with it.
+"""A backend with one of its codecs, and arrays to store with it.
 
 Arrays are handled here as they are stored, in `storage_dtype`: bfloat16 as the uint16 of its bits.
 """
@@ -45,7 +45,7 @@ class Storage:
 
     @property
     def lossless(self) -> bool:
-        """Whether what is read must be what was written, bit for bit."""
+        """True if what is read must be what was written, bit for bit."""
         return self.codec == RAW or get_codec(self.codec).lossless
 
     @property

@@ -15,7 +15,7 @@ from featcache.testing.promises import append_all, assert_hold
 
 
 class Durability:
-    """What a backend says is durable is there after a power cut."""
+    """Durable bytes are there after a power cut."""
 
     def test_what_was_flushed_survives_a_power_cut(
         self, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

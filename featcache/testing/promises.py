@@ -39,7 +39,7 @@ FRAMES = {"a": 3, "a/b": 700, "none": 0, "a.b": 1}
 
 
 class Seam:
-    """What the store relies on."""
+    """Promises of a backend that the store relies on."""
 
     def test_a_backend_is_made_of_its_options(self, storage: Storage) -> None:
         feature = storage.declare()

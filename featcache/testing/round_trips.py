@@ -1,4 +1,4 @@
-"""What is written is read back: every dtype, shape, value and id."""
+"""Round trips of every dtype, shape, value and id."""
 
 # ruff: noqa: D102 (the name of a test says what it tests)
 
@@ -134,7 +134,7 @@ def quick(examples: int) -> settings:
 
 
 class RoundTrips:
-    """What is written is read back."""
+    """Arrays are read back as they were written."""
 
     examples: ClassVar[int] = 10
 

@@ -40,7 +40,7 @@ IDS = list(FRAMES)
 
 
 class Writing:
-    """Whatever way the utterances come, the cache is the same."""
+    """The cache is the same in whatever way the utterances come."""
 
     def test_the_order_of_arrival_does_not_matter(self, storage: Storage, tmp_path: Path) -> None:
         features = some_features(storage)

@@ -1,4 +1,4 @@
-"""What a cache was made from, and how to say in what two of these differ."""
+"""Fingerprints: what a cache was made from, and the differences of two."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class JournalWriter:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What a journal proves to be durable."""
+    """Utterances that a journal proves to be durable."""
 
     header: Header
     utterances: list[Utterance]

@@ -35,7 +35,7 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an open part was started with."""
+    """First line of a journal: what its part was started with."""
 
     build: int  # counts up with each overwrite of the cache
     fingerprint: str  # digest of the cache's fingerprint
@@ -72,7 +72,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a line says."""
+    """Content of a line."""
 
     header: Header | None
     utterances: list[Utterance]

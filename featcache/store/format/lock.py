@@ -1,4 +1,4 @@
-"""Who may write: advisory locks that vanish with the process that holds them.
+"""Advisory locks for writers, which vanish with the process that holds them.
 
 Where the file system knows no `flock`, a lock is a file that names its holder. It does not vanish
 by itself then, but is broken by the next writer on the same host when its process is gone.

@@ -68,7 +68,7 @@ class PartEntry:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Which ids a cache is to hold: their number, and a digest of them."""
+    """Ids that a cache is to hold: their number, and a digest of them."""
 
     count: int
     digest: str  # xxh3-128 of the ids' UTF-8 in ascending order, a zero byte behind each

@@ -151,12 +151,12 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What the cache was made from, the declarations of its features under "features"."""
+        """Fingerprint: what the cache was made from, its declarations under "features"."""
         return copy.deepcopy(dict(self._manifest.fingerprint))
 
     @property
     def complete(self) -> bool:
-        """Whether each expected utterance is stored or has failed.
+        """True if each expected utterance is stored or has failed.
 
         What the writer said where none are expected.
         """
@@ -164,7 +164,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     @property
     def expected(self) -> int | None:
-        """How many utterances the cache is to hold in the end; None if its writer did not know."""
+        """Number of utterances that the cache is to hold; None if its writer did not know."""
         return None if self._manifest.expected is None else self._manifest.expected.count
 
     @property

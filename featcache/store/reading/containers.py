@@ -1,4 +1,4 @@
-"""From extents to bytes, without any format's library.
+"""Bytes of extents, without any format's library.
 
 Containers are mapped into memory, or read with pread.
 """

@@ -1,4 +1,4 @@
-"""From what the user gives to the bytes that are stored.
+"""Arrays of the user as they are stored: checks, casts and copies.
 
 Checks, casts, and the copy that makes it ours.
 """

@@ -49,7 +49,7 @@ KEPT = ("tags", "files", "requires", "requires_to_write", "others")  # of the ge
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a writer knows beside the parts: which ids are expected, and which of them failed."""
+    """Ids that a writer expects, and those of them that failed."""
 
     complete: bool  # what the writer says, where no ids are expected
     expected: Collection[str] | None = None

@@ -37,7 +37,7 @@ OTHERS = "work-"  # names in a cache directory that begin so are those of whoeve
 
 
 class WriteSession:
-    """What a `CacheWriter` works on.
+    """Work of a `CacheWriter`: its lock, its manifest, its parts.
 
     The thread that stores knows this one, so that the writer itself can be dropped.
     """
@@ -72,7 +72,7 @@ class WriteSession:
 
     @property
     def is_aside(self) -> bool:
-        """Whether what is written is to take the place of a cache that readers still see."""
+        """True while a cache that readers still see is built anew beside it."""
         return self._manifest.building > self._manifest.build
 
     def publish(self, complete: bool) -> None:
