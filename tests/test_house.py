@@ -59,3 +59,11 @@ def test_no_two_modules_have_one_name() -> None:
 
 def test_the_root_holds_what_a_user_names() -> None:
     assert len(list(HOUSE.glob("*.py"))) <= 13
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_docstring_begins_with_the_thing(path: Path) -> None:
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, documented)]
+    first = {(ast.get_docstring(node) or " ").partition(" ")[0] for node in nodes}
+    assert not first & {"What", "Who", "How", "Which", "From", "Whether"}
