@@ -21,7 +21,7 @@ from test_feature_dataset import check_batch
 from test_prefetch import no_reading_threads
 
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
-from featcache.errors import ConfigError, CorruptCacheError, KeyNotFoundError
+from featcache.errors import ClosedError, ConfigError, CorruptCacheError, KeyNotFoundError
 from featcache.loading.device import on_device
 from featcache.loading.memory import Recycler
 
@@ -230,7 +230,7 @@ def test_an_iteration_does_not_go_on_in_a_forked_process(cache: Path) -> None:
     if child == 0:
         try:
             next(batches)
-        except ConfigError:
+        except ClosedError:
             os._exit(7)
         finally:
             os._exit(1)
