@@ -23,7 +23,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.store.writing import part_writer
 
-KILLS = 20
+KILLS = 12  # of each; `make crash` tries thousands
 NUMBERS = range(60)
 FEATURES = {
     "memmap": two_features(),
