@@ -1,11 +1,9 @@
-"""Caches features of LibriSpeech, or of anything like it, on many workers: filterbanks or an SSL
-encoder, and tokens.
+r"""Caches filterbanks or SSL features of LibriSpeech, or the like, and tokens, on many workers.
 
-    python recipes/librispeech/extract.py recipes/librispeech/settings.yaml --data_folder
-    path/to/LibriSpeech
+    python recipes/librispeech/extract.py recipes/librispeech/settings.yaml \
+        --data_folder path/to/LibriSpeech
 
-Stop it at any moment and run it again, on any number of workers: what is in a cache is not computed
-again.
+Stop it and run it again, on any number of workers: what is in a cache is not computed again.
 """
 
 import sys
@@ -32,8 +30,7 @@ Settings = dict[str, Any]
 def prepare(split: Path, cuts: Path, *, skip: bool) -> Path:
     """Return the lhotse cuts of a split; those of a directory are made once, into the file `cuts`.
 
-    Recordings that cannot be opened are named, and left out if `skip` says so; else they end the
-    run.
+    Recordings that cannot be opened are named, and left out if `skip` says so, or end the run.
     """
     if split.is_file():
         return split
@@ -47,23 +44,18 @@ def prepare(split: Path, cuts: Path, *, skip: bool) -> Path:
         unreadable: list[str] = []
         CutSet.from_cuts(cuts_of(found, unreadable)).to_file(aside)
         if unreadable:
-            what = f"{len(unreadable)} of {len(found)} recordings cannot be read:\n" + "\n".join(
-                unreadable
-            )
+            names = "\n".join(unreadable)
+            what = f"{len(unreadable)} of {len(found)} recordings cannot be read:\n{names}\n"
             if not skip:
-                sys.exit(f"{what}\nmend or remove them, or leave them out: --on_error skip")
-            print(
-                f"{what}\nthey are left out; mend them and remove {str(cuts)!r} to have them",
-                file=sys.stderr,
-            )
+                sys.exit(f"{what}mend or remove them, or leave them out: --on_error skip")
+            remedy = f"they are left out; mend them and remove {str(cuts)!r} to have them"
+            print(what + remedy, file=sys.stderr)
         aside.replace(cuts)
     return cuts
 
 
 def cuts_of(recordings: list[Path], unreadable: list[str]) -> Iterator[Any]:
-    """Yield a cut for each recording, with its text and speaker; add those that cannot be read to
-    `unreadable`.
-    """
+    """Yield a cut for each recording, with text and speaker; list in `unreadable` what is none."""
     chapter, texts = Path(), dict[str, str]()
     for path in recordings:
         if path.parent != chapter:
@@ -89,8 +81,7 @@ def cuts_of(recordings: list[Path], unreadable: list[str]) -> Iterator[Any]:
         yield cut
 
 
-# Features. One recording at a time: padding would add frames, and change some of the encoders'
-# others.
+# Features. One recording at a time: padding would add frames, and change others of encoders.
 
 
 class Fbank(torch.nn.Module):
@@ -170,9 +161,7 @@ class Tokens(torch.nn.Module):
 def fit_tokens(
     path: Path, cache: featcache.Cache, feature: str, clusters: int, frames: int, seed: int
 ) -> None:
-    """Fit the centroids on frames of some utterances, once: a run that goes on with a cache needs
-    the same ones.
-    """
+    """Fit the centroids on frames of some utterances, once, for runs that go on with a cache."""
     if path.exists():
         if (found := len(np.load(path))) != clusters:
             sys.exit(
@@ -232,9 +221,7 @@ class Naming(featcache.EnvironmentProvider):
 
 
 def load_settings(file: str, *overrides: str) -> Settings:
-    """Read the settings; what is given on the command line, `--name value`, takes the place of what
-    is there.
-    """
+    """Read the settings; `--name value` on the command line takes the place of one."""
     if len(overrides) % 2:
         sys.exit(f"settings are given as --name value; {overrides[-1]!r} has none")
     given = {
