@@ -27,7 +27,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import FeatureFilesWriter
-from featcache.errors import ConfigError, FeatureError, StorageFullError
+from featcache.errors import ClosedError, FeatureError, StorageFullError
 from featcache.interface import EncodedArray, Extent
 from featcache.store.format.journal import read_journal
 from featcache.store.writing import free_space, part_writer
@@ -210,7 +210,7 @@ def test_a_thread_that_writes_while_another_closes_stores_or_is_refused(
     monkeypatch.setattr(writer._parts, "_stop", stop_late)
 
     def write_on() -> None:
-        with contextlib.suppress(ConfigError):
+        with contextlib.suppress(ClosedError):
             for number in range(100_000):
                 write(writer, [number])
                 stored.append(number)
