@@ -11,6 +11,12 @@ WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extractio
   tests/collect_stats/test_collect_stats_workers.py tests/recipes/test_recipe_librispeech.py \
   tests/interop/test_interop_huggingface.py
 
+# tests that kill processes and fill disks, beside the harnesses that do so by the thousand
+CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store_crashes.py \
+  tests/loading/test_leaving.py
+FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py \
+  tests/store/writing/test_store_full_disk.py
+
 .PHONY: setup demo test workers crash torture faults fuzz lint fmt check map bench clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
@@ -19,19 +25,19 @@ demo: setup  ## cache the features of spoken digits, train from the cache, test
 	$(BIN)/python recipes/digits/train.py recipes/digits/hparams.yaml
 
 test: setup  ## run the tests, but those of the next word
-	$(BIN)/pytest $(addprefix --ignore=,$(WORKER_TESTS))
+	$(BIN)/pytest $(addprefix --ignore=,$(WORKER_TESTS) $(CRASH_TESTS) $(FAULT_TESTS))
 
 workers: setup  ## run the tests that start Dask workers, on SLURM too where it is installed
 	$(BIN)/pytest $(WORKER_TESTS)
 
 crash: setup  ## crash writers in thousands of ways and see that nothing is lost; 8 minutes, needs strace
-	$(BIN)/pytest tests/crash -s --override-ini=timeout=3600
+	$(BIN)/pytest $(CRASH_TESTS) -s --override-ini=timeout=3600
 
 torture: setup  ## kill the demo at random moments while it caches, again and again; some minutes
 	$(BIN)/pytest tests/torture -s --override-ini=timeout=3600
 
 faults: setup  ## let system calls of writers fail, 2,112 of them; three minutes (FEATCACHE_FAULTS=20000 tries more)
-	$(BIN)/pytest tests/faults -s --override-ini=timeout=3600
+	$(BIN)/pytest $(FAULT_TESTS) -s --override-ini=timeout=3600
 
 fuzz: setup  ## damage caches in every way, 20,000 of them and more; three minutes (FEATCACHE_FUZZ=10 tries ten times as many)
 	$(BIN)/pytest tests/fuzz -s --override-ini=timeout=3600
