@@ -1,11 +1,10 @@
-"""Synthesises the spoken digits that the recipe brings along: `python make_corpus.py` writes
-`corpus.zip` beside it.
+"""Synthesis of the spoken digits that the recipe brings along.
 
-Only needed to make the corpus anew; needs espeak-ng (apt-get install espeak-ng). The same espeak-ng
-gives the same bytes. Six speakers (an accent and a voice variant each) say every digit 30 times,
-each time at a speaking rate, pitch, pitch range, intonation and level drawn for that recording
-alone. `corpus.zip` holds `{digit}_{speaker}_{index}.flac`, 8 kHz mono 16 bit, silence at both ends
-cut off.
+`python make_corpus.py` writes `corpus.zip` beside it. Only needed to make the corpus anew; needs
+espeak-ng (apt-get install espeak-ng). The same espeak-ng gives the same bytes. Six speakers (an
+accent and a voice variant each) say every digit 30 times, each time at a speaking rate, pitch,
+pitch range, intonation and level drawn for that recording alone. `corpus.zip` holds
+`{digit}_{speaker}_{index}.flac`, 8 kHz mono 16 bit, silence at both ends cut off.
 """
 
 import io
@@ -37,26 +36,14 @@ INTONATIONS = ("", ".", ",", "?", "!")
 
 
 def say(text: str, voice: str, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Let espeak-ng say `text` in a way drawn from `rng`: samples in -1..1 at 8 kHz, shape
-    (samples,).
+    """Let espeak-ng say `text` in a way drawn from `rng`.
+
+    Returns samples in -1..1 at 8 kHz, shape (samples,).
     """
     prosody = f'<prosody range="{rng.integers(60, 160)}%">{text}{rng.choice(INTONATIONS)}</prosody>'
     rate, pitch = rng.integers(110, 230), rng.integers(20, 80)
-    command = [
-        "espeak-ng",
-        "-m",
-        "-v",
-        voice,
-        "-s",
-        str(rate),
-        "-p",
-        str(pitch),
-        "-a",
-        "50",
-        "--stdout",
-        prosody,
-    ]
-    wav = subprocess.run(command, capture_output=True, check=True).stdout
+    options = f"-m -v {voice} -s {rate} -p {pitch} -a 50 --stdout".split()
+    wav = subprocess.run(["espeak-ng", *options, prosody], capture_output=True, check=True).stdout
     # espeak-ng cannot know the length when it writes the header, so that readers of WAV stumble
     # over it
     samples, rate_hz = np.frombuffer(wav[44:], "<i2") / 32768, int.from_bytes(wav[24:28], "little")
