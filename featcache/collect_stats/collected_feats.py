@@ -1,31 +1,18 @@
-"""Writers of a shard: what `forward` returned for its batches, as ESPnet's files."""
+"""Collected features of a collect-stats run: in `.npy` files, and in a part of a cache."""
 
 from __future__ import annotations
 
 import hashlib
-import io
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Any, Protocol
 from urllib.parse import quote
 
 import numpy as np
 
-from featcache.collect_stats.batch_stats import ArraysByKey
-from featcache.collect_stats.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
-from featcache.errors import ConfigError, FeatureError
 from featcache.interface import Array
+from featcache.store.writing.part_writer import PartWriter
 
 _LONGEST_NAME = 240  # of files, in bytes: most file systems take 255
-
-
-class TakesFeatures(Protocol):
-    """A store of collected features, beside their files."""
-
-    def write(self, id: str, arrays: Mapping[str, Array]) -> None:
-        """Store the features of an utterance."""
-        ...
 
 
 class NpyWriter:
@@ -42,7 +29,7 @@ class NpyWriter:
         with aside.open("wb") as file:
             np.save(file, array, allow_pickle=False)
         aside.replace(path)
-        self.lines.append(f"{id} {path}")
+        self.lines.append(f"{id} {path}\n")
 
 
 def _file_name(id: str) -> str:
@@ -55,78 +42,16 @@ def _file_name(id: str) -> str:
     return name if len(name) <= _LONGEST_NAME else hashlib.sha256(id.encode()).hexdigest()
 
 
-def open_writers(
-    shard_dir: Path | None,
-    write_collected_feats: bool,
-    feats_dir: Path | None,
-    part_writer: TakesFeatures | None,
-) -> dict[str, Any]:
-    """Return the writers of a shard, under the names that ESPnet3 gives them."""
-    if shard_dir is None:
-        raise ConfigError("a shard of collect-stats needs a directory to be written to")
-    return {
-        "_shard_dir": Path(shard_dir),
-        "_write_feats": write_collected_feats,
-        "shape_handles": defaultdict(io.StringIO),
-        "feat_writers": {},
-        "_feats_dir": feats_dir or Path(shard_dir) / FEATS,
-        "_part_writer": part_writer,
-        "_state": {},
-    }
+class NewFeatures:
+    """Adds utterances to a part of a cache, but for those that are stored already.
 
+    An earlier run may have stored them, or a worker that was lost; `known` are the latter.
+    """
 
-def write_record(writers: dict[str, Any], result: Any, state: dict[str, Any]) -> None:
-    """Take what `forward` returned for a batch."""
-    if not isinstance(result, tuple) or len(result) not in (2, 3):
-        raise ConfigError(
-            f"forward returns (stats, shape_info) or (stats, shape_info, feats), not {result!r}"
-        )
-    stats, shapes = result[:2]
-    for key, of_key in shapes.items():
-        for id, shape in of_key.items():
-            writers["shape_handles"][key].write(f"{id} {','.join(map(str, shape))}\n")
-    if writers["_write_feats"]:
-        _write_feats(writers, result[2])
-    for key, value in stats.items():
-        try:
-            state[key] = state[key].merge(value) if key in state else value
-        except FeatureError as error:
-            raise FeatureError(
-                f"{key!r} of utterances {', '.join(map(repr, shapes.get(key, ())))}: {error}"
-            ) from error
-    writers["_state"] = state
+    def __init__(self, writer: PartWriter, known: Set[str]) -> None:
+        self._writer, self._known = writer, known
 
-
-def _write_feats(writers: dict[str, Any], feats: ArraysByKey) -> None:
-    by_id: dict[str, dict[str, Array]] = defaultdict(dict)
-    for key, of_key in feats.items():
-        for id, array in of_key.items():
-            by_id[id][key] = array
-    for id, arrays in by_id.items():
-        if writers["_part_writer"] is not None:
-            writers["_part_writer"].write(id, arrays)
-        for key, array in arrays.items():
-            if key not in writers["feat_writers"]:
-                writers["feat_writers"][key] = NpyWriter(writers["_feats_dir"] / f"data_{key}")
-            writers["feat_writers"][key][id] = array
-
-
-def close_writers(writers: dict[str, Any]) -> None:
-    """Write the files of a shard."""
-    directory, stats, shapes = writers["_shard_dir"], writers["_state"], writers["shape_handles"]
-    directory.mkdir(parents=True, exist_ok=True)
-    texts = {f"{key}_shape": lines.getvalue() for key, lines in shapes.items()}
-    for name, keys in (
-        (SHAPE_KEYS, shapes),
-        (STATS_KEYS, stats),
-        (FEAT_KEYS, writers["feat_writers"]),
-    ):
-        texts[name] = "".join(f"{key}\n" for key in sorted(keys))
-    for key, writer in writers["feat_writers"].items():
-        (directory / FEATS).mkdir(exist_ok=True)
-        texts[f"{FEATS}/{key}.scp"] = "".join(f"{line}\n" for line in writer.lines)
-    for name, text in texts.items():
-        # not durably: after a power cut the digests tell
-        (directory / name).write_bytes(text.encode())
-    for key, value in stats.items():
-        value.save(directory / f"{key}_stats.npz")
+    def write(self, id: str, arrays: Mapping[str, Array]) -> None:
+        """Store the features of an utterance, unless they are stored."""
+        if id not in self._known and id not in self._writer:
+            self._writer.write(id, arrays)
