@@ -58,6 +58,8 @@ class CollectStatsRunner(Hooks):
             `get_client`; None computes in this process.
         resume: False removes what an earlier call has left of shards and features.
 
+    A subclass may override the four steps that `Hooks` has, as static methods.
+
     Raises `ComputeError` for an utterance that fails, naming it; `FeatureError` for what cannot be
     stored or has no statistics; `StaleCacheError` if the model is another than in what is done;
     `CacheLockedError` if another process is at work here. What is done is kept in each case.
