@@ -26,8 +26,6 @@ EXCEPTIONS = {
 }
 METHODS = {
     "Cache.read": "start and stop follow the utterance and the feature, as in a slice",
-    "CollectStatsRunner.forward": "ESPnet3's hook, which is given the environment by name",
-    "CollectStatsRunner.open_writers": "ESPnet3's hook, which is given the environment by name",
     "FeatureStorageConfig.check_dims": "of the store, which gives all four",
     "FeatureTable.read_into": "of the loaders, which give all five",
 }

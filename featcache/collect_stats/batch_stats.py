@@ -11,67 +11,46 @@ import numpy as np
 import torch
 
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
-from featcache.extraction.dataset_batches import to_device
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.format.ids import check_id
 
-StatsByKey = dict[str, FeatureStats]
 ShapesByKey = dict[str, dict[str, tuple[int, ...]]]  # by key and id
 ArraysByKey = dict[str, dict[str, Array]]  # by key and id
 LENGTHS = "_lengths"
 
 
-def collect_stats_batch(
-    indices: Iterable[int],
-    *,
-    dataset: Any,
-    model: Any,
-    collate_fn: Callable[[list[Any]], Any],
-    device: torch.device | str | None = None,
-    collect_stats_kwargs: Mapping[str, Any] | None = None,
-) -> tuple[StatsByKey, ShapesByKey, ArraysByKey]:
-    """Compute the features of some utterances, and take statistics and shapes.
-
-    Statistics are taken in float64, utterance by utterance.
-
-    Returns by key the statistics, then by key and id the shapes and the arrays without their
-    padding. A key without `<key>_lengths` beside it is one frame an utterance. Integer inputs with
-    lengths, as tokens are, get shapes, too.
-
-    Raises `ConfigError` for a model or collate function of another kind, `FeatureError` for what
-    they return.
-    """
-    ids, batch = _collated([dataset[index] for index in indices], collate_fn)
-    if device is not None:
-        batch = to_device(batch, device)
-    feats = _computed(model, batch, collect_stats_kwargs or {})
-    arrays = _arrays(ids, feats)
-    shapes: ShapesByKey = {
-        key: {id: array.shape for id, array in of_key.items()} for key, of_key in arrays.items()
-    }
-    inputs = {key: value for key, value in batch.items() if key not in feats}
-    shapes |= _shapes_of_inputs(ids, inputs, batch)
-    return {key: _stats(key, of_key) for key, of_key in arrays.items()}, shapes, arrays
-
-
-def _collated(
+def collated(
     items: list[Any], collate_fn: Callable[[list[Any]], Any]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the ids and the inputs of a batch."""
-    collated = collate_fn(items)
-    if (
-        not isinstance(collated, tuple | list)
-        or len(collated) != 2
-        or not isinstance(collated[1], Mapping)
-    ):
-        raise ConfigError(
-            f"collate_fn returns (ids, batch), not {type(collated).__name__!r}; see CommonCollateFn"
-        )
-    return _checked_ids(collated[0], len(items)), dict(collated[1])
+    """Return the ids and the inputs of a batch; raises errors for what cannot be right."""
+    match collate_fn(items):
+        case (ids, Mapping() as inputs):
+            return _checked_ids(ids, len(items)), dict(inputs)
+        case other:
+            raise ConfigError(
+                f"collate_fn returns (ids, batch), not {type(other).__name__!r}; "
+                "see CommonCollateFn"
+            )
 
 
-def _computed(model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked_ids(given: Iterable[str], size: int) -> list[str]:
+    ids = list(given)
+    for id in ids:
+        check_id(id)
+        if id.split() != [id]:
+            raise FeatureError(
+                f"utterance id {id!r} is not usable: shape files need one without white space"
+            )
+    for id, times in Counter(ids).items():
+        if times > 1:
+            raise DuplicateIdError(f"{times} utterances of a batch have the id {id!r}")
+    if len(ids) != size:
+        raise FeatureError(f"collate_fn made a batch of {len(ids)} utterances out of {size}")
+    return ids
+
+
+def computed(model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what the model makes of a batch, by key."""
     if not callable(getattr(model, "collect_feats", None)):
         raise ConfigError(
@@ -88,11 +67,9 @@ def _computed(model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]) -
     return feats
 
 
-def _arrays(ids: list[str], feats: Mapping[str, Any]) -> ArraysByKey:
-    """Return the arrays of each key, without their padding."""
-    arrays: ArraysByKey = {
-        key: dict(_unpadded(ids, feats, key)) for key in feats if not key.endswith(LENGTHS)
-    }
+def unpadded(ids: list[str], feats: Mapping[str, Any]) -> ArraysByKey:
+    """Return the arrays of all keys and ids, (frames, *dims) each, without their padding."""
+    arrays = {key: dict(_arrays(ids, feats, key)) for key in feats if not key.endswith(LENGTHS)}
     if not arrays:
         raise FeatureError(
             "collect_feats returned no features, only "
@@ -101,40 +78,35 @@ def _arrays(ids: list[str], feats: Mapping[str, Any]) -> ArraysByKey:
     return arrays
 
 
-def _shapes_of_inputs(
-    ids: list[str], inputs: Mapping[str, Any], batch: Mapping[str, Any]
+def lengths_of_inputs(
+    ids: list[str], batch: Mapping[str, Any], feats: Mapping[str, Any]
 ) -> ShapesByKey:
-    """Return the lengths of those inputs that are integers and have lengths in the batch."""
-    shapes: ShapesByKey = {}
-    for key, value in inputs.items():
-        lengths = batch.get(f"{key}{LENGTHS}")
-        if lengths is not None and isinstance(value, torch.Tensor) and _is_whole(value):
-            shapes[key] = {id: (int(length),) for id, length in zip(ids, lengths, strict=True)}
-    return shapes
+    """Return the shapes `(length,)` of those inputs that are integers and have lengths.
+
+    Inputs that are features, too, are left out.
+    """
+    return {
+        key: {id: (int(length),) for id, length in zip(ids, batch[f"{key}{LENGTHS}"], strict=True)}
+        for key, value in batch.items()
+        if key not in feats and batch.get(f"{key}{LENGTHS}") is not None and _is_whole(value)
+    }
 
 
-def _is_whole(value: torch.Tensor) -> bool:
-    return not value.is_floating_point() and not value.is_complex()
+def _is_whole(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
-def _checked_ids(given: Iterable[str], size: int) -> list[str]:
-    ids = list(given)
-    for id in ids:
-        check_id(id)
-        if id.split() != [id]:
-            raise FeatureError(
-                f"utterance id {id!r} is not usable: shape files need one without white space"
-            )
-    id, number = Counter(ids).most_common(1)[0] if ids else ("", 0)
-    if number > 1:
-        raise DuplicateIdError(f"{number} utterances of a batch have the id {id!r}")
-    if len(ids) != size:
-        raise FeatureError(f"collate_fn made a batch of {len(ids)} utterances out of {size}")
-    return ids
+def stats_of(key: str, arrays: Mapping[str, Array]) -> FeatureStats:
+    """Return the statistics of a key's arrays by id; raises `FeatureError` for NaN or infinity."""
+    of_each = {id: FeatureStats.of(array) for id, array in arrays.items()}
+    for id, stats in of_each.items():
+        if not (np.isfinite(stats.mean).all() and np.isfinite(stats.m2).all()):
+            raise FeatureError(f"utterance {id!r}: {key!r} holds NaN or infinity")
+    return reduce(FeatureStats.merge, of_each.values())
 
 
-def _unpadded(ids: list[str], feats: Mapping[str, Any], key: str) -> Iterator[tuple[str, Array]]:
-    """Iterate over the arrays of a key, (frames, *dims) each."""
+def _arrays(ids: list[str], feats: Mapping[str, Any], key: str) -> Iterator[tuple[str, Array]]:
+    """Iterate over the ids and arrays of a key."""
     value, lengths = _as_array(feats[key]), feats.get(f"{key}{LENGTHS}")
     if value.ndim == 0 or len(value) != len(ids):
         raise FeatureError(
@@ -165,12 +137,3 @@ def _as_array(value: Any) -> Array:
         tensor = value.detach().cpu()
         value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return np.asarray(value)
-
-
-def _stats(key: str, arrays: Mapping[str, Array]) -> FeatureStats:
-    found = []
-    for id, array in arrays.items():
-        found.append(FeatureStats.of(array))
-        if not (np.isfinite(found[-1].mean).all() and np.isfinite(found[-1].m2).all()):
-            raise FeatureError(f"utterance {id!r}: {key!r} holds NaN or infinity")
-    return reduce(FeatureStats.merge, found)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from featcache.cluster.attempts import Attempt
-from featcache.collect_stats.protocol import Hooks
-from featcache.collect_stats.shard_task import Declared, ShardTask, StatsSettings
+from featcache.collect_stats.collected_feats import NewFeatures
+from featcache.collect_stats.hooks import Hooks
 from featcache.collect_stats.shards import FEATS, SHARDS, finish_shard, read_shard
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import (
@@ -24,16 +25,31 @@ from featcache.errors import (
 from featcache.extraction.datasets import visible_ids
 from featcache.extraction.provenance import find_ingredients
 from featcache.extraction.workers.process_part import ProcessPart
-from featcache.interface import Array, Ints
+from featcache.interface import Ints
 from featcache.store.format.committed import committed
-from featcache.store.writing.part_writer import PartWriter
+
+Declared = Mapping[str, FeatureStorageConfig]
 
 
-class Inspection(NamedTuple):
-    """Fingerprint of the model that is measured, and its features (None: not asked for)."""
+@dataclass(frozen=True)
+class StatsSettings:
+    """Settings of a run, the same for all its shards."""
 
-    made_from: dict[str, object]
-    features: Declared | None
+    hooks: type[Hooks]
+    directory: Path  # of the split
+    attempts: Path  # where workers note the batch that they are at
+    batch_size: int | None
+    features: Declared | None  # of the cache; None: no features are kept
+    made_from: Mapping[str, object] = field(default_factory=dict)
+
+
+class ShardTask(NamedTuple):
+    """A shard to be made."""
+
+    name: str
+    indices: Ints
+    retried: bool = False  # a worker that was at it was lost
+    number: int = 0  # of this attempt: no two attempts of a run share it
 
 
 class ShardMaker:
@@ -51,37 +67,40 @@ class ShardMaker:
         self._env: dict[str, Any] = dict(env)
         self.share = ProcessPart()
 
-    def inspect(self, hooks: Hooks, sample: Ints | None) -> Inspection:
-        """Return what statistics are made from here, and how features of a sample are stored."""
-        made_from = fingerprint_of(self._env)
-        if sample is None:
-            return Inspection(made_from, None)
-        env = {**self._env, "write_collected_feats": True}
-        feats = self._compute(hooks, sample.tolist(), env)[2]
-        dtypes = {key: next(iter(of_key.values())).dtype.name for key, of_key in feats.items()}
-        features = {key: FeatureStorageConfig(key, dtype) for key, dtype in dtypes.items()}
-        return Inspection(made_from, features)
+    def inspect(
+        self, settings: StatsSettings, task: ShardTask
+    ) -> tuple[dict[str, object], Declared | None]:
+        """Return what statistics are made from here, and declarations of the features.
+
+        Those are found by computing the utterances of the task; None if no features are kept.
+        """
+        with self.share.attempt(settings.attempts, task.number) as attempt:
+            made_from = fingerprint_of(self._env)
+            if settings.features is None:
+                return made_from, None
+            attempt.note_batch(0)
+            env = {**self._env, "write_collected_feats": True}
+            feats = self._compute(settings.hooks, task.indices.tolist(), env)[2]
+            dtypes = {key: next(iter(of_key.values())).dtype.name for key, of_key in feats.items()}
+            return made_from, {key: FeatureStorageConfig(key, dtypes[key]) for key in dtypes}
 
     def make(self, settings: StatsSettings, task: ShardTask) -> None:
         """Make a shard; it is there when this returns.
 
         Raises `TaskTakenError` if another process has, or had, this attempt at it.
         """
-        with self.share.attempt(settings.attempts, task.number) as attempt:
-            # or its maker was lost right after
-            if read_shard(settings.directory / SHARDS / task.name) is None:
-                self._make(settings, task, attempt)
-
-    def _make(self, settings: StatsSettings, task: ShardTask, attempt: Attempt) -> None:
         shards = settings.directory / SHARDS
-        with tempfile.TemporaryDirectory(
-            prefix="attempt-", dir=shards, ignore_cleanup_errors=True
-        ) as directory:
-            shard_dir = Path(directory) / "shard"
-            shard_dir.mkdir()
-            self._fill(settings, task, attempt, shard_dir)
-            self.share.commit()  # a shard that is there has all its features
-            finish_shard(shard_dir, shards / task.name, task.indices)
+        with self.share.attempt(settings.attempts, task.number) as attempt:
+            if read_shard(shards / task.name) is not None:  # its maker was lost right after
+                return
+            with tempfile.TemporaryDirectory(
+                prefix="attempt-", dir=shards, ignore_cleanup_errors=True
+            ) as directory:
+                shard_dir = Path(directory) / "shard"  # unlike the one above, others may read it
+                shard_dir.mkdir()
+                self._fill(settings, task, attempt, shard_dir)
+                self.share.commit()  # a shard that is there has all its features
+                finish_shard(shard_dir, shards / task.name, task.indices)
 
     def _fill(
         self, settings: StatsSettings, task: ShardTask, attempt: Attempt, shard_dir: Path
@@ -104,19 +123,12 @@ class ShardMaker:
             return {**self._env, "write_collected_feats": False}
         path = settings.directory / FEATS
         writer = self.share.writer(path, settings.features, settings.made_from)
-        part_writer = _NewOnly(writer, set(committed(path)) if task.retried else set())
-        return {
-            **self._env,
-            "write_collected_feats": True,
-            "feats_dir": path,
-            "part_writer": part_writer,
-        }
+        known = set(committed(path)) if task.retried else set()
+        collecting = {"feats_dir": path, "part_writer": NewFeatures(writer, known)}
+        return {**self._env, "write_collected_feats": True, **collecting}
 
-    def _compute(self, hooks: Hooks, batch: list[int] | int, env: Mapping[str, Any]) -> Any:
-        """Call `forward`.
-
-        An error names the utterance that it comes from, if it comes from a single one.
-        """
+    def _compute(self, hooks: type[Hooks], batch: list[int] | int, env: Mapping[str, Any]) -> Any:
+        """Call `forward`; an error names the utterance, if it comes from a single one."""
         try:
             return hooks.forward(batch, **env)
         except Exception as failure:  # whatever the user's code raises
@@ -139,22 +151,8 @@ class ShardMaker:
         ) from error
 
 
-class _NewOnly:
-    """Leaves out what an earlier run, or a worker that was lost, has stored already."""
-
-    def __init__(self, writer: PartWriter, known: set[str]) -> None:
-        self._writer, self._known = writer, known
-
-    def write(self, id: str, arrays: Mapping[str, Array]) -> None:
-        if id not in self._known and id not in self._writer:
-            self._writer.write(id, arrays)
-
-
 def fingerprint_of(env: Mapping[str, Any]) -> dict[str, object]:
-    """Return the fingerprint of what `collect_feats` of the model makes.
-
-    It covers its code and the modules that it names.
-    """
+    """Return the fingerprint of `collect_feats` of the model: its code, the modules it names."""
     model, found = env["model"], {}
     function = getattr(type(model), "collect_feats", None)
     if isinstance(function, FunctionType):

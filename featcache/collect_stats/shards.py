@@ -18,10 +18,10 @@ which worker is at which batch, and `attempt-*`, in which a shard is being made.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,15 +45,6 @@ class Shard(NamedTuple):
     directory: Path
     indices: Ints  # of its utterances, in their order
 
-    def is_within(self, places: Ints) -> bool:
-        """Say whether `places` has one for all of its utterances; one that it lacks is -1."""
-        return bool(self.indices.max() < len(places) and (places[self.indices] >= 0).all())
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file of some lines, whole or not at all."""
-    write_durably(path, "".join(f"{line}\n" for line in lines).encode())
-
 
 def read_lines(path: Path) -> list[str]:
     """Return the lines of a text file."""
@@ -64,8 +55,7 @@ def read_lines(path: Path) -> list[str]:
 def finish_shard(attempt: Path, final: Path, indices: Ints) -> None:
     """Rename the directory that an attempt has filled; drop it if another attempt was earlier."""
     np.save(attempt / INDICES, indices)
-    digests = {name: digest_file(attempt / name) for name in _files(attempt)}
-    (attempt / DONE).write_bytes(pack_json(digests))
+    (attempt / DONE).write_bytes(pack_json(_digests(attempt)))
     try:
         attempt.rename(final)
     except OSError:
@@ -77,41 +67,26 @@ def finish_shard(attempt: Path, final: Path, indices: Ints) -> None:
 def read_shard(directory: Path) -> Shard | None:
     """Return a shard; None unless it is whole."""
     try:
-        digests = cast(
-            Mapping[str, str], unpack_json((directory / DONE).read_bytes(), str(directory))
-        )
-        if dict(digests) != {name: digest_file(directory / name) for name in _files(directory)}:
+        digests = unpack_json((directory / DONE).read_bytes(), str(directory))
+        if digests != _digests(directory):
             return None
         return Shard(directory, np.load(directory / INDICES, allow_pickle=False))
     except (OSError, CorruptCacheError):
         return None
 
 
+def _digests(directory: Path) -> dict[str, str]:
+    """Return the digests of all files of a shard but the last, by name."""
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    names = {path.relative_to(directory).as_posix(): path for path in files}
+    return {name: digest_file(path) for name, path in names.items() if name != DONE}
+
+
 def has_features(shard: Shard, writer: CacheWriter) -> bool:
     """Say whether the features of a shard's utterances were collected, and all are in the cache."""
     keys = read_lines(shard.directory / FEAT_KEYS)
-    if not keys:
-        return False
-    return all(
-        line.partition(" ")[0] in writer
-        for line in read_lines(shard.directory / f"{keys[0]}_shape")
-    )
-
-
-def left_over(wanted: Ints, shards: Sequence[Shard]) -> Ints:
-    """Return the utterances that are in none of some shards, in their order."""
-    missing = np.zeros(wanted.max() + 1, bool)
-    missing[wanted] = True
-    for shard in shards:
-        missing[shard.indices] = False
-    return wanted[missing[wanted]]
-
-
-def _files(directory: Path) -> list[str]:
-    found = (path for path in directory.rglob("*") if path.is_file())
-    return sorted(
-        name for name in (path.relative_to(directory).as_posix() for path in found) if name != DONE
-    )
+    lines = read_lines(shard.directory / f"{keys[0]}_shape") if keys else []
+    return bool(keys) and all(line.partition(" ")[0] in writer for line in lines)
 
 
 def merge_shards(
@@ -125,21 +100,18 @@ def merge_shards(
     Raises `FeatureError` if the shards have different keys, `DuplicateIdError` for an id that
     several utterances have.
     """
-    for name in (SHAPE_KEYS, STATS_KEYS):
-        write_lines(target / name, _common(shard_dirs, name))
-    write_lines(target / FEAT_KEYS, _common(shard_dirs, FEAT_KEYS) if collected else [])
-    for key in read_lines(target / SHAPE_KEYS):
-        _merge_lines(shard_dirs, f"{key}_shape", target)
-    for key in read_lines(target / FEAT_KEYS):
-        _merge_lines(shard_dirs, f"{FEATS}/{key}.scp", target)
-    merged = {}
-    for key in read_lines(target / STATS_KEYS):
-        stats = _merged_stats(shard_dirs, key)
+    shapes, keys = (_common(shard_dirs, name) for name in (SHAPE_KEYS, STATS_KEYS))
+    feats = _common(shard_dirs, FEAT_KEYS) if collected else []
+    for name in (*(f"{key}_shape" for key in shapes), *(f"{FEATS}/{key}.scp" for key in feats)):
+        _merge_lines(shard_dirs, name, target)
+    merged = {key: _merged_stats(shard_dirs, key) for key in keys}
+    for key, stats in merged.items():
         aside = target / f"{key}_stats.npz.tmp"
         stats.save(aside)
         aside.replace(target / f"{key}_stats.npz")
-        merged[key] = stats
-    write_lines(target / "stats_keys", merged)
+    lists = {SHAPE_KEYS: shapes, STATS_KEYS: keys, "stats_keys": keys, FEAT_KEYS: feats}
+    for name, listed in lists.items():
+        write_durably(target / name, "".join(f"{key}\n" for key in listed).encode())
     return merged
 
 
@@ -170,11 +142,8 @@ def _merged_stats(shard_dirs: Sequence[Path], key: str) -> FeatureStats:
 
 def _merge_lines(shard_dirs: Sequence[Path], name: str, target: Path) -> None:
     """Write the lines of a file of all shards, in the order of their ids."""
-    lines = [
-        line
-        for directory in shard_dirs
-        for line in (directory / name).read_bytes().split(b"\n")[:-1]
-    ]
+    texts = ((directory / name).read_bytes() for directory in shard_dirs)
+    lines = [line for text in texts for line in text.split(b"\n")[:-1]]
     lines.sort(key=_id_of)
     for one, other in pairwise(lines):
         if other.startswith(_id_of(one) + b" "):

@@ -1,4 +1,4 @@
-"""Batches that a category sampler draws anew for each epoch."""
+"""`CategoryBatches`: batches that a category sampler draws anew for each epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CATEGORY_TYPES = ("catbel", "catpow", "catpow_balance_dataset")
 
 
 class CategoryBatches:
-    """Given batches, batches drawn anew each epoch, or given ones in epoch 1, drawn ones after."""
+    """Batches of a category factory: those that it was given, and those drawn for an epoch."""
 
     def __init__(
         self,
@@ -37,19 +37,14 @@ class CategoryBatches:
         )
 
     def drawn(self, epoch: int) -> BatchList:
-        """Draw the batches of an epoch; if they are "distributed", takes this rank's share."""
+        """Draw the batches of an epoch; where they are "distributed", this rank's share of each."""
         if self._arguments is None:
             raise ConfigError(
                 f"the batches of epoch {epoch} are drawn anew, for which sampler_args are needed"
             )
-        arguments = {**self._arguments, "epoch": epoch}
-        num_batches, distributed = (
-            arguments.pop("num_batches", None),
-            arguments.pop("distributed", False),
-        )
-        batches, _ = build_category_batch_sampler(self._type, **arguments)
-        batches = batches[:num_batches]
-        if not distributed:
+        batches, _ = build_category_batch_sampler(self._type, **self._arguments | {"epoch": epoch})
+        batches = batches[: self._arguments.get("num_batches")]
+        if not self._arguments.get("distributed"):
             return batches
         rank, world_size = resolve_rank(None, None)
         if len(batches) and batches.sizes.min() < world_size:
@@ -63,7 +58,7 @@ class CategoryBatches:
 def _builder_arguments(
     batch_type: str, sampler_args: Mapping[str, object], dataset: ItemDataset
 ) -> dict[str, Any]:
-    """Return arguments of `build_category_batch_sampler`, also for those of ESPnet's samplers."""
+    """Return the arguments of `build_category_batch_sampler`, also out of ESPnet's samplers'."""
     arguments = dict(sampler_args)
     arguments.pop("utt2dataset_file", None)  # ESPnet's sampler reads it, and makes nothing of it
     file = arguments.pop("dataset2utt_file", None)

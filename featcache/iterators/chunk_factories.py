@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from featcache.errors import ConfigError
 from featcache.iterators.category_batches import CategoryBatches
-from featcache.iterators.chunk_rule import ChunkRule
 from featcache.iterators.chunker import Chunker
-from featcache.iterators.dataset_input import Collate, ItemDataset, batch_list
-from featcache.iterators.epoch_order import BatchList, EpochRule
-from featcache.loading.collate import PaddedBatch
+from featcache.iterators.dataset_input import batch_list
+from featcache.iterators.epoch_order import BatchList
 from featcache.samplers.batches import Batches
 
 
-@dataclass(repr=False, eq=False)  # a constructor, no value
-class ChunkIterFactory:
+@dataclass(repr=False, eq=False)
+class ChunkIterFactory(Chunker):
     """Batches of chunks of equal length, cut from utterances with some overlap.
 
     Of a `FeatureDataset` chunks are planned from the lengths alone, and only their frames are read.
@@ -60,118 +58,54 @@ class ChunkIterFactory:
     [[[0, 1, 2, 3], [2, 3, 4, 5]]]
     """
 
-    dataset: ItemDataset
-    batch_size: int
     batches: BatchList | Mapping[str, object]
-    chunk_length: int | str
-    chunk_shift_ratio: float = 0.5
-    num_cache_chunks: int = 1024
-    num_samples_per_epoch: int | None = None
-    seed: int = 0
-    shuffle: bool = False
-    num_workers: int = 0
-    collate_fn: Collate | None = None
-    pin_memory: bool = False
-    excluded_key_prefixes: Sequence[str] | None = None
-    discard_short_samples: bool = True
-    default_fs: int | None = None
-    chunk_max_abs_length: int | None = None
+
+    _by_category = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.batches = self._batches = batch_list(self.batches, self.dataset)
         for number in _other_than_one(self._batches):
             raise ConfigError(
                 f"batches of one utterance are needed, but number {number} is "
                 f"{self._batches[number]!r}"
             )
-        self._chunker = _chunker(self, by_category=True)
 
-    @property
-    def excluded_key_pattern(self) -> str:
-        """Regular expression for the names of which every chunk gets all."""
-        return self._chunker.excluded_key_pattern
-
-    def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
-        """Give the batches of an epoch, counted from 1: ids and tensors (batch_size, chunk, ...).
-
-        Their number varies with the epoch. `shuffle` overrides that of the factory.
-        """
-        return self._chunker.chunks(self._batches, epoch, shuffle)
+    def _batches_of(self, epoch: int) -> BatchList:
+        return self._batches
 
 
 @dataclass(repr=False, eq=False)
-class CategoryChunkIterFactory:
+class CategoryChunkIterFactory(Chunker):
     """Batches of chunks of equal length, cut from batches in which categories are balanced.
 
     Args:
-        batches: lists of ids or rows, the same in each epoch; drawn anew in each with
-            `sampler_args` instead.
+        batches: lists of ids or rows, the same in each epoch; None: `sampler_args` draw them anew
+            in each.
         batch_type, sampler_args: as of `CategoryIterFactory`.
 
-    All else is as for `ChunkIterFactory`, but that chunks of a batch may be of several categories.
+    All other arguments are those of `ChunkIterFactory`. Chunks of a batch may be of several
+    categories.
 
     Utterances of a data set of ESPnet's kind are cut as their batch pads them, as ESPnet does it:
     chunks may reach into the padding. Those of a `FeatureDataset` hold nothing but frames of the
     utterance.
     """
 
-    dataset: ItemDataset
-    batch_size: int
     batches: BatchList | Mapping[str, object] | None = None
     chunk_length: int | str = 500
-    chunk_shift_ratio: float = 0.5
-    num_cache_chunks: int = 1024
-    num_samples_per_epoch: int | None = None
-    seed: int = 0
-    shuffle: bool = False
-    num_workers: int = 0
-    collate_fn: Collate | None = None
-    pin_memory: bool = False
-    excluded_key_prefixes: Sequence[str] | None = None
-    discard_short_samples: bool = True
-    default_fs: int | None = None
-    chunk_max_abs_length: int | None = None
     batch_type: str = "catbel"
     sampler_args: Mapping[str, object] | None = None
 
+    _by_category = False
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = None if self.batches is None else batch_list(self.batches, self.dataset)
         self._batches = CategoryBatches(given, self.batch_type, self.sampler_args, self.dataset)
-        self._chunker = _chunker(self, by_category=False)
 
-    @property
-    def excluded_key_pattern(self) -> str:
-        """Regular expression for the names of which every chunk gets all."""
-        return self._chunker.excluded_key_pattern
-
-    def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
-        """Give the batches of an epoch, counted from 1: ids and tensors (batch_size, chunk, ...).
-
-        Their number varies with the epoch. `shuffle` overrides that of the factory.
-        """
-        batches = self._batches.drawn(epoch) if self._batches.given is None else self._batches.given
-        return self._chunker.chunks(batches, epoch, shuffle)
-
-
-def _chunker(factory: ChunkIterFactory | CategoryChunkIterFactory, *, by_category: bool) -> Chunker:
-    return Chunker(
-        dataset=factory.dataset,
-        rule=ChunkRule(
-            chunk_length=factory.chunk_length,
-            batch_size=factory.batch_size,
-            chunk_shift_ratio=factory.chunk_shift_ratio,
-            num_cache_chunks=factory.num_cache_chunks,
-            discard_short_samples=factory.discard_short_samples,
-            default_fs=factory.default_fs,
-            chunk_max_abs_length=factory.chunk_max_abs_length,
-        ),
-        epochs=EpochRule(factory.num_samples_per_epoch, factory.seed, factory.shuffle),
-        by_category=by_category,
-        excluded_key_prefixes=factory.excluded_key_prefixes,
-        num_workers=factory.num_workers,
-        collate_fn=factory.collate_fn,
-        pin_memory=factory.pin_memory,
-    )
+    def _batches_of(self, epoch: int) -> BatchList:
+        return self._batches.drawn(epoch) if self._batches.given is None else self._batches.given
 
 
 def _other_than_one(batches: BatchList) -> Iterator[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,43 +34,36 @@ class Chunk(NamedTuple, Generic[Source]):
     stop: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class ChunkRule:
     """Lengths of chunks, and their way into batches; the arguments of `ChunkIterFactory`."""
 
     chunk_length: int | str
     batch_size: int
-    chunk_shift_ratio: float = 0.5
-    num_cache_chunks: int = 1024
-    discard_short_samples: bool = True
-    default_fs: int | None = None
-    chunk_max_abs_length: int | None = None
-    lengths: list[int] = field(init=False)
+    chunk_shift_ratio: float
+    num_cache_chunks: int
+    discard_short_samples: bool
+    default_fs: int | None
+    chunk_max_abs_length: int | None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "default_fs", "chunk_max_abs_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value!r}")
-        lengths = parse_chunk_lengths(self.chunk_length)
-        object.__setattr__(self, "lengths", lengths)
+        self.lengths = parse_chunk_lengths(self.chunk_length)
         if self.default_fs is None:
-            self._shift(min(self._capped(lengths)))
+            self._shift(min(self._capped(self.lengths)))
 
     def cut(
         self, utterance: UtteranceToCut[Source], state: np.random.RandomState, shuffle: bool
     ) -> list[Chunk[Source]]:
-        """Return the chunks of an utterance, all of one width.
-
-        None if it is too short and to be discarded.
-        """
-        widths = self._capped(
-            [length for length in self._scaled(utterance) if length < utterance.length]
-        )
-        if not widths:
-            return (
-                [] if self.discard_short_samples else [Chunk(utterance.source, 0, utterance.length)]
-            )
+        """Return the chunks of an utterance, all of one width; none if it is to be left out."""
+        lengths = [length for length in self._scaled(utterance) if length < utterance.length]
+        if not lengths:
+            whole = Chunk(utterance.source, 0, utterance.length)
+            return [] if self.discard_short_samples else [whole]
+        widths = self._capped(lengths)
         # the draw of ESPnet's `state.choice(widths, 1)`
         width = widths[int(state.randint(0, len(widths), size=1)[0])]
         shift = self._shift(width)
@@ -108,9 +101,9 @@ class ChunkRule:
 
 
 def parse_chunk_lengths(chunk_length: int | str) -> list[int]:
-    """Return the lengths that a number, or a text such as "100,150" or "80-120" names.
+    """Return the lengths that a number, or a text such as "100,150" or "80-120", names.
 
-    The ends of a range count.
+    Both ends of a range are among them.
 
     >>> parse_chunk_lengths("100,150-152")
     [100, 150, 151, 152]
@@ -140,8 +133,7 @@ def chunk_batches(
     """Cut utterances and give batches of `batch_size` chunks of one category and width.
 
     Chunks wait, by category and width, until there are more than `num_cache_chunks`, which are then
-    shuffled. At the end what waits is given too, but for the last chunks that are too few for a
-    batch.
+    shuffled. In the end what waits is given, too, except for chunks that are too few for a batch.
     """
     waiting: dict[int, dict[int, list[Chunk[Source]]]] = {}
     discarded: list[str] = []

@@ -39,34 +39,16 @@ class _Pairs:
 
     def __getitem__(self, index: Any) -> tuple[str, dict[str, ArrayOrTensor]]:
         item = self._dataset[index]
-        names = [
-            name
-            for name in item
-            if name != "id" and f"{name.removesuffix('_lengths')}_lengths" != name
-        ]
-        return item["id"], {name: as_array(item[name]) for name in names}
+        values = {name: value for name, value in item.items() if not name.endswith("_lengths")}
+        return values.pop("id"), as_arrays(values)
 
 
-def as_array(tensor: torch.Tensor) -> ArrayOrTensor:
-    """Return a tensor as a numpy array, unless numpy has no such dtype."""
-    return tensor if tensor.dtype == torch.bfloat16 else tensor.numpy()
-
-
-def with_collate(
-    dataset: ItemDataset, collate_fn: Collate | None
-) -> tuple[ItemDataset, Collate | None]:
-    """Return the data set and the collate function.
-
-    Together they give `(ids, {name: tensor, name_lengths})`.
-
-    A `FeatureDataset` pads batches itself; only a collate function of the user's own needs its
-    utterances one by one.
-    """
-    if not isinstance(dataset, FeatureDataset):
-        return dataset, collate_fn
-    if collate_fn is None or isinstance(collate_fn, CommonCollateFn):
-        return dataset, collate_fn or CommonCollateFn(int_pad_value=0)
-    return _Pairs(dataset), collate_fn
+def as_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, ArrayOrTensor]:
+    """Return tensors as numpy arrays, but for those of a dtype that numpy does not have."""
+    return {
+        name: value if value.dtype == torch.bfloat16 else value.numpy()
+        for name, value in tensors.items()
+    }
 
 
 def batch_list(
@@ -103,17 +85,10 @@ def check_names(argument: str, given: Mapping[str, object], builder: Callable[..
 
 
 def with_lengths(arguments: Mapping[str, object], dataset: ItemDataset) -> dict[str, Any]:
-    """Return a builder's arguments.
-
-    Lengths come from a `FeatureDataset` where no shape files are named.
-    """
-    given: dict[str, Any] = dict(arguments)
-    if (
-        isinstance(dataset, FeatureDataset)
-        and not given.get("shape_files")
-        and given.get("lengths") is None
-    ):
-        given["lengths"] = dataset
+    """Return a builder's arguments; a `FeatureDataset` gives lengths where shape files do not."""
+    given = dict(arguments)
+    if not given.get("shape_files") and given.get("lengths") is None:
+        given |= {"lengths": dataset} if isinstance(dataset, FeatureDataset) else {}
     return given
 
 
@@ -126,12 +101,16 @@ def epoch_loader(
     seed: int,
 ) -> DataLoader[PaddedBatch]:
     """Return a DataLoader over `batches`, whose workers are seeded as ESPnet's."""
-    source, collate = with_collate(dataset, collate_fn)
+    source = dataset
+    if isinstance(dataset, FeatureDataset):
+        # it pads batches itself; a collate function of the user's own takes them one by one
+        collate_fn = CommonCollateFn(int_pad_value=0) if collate_fn is None else collate_fn
+        source = dataset if isinstance(collate_fn, CommonCollateFn) else _Pairs(dataset)
     return DataLoader(
         source,  # type: ignore[arg-type]
         batch_sampler=batches,
         num_workers=num_workers,
-        collate_fn=collate,
+        collate_fn=collate_fn,
         pin_memory=pin_memory,
         worker_init_fn=partial(_seed_worker, seed),
     )

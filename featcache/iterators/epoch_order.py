@@ -40,10 +40,10 @@ def epoch_order(batches: int, epoch: int, seed: int, shuffle: bool, per_epoch: i
         raise ConfigError(f"there are no batches of which to take {per_epoch} per epoch")
     start = per_epoch * (epoch - 1)
     stop = start + per_epoch
-    taken = []
-    for number in range(start // batches, -(-stop // batches)):
-        begin = number * batches
-        taken.append(_pass(batches, number, seed, shuffle)[max(start - begin, 0) : stop - begin])
+    taken = [
+        _pass(batches, begin // batches, seed, shuffle)[max(start - begin, 0) : stop - begin]
+        for begin in range(start // batches * batches, stop, batches)
+    ]
     return np.concatenate(taken)
 
 
@@ -60,24 +60,16 @@ class EpochRule:
             raise ConfigError(f"an epoch takes at least 1 batch, not {self.per_epoch!r}")
 
     def batches(self, batches: BatchList, epoch: int, shuffle: bool | None) -> BatchList:
-        """Return those of `batches` that an epoch takes; `shuffle` None: as declared."""
+        """Return those of `batches` that an epoch takes; `shuffle` overrides that of the rule."""
         shuffled = self.shuffle if shuffle is None else shuffle
-        return take(batches, epoch_order(len(batches), epoch, self.seed, shuffled, self.per_epoch))
-
-
-def take(batches: BatchList, order: Ints) -> BatchList:
-    """Return the batches that `order` numbers, in that order."""
-    return (
-        batches.take(order)
-        if isinstance(batches, Batches)
-        else [batches[number] for number in order.tolist()]
-    )
+        order = epoch_order(len(batches), epoch, self.seed, shuffled, self.per_epoch)
+        if isinstance(batches, Batches):
+            return batches.take(order)
+        return [batches[number] for number in order.tolist()]
 
 
 def mixed(batches: BatchList, epoch: int, seed: int) -> BatchList:
-    """Shuffle the utterances of all batches, into batches as large as the first.
-
-    The last may be smaller.
+    """Shuffle the utterances of all batches into batches of the size of the first.
 
     Raises `ConfigError` if the first batch is empty.
     """

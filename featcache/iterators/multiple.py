@@ -1,7 +1,4 @@
-"""`MultipleIterFactory`: one data set after the other.
-
-`ShardedIterFactory`: one shard of the data per epoch.
-"""
+"""`MultipleIterFactory` and `ShardedIterFactory`: several data sets in turn, a shard per epoch."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_shards_of_different_keys_do_not_merge(folder: Path) -> None:
     ("settings", "indices", "text"),
     [
         ({"mode": "a/b"}, [0], "mode 'a/b'"),
-        ({"batch_size": 0}, [0], "batch_size is a whole number"),
+        ({"batch_size": 0}, [0], "batch_size must be an integer of at least 1, not 0"),
         ({"parallel": {"env": "locale"}}, [0], "no parallel env 'locale'"),
         ({}, [], "at least one"),
         ({}, [1, 1], "twice"),

@@ -62,6 +62,17 @@ def test_an_utterance_that_kills_every_worker_ends_the_run(tmp_path: Path) -> No
     assert set(calls(tmp_path / "run")).isdisjoint(range(4))
 
 
+def test_a_first_batch_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ComputeError, match="3 workers died when they were at utterances 0, 1, 2,"):
+        collect(
+            Provider(tmp_path / "run", kills=[1]),
+            parallel={"env": "local", "n_workers": 1},
+            write_collected_feats=True,
+        )
+    collect(Provider(tmp_path / "run"), write_collected_feats=True)
+    assert_collected(tmp_path / "run" / "stats" / "train", range(30))
+
+
 def test_an_utterance_that_fails_in_a_worker_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ComputeError, match=r"of 'spk1/utt-22' failed with ValueError: cannot compute 22"
