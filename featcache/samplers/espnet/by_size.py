@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -90,14 +89,12 @@ def folded_sizes(
     return np.maximum(sizes, min_batch_size)
 
 
-def _by_category(rows: Ints, categories: Ints | None) -> Iterator[Ints]:
-    """Give the rows of each category (one for each of `rows`), in the order of first rows."""
+def _by_category(rows: Ints, categories: Ints | None) -> list[Ints]:
+    """Return the rows of each category (one for each of `rows`), in the order of first rows."""
     if categories is None:
-        yield rows
-        return
+        return [rows]
     order, ends = grouped(by_appearance(categories))
-    for start, end in pairwise(ends.tolist()):
-        yield rows[order[start:end]]
+    return np.split(rows[order], ends[1:-1])
 
 
 def _folded_ends(sizes: Ints, drop_short: bool) -> Ints:

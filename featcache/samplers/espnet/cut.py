@@ -119,7 +119,5 @@ class Descending:
 
 def joined(batches: list[Batches]) -> Batches:
     """Put lists of batches one after the other."""
-    if len(batches) == 1:
-        return batches[0]
     sizes = np.concatenate([part.sizes for part in batches])
     return Batches(np.concatenate([part.items for part in batches]), ends_of(sizes))

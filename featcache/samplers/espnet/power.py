@@ -53,12 +53,10 @@ def power_batches(lengths: Ints, pools: Pools, limits: Limits, epoch: int) -> Ba
     members = pools.members.shuffled(random.Random(epoch))
     batches = drawn_batches(lengths, replace(pools, members=members), limits, epoch)
     if len(batches) == 0:
-        none_closed = (
-            f", or none was larger than {limits.bins} frames (batch_bins) with drop_last=True"
-        )
+        why = f", or none was larger than {limits.bins} frames (batch_bins) with drop_last=True"
         raise ConfigError(
             f"no batch could be made: fewer than {limits.min_batch_size} utterances "
-            f"(min_batch_size) were drawn{none_closed if limits.drop_last else ''}"
+            f"(min_batch_size) were drawn{why if limits.drop_last else ''}"
         )
     return batches
 

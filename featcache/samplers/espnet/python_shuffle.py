@@ -1,6 +1,6 @@
 """`random.shuffle`, element for element, at numpy's speed: ESPnet shuffles lists of a million ids.
 
-CPython's `random.Random(seed).shuffle(x)` is, for lists of less than 2**32 elements::
+CPython's `random.Random(seed).shuffle(x)` is, for lists of less than 2**31 elements::
 
     for i in n - 1, ..., 1:                        # step i
         p[i] = the first of the next numbers `word >> (32 - bits)` that is at most i
@@ -34,6 +34,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.interface import Ints
 
@@ -78,14 +79,16 @@ def _draw_each(generator: random.Random, high: int, steps: int, bits: int) -> li
     return drawn
 
 
-def _draw_many(generator: random.Random, high: int, steps: int, bits: int) -> Ints:
+def _draw_many(generator: random.Random, high: int, steps: int, bits: int) -> NDArray[np.int32]:
     """Take the decisions of `_draw_each` for many words at once: see *Draws* above."""
     drawn = generator.getrandbits(32 * steps).to_bytes(4 * steps, "little")
-    words = (np.frombuffer(drawn, "<u4") >> (32 - bits)).astype(np.int64)
-    before = np.zeros(steps, np.int64)
+    words = (np.frombuffer(drawn, "<u4") >> (32 - bits)).astype(np.int32)
+    # as if all were kept with the chance of the first; 32 bits take half the time of 64
+    before = ((np.arange(steps) * (high + 1)) >> bits).astype(np.int32)
     while True:
         kept = words <= high - before
-        counted: Ints = np.cumsum(kept) - kept
+        counted = np.cumsum(kept, dtype=np.int32)
+        counted -= kept
         if np.array_equal(counted, before):
             return words[kept]
         before = counted
