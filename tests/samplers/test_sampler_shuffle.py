@@ -6,7 +6,11 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from featcache.samplers.espnet.python_shuffle import permutation
+from featcache.samplers.espnet.python_shuffle import (
+    permutation,
+    permutation_by,
+    swap_partners,
+)
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(500, 530), st.integers(1000, 5000))
 
@@ -29,6 +33,16 @@ def test_a_long_list_is_shuffled_as_python_shuffles_it(seed: int) -> None:
     shuffled = list(range(150_000))
     random.Random(seed).shuffle(shuffled)
     assert permutation(random.Random(seed), len(shuffled)).tolist() == shuffled
+
+
+@given(seed=st.integers(0, 1000), size=st.integers(1, 300), data=st.data())
+def test_the_end_of_a_list_is_known_without_the_rest(
+    seed: int, size: int, data: st.DataObject
+) -> None:
+    partners = swap_partners(random.Random(seed), size)
+    begin = data.draw(st.integers(0, size - 1))
+    whole = permutation_by(partners, np.arange(size))
+    np.testing.assert_array_equal(permutation_by(partners, np.arange(begin, size)), whole[begin:])
 
 
 def test_the_users_random_numbers_are_left_alone() -> None:

@@ -11,7 +11,7 @@ from featcache.interface import Ints
 from featcache.samplers.batches import Batches, counted
 from featcache.samplers.espnet.categories import Members
 from featcache.samplers.espnet.cut import grouped
-from featcache.samplers.espnet.python_shuffle import permutation
+from featcache.samplers.espnet.python_shuffle import permutation, permutation_by
 
 
 def balanced_batches(members: Members, batch_size: int, epoch: int) -> Batches:
@@ -22,8 +22,9 @@ def balanced_batches(members: Members, batch_size: int, epoch: int) -> Batches:
     fill: ESPnet's way. Raises `ConfigError` if not one batch can be filled.
     """
     generator = random.Random(epoch)
-    shuffled = members.take(permutation(generator, len(members))).shuffled(generator)
-    dealt = shuffled.codes[permutation(generator, len(members.rows))]
+    members = members.take(permutation(generator, len(members)))
+    partners = members.swap_partners(generator)
+    dealt = members.codes[permutation(generator, len(members.rows))]
     most = 1 if len(members) >= batch_size else batch_size // len(members) + 1
     taken = dealt[_taken(dealt, batch_size, most)]
     if len(taken) == 0:
@@ -32,11 +33,13 @@ def balanced_batches(members: Members, batch_size: int, epoch: int) -> Batches:
             f"{len(members.rows)} utterances of {len(members)} categories with about as "
             "many of each; try a smaller batch_size"
         )
-    # each category hands out its utterances from the last one on
+    # each category hands out its shuffled utterances from the last one on: no others need to be
+    # shuffled
     turns, ends = grouped(taken, len(members))
     used = np.diff(ends)
     rows = np.empty(len(taken), np.int64)
-    rows[turns] = shuffled.rows[np.repeat(shuffled.ends[1:] - 1, used) - counted(used)]
+    places = np.repeat(members.ends[1:] - 1, used) - counted(used)
+    rows[turns] = members.rows[permutation_by(partners, places)]
     return Batches(rows, np.arange(0, len(rows) + 1, batch_size))
 
 

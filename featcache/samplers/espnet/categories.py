@@ -15,7 +15,7 @@ from featcache.samplers.espnet.arguments import require_either
 from featcache.samplers.espnet.cut import by_appearance, grouped
 from featcache.samplers.espnet.key_table import PackedStrings, read_table
 from featcache.samplers.espnet.numbered_utterances import Labels, NumberedUtterances, codes_of
-from featcache.samplers.espnet.python_shuffle import permutation_by, swap_partners
+from featcache.samplers.espnet.python_shuffle import swap_partners
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,10 @@ class Members:
         kept = rows >= 0
         return Members(rows[kept], ends_of(kept.view(np.int8))[self.ends])
 
-    def shuffled(self, generator: random.Random) -> Members:
-        """Return each category shuffled by itself, in the order of the categories."""
+    def swap_partners(self, generator: random.Random) -> Ints:
+        """Draw swaps that shuffle each category by itself: for each place the one to swap with."""
         partners = [swap_partners(generator, size) for size in self.sizes.tolist()]
-        starts = np.repeat(self.ends[:-1], self.sizes)
-        return Members(self.rows[permutation_by(np.concatenate(partners) + starts)], self.ends)
+        return np.concatenate(partners) + np.repeat(self.ends[:-1], self.sizes)
 
     def sums(self, values: Ints) -> Ints:
         """Return the sum of the values of each category's rows, where each has some."""

@@ -14,6 +14,7 @@ from featcache.samplers.batches import Batches, counted
 from featcache.samplers.espnet.arguments import count, require_factor
 from featcache.samplers.espnet.categories import Members
 from featcache.samplers.espnet.cut import chain, ends_over_sum, grouped
+from featcache.samplers.espnet.python_shuffle import permutation_by
 
 Floats = NDArray[np.float64]
 
@@ -50,8 +51,12 @@ class Pools:
 
 def power_batches(lengths: Ints, pools: Pools, limits: Limits, epoch: int) -> Batches:
     """Draw the batches of an epoch; raises `ConfigError` if not one can be filled."""
-    members = pools.members.shuffled(random.Random(epoch))
-    batches = drawn_batches(lengths, replace(pools, members=members), limits, epoch)
+    members = pools.members
+    places = permutation_by(
+        members.swap_partners(random.Random(epoch)), np.arange(len(members.rows))
+    )
+    shuffled = replace(pools, members=replace(members, rows=members.rows[places]))
+    batches = drawn_batches(lengths, shuffled, limits, epoch)
     if len(batches) == 0:
         why = f", or none was larger than {limits.bins} frames (batch_bins) with drop_last=True"
         raise ConfigError(

@@ -26,7 +26,7 @@ before it. So, with E(q, i) the element at place q just before step i::
 
 `earlier` is the s of the first turn. For the turns after it p[s] = q < s, no step is its own
 partner, and s = min(s': p[s'] = s) = `first[s]`. These numbers only grow: all chains of them end,
-and are followed at once.
+and are followed at once. E needs steps from i on only: the end of a list is known without the rest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def permutation(generator: random.Random, size: int) -> Ints:
     >>> "".join(letters), "".join("abcdefg"[place] for place in permutation(random.Random(3), 7))
     ('acdgfeb', 'acdgfeb')
     """
-    return permutation_by(swap_partners(generator, size))
+    return permutation_by(swap_partners(generator, size), np.arange(size))
 
 
 def swap_partners(generator: random.Random, size: int) -> Ints:
@@ -94,12 +94,13 @@ def _draw_many(generator: random.Random, high: int, steps: int, bits: int) -> ND
         before = counted
 
 
-def permutation_by(partners: Ints) -> Ints:
-    """Return the element that each place holds after all swaps: see *Swaps* above.
+def permutation_by(partners: Ints, places: Ints) -> Ints:
+    """Return the element that each of `places` holds after all swaps: see *Swaps* above.
 
     Steps go from the last place to the first; each swaps its place with partners[place] <= place.
+    With a place, `places` has all later ones of the same list.
     """
-    order = (partners << 32) | np.arange(len(partners))
+    order = (partners[places] << 32) | places
     order.sort()  # by partner, then by step
     partner, step = (order >> 32).astype(np.int32), order.astype(np.int32)
     earlier = np.full(len(step), -1, np.int32)  # the lowest s > i with p[s] = p[i]
@@ -116,4 +117,4 @@ def permutation_by(partners: Ints) -> Ints:
         ends[moving] = onward[further]
     found = np.empty(len(partners), np.int64)
     found[step] = ends
-    return found
+    return found[places]

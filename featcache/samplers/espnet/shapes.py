@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -70,24 +71,16 @@ def _plain_numbers(table: Table, separator: str) -> Ints | None:
     if not (table.widths == 2).all():
         return None
     starts, stops = table.starts[1::2], table.stops[1::2]
-    commas = (
-        np.flatnonzero(np.frombuffer(table.data, np.uint8) == 44)
-        if separator == ","
-        else np.zeros(0, np.int64)
-    )
+    commas = np.flatnonzero((np.frombuffer(table.data, np.uint8) == 44) & (separator == ","))
     if len(commas) % len(table):
         return None
     between = commas.reshape(len(table), -1)
     if not ((between > starts[:, None]) & (between < stops[:, None])).all():
         return None
     bounds = [starts - 1, *between.T, stops]
-    numbers = np.empty((len(table), len(bounds) - 1), np.int64)
-    for place in range(len(bounds) - 1):
-        column = _digits(table.data, bounds[place] + 1, bounds[place + 1])
-        if column is None:
-            return None
-        numbers[:, place] = column
-    return numbers
+    columns = [_digits(table.data, begin + 1, end) for begin, end in pairwise(bounds)]
+    parsed = [column for column in columns if column is not None]
+    return np.column_stack(parsed) if len(parsed) == len(columns) else None
 
 
 def _digits(data: bytes, starts: Ints, stops: Ints) -> Ints | None:
