@@ -51,10 +51,11 @@ def shapes_of(lengths: LengthsLike, axes: int = 1) -> tuple[list[Shapes], Featur
         table = lengths if isinstance(lengths, FeatureTable) else lengths.table
         if not len(table):
             raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
-        names = [name for name in lengths.features if table.has_frames(name)]
-        dims = [np.array([table.dims(name)], np.int64).reshape(1, -1) for name in names]
-        columns = map(table.lengths, names)
-        return list(map(Shapes, map("feature {!r}".format, names), columns, dims)), table
+        return [
+            Shapes(f"feature {name!r}", table.lengths(name), np.array([table.dims(name)], np.int64))
+            for name in lengths.features
+            if table.has_frames(name)
+        ], table
     if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
         arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
     else:
