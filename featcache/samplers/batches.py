@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from featcache.interface import Ints
 from featcache.tables.numbering import Numbering, Rows
@@ -39,8 +39,7 @@ class Batches(Sequence[list[int] | list[str]]):
     @classmethod
     def of(cls, batches: Sequence[Sequence[int]]) -> Batches:
         """Make them from lists of row numbers."""
-        sizes = [len(batch) for batch in batches]
-        return cls([item for batch in batches for item in batch], np.cumsum([0, *sizes]))
+        return cls([item for batch in batches for item in batch], ends_of(list(map(len, batches))))
 
     @property
     def sizes(self) -> Ints:
@@ -73,11 +72,25 @@ class Batches(Sequence[list[int] | list[str]]):
     def take(self, order: Ints) -> Batches:
         """Return the batches that `order` numbers, in that order."""
         sizes = self.sizes[order]
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        source = np.repeat(self.ends[order] - ends[:-1], sizes) + np.arange(ends[-1])
-        return Batches(self.items[source], ends, self.keys, self.numbering)
+        source = np.repeat(self.ends[order], sizes) + counted(sizes)
+        return Batches(self.items[source], ends_of(sizes), self.keys, self.numbering)
 
     def _named(self, rows: list[int]) -> list[int] | list[str]:
         if self.keys is not None:
             return [self.keys[row] for row in rows]
         return rows if self.numbering is None else Rows(rows, self.numbering)
+
+
+def ends_of(sizes: Sequence[int] | NDArray[np.integer]) -> Ints:
+    """Return where each of consecutive groups of these sizes ends, after a 0."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
+
+
+def counted(sizes: Ints) -> Ints:
+    """Number the elements within each of consecutive groups: 0, 1, ... up to each size.
+
+    >>> counted(np.array([2, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    ends = ends_of(sizes)
+    return np.arange(ends[-1]) - np.repeat(ends[:-1], sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
@@ -14,7 +15,7 @@ from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State
-from featcache.samplers.lengths import LengthsLike, columns_of
+from featcache.samplers.lengths import LengthsLike, shapes_of, stable_order
 from featcache.samplers.limits import BatchLimits, longest_of
 from featcache.samplers.ranks import shuffled_in_groups, split_up
 from featcache.store.format.files import digest
@@ -24,7 +25,8 @@ TOO_LONG = ("raise", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the
 # most that is padded for it, and half of it on average.
 SPREAD = 1.05
-DRAWS = 20  # of an epoch's batches, until they are not too many; then the shortest come first
+DRAWS = 20  # of an epoch's batches, until they are not too many
+SPARE = 200  # an epoch may have one more in so many batches than epoch 0
 
 
 class BucketBatchSampler(EpochSampler):
@@ -73,25 +75,28 @@ class BucketBatchSampler(EpochSampler):
         drop_last: bool = False,
     ) -> None:
         super().__init__(seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
-        self._lengths, self._frame_elements, self.table = columns_of(lengths)
-        limits = BatchLimits.of(max_frames, max_elements, batch_size)
+        shapes, self.table = shapes_of(lengths)
+        self._lengths = [shape.lengths for shape in shapes]
+        self._frame_elements = [int(shape.dims.prod()) for shape in shapes]
+        if not shapes:
+            raise ConfigError(
+                f"no feature of {lengths!r} has a time axis; give lengths of your own"
+            )
         if too_long not in TOO_LONG:
             raise UnknownNameError(
                 f"too_long has no choice {too_long!r}; {nearest(too_long, TOO_LONG)}"
             )
-        self._limits = limits
-        self.max_frames, self.max_elements = limits.max_frames, limits.max_elements
-        self.batch_size = limits.batch_size
+        self._limits = limits = BatchLimits.of(max_frames, max_elements, batch_size)
+        self.max_frames, self.max_elements, self.batch_size = astuple(limits)
         self.shuffle = shuffle
         self._ids = None if ids is None else self._name(list(ids))
         self._longest = longest_of(self._lengths)
-        rows = _argsort(self._longest)  # the shortest first
+        rows = stable_order(self._longest)  # the shortest first
         fits = limits.fits(self._lengths, self._frame_elements)[rows]
         self._rows, self.too_long = rows[fits], np.sort(rows[~fits])
         if len(self.too_long):
             self._report(int(rows[~fits][-1]), leave_out=too_long == "skip")
-        self._digest: str | None = None
-        self._count: int | None = None
+        self._count = 0  # of the batches of each epoch, once it is known
 
     def __repr__(self) -> str:
         limits = ", ".join(self._limits.named("max_frames", "max_elements", "batch_size"))
@@ -121,30 +126,13 @@ class BucketBatchSampler(EpochSampler):
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
             return self._batches_of(self._rows, self._cut(self._rows, 0))
-        if self._count is None:
-            self._count = self._count_batches()
         random = np.random.default_rng((self.seed, epoch))
-        for _ in range(DRAWS):
-            rows = self._drawn(random)
-            # a first batch of any size moves the ends of all others: neighbours part also where
-            # utterances are few
-            ends = self._cut(rows, random.random())
-            if len(ends) - 1 <= self._count:
-                break
-        else:
-            rows, ends = self._rows, self._cut(self._rows, 0)
+        rows, ends = self._draw(epoch, random)
         batches = self._batches_of(rows, split_up(ends, self._count))
         return batches.take(shuffled_in_groups(len(batches), random))
 
     def settings(self) -> State:
         """Return what the order depends on: limits, shuffle, and a digest of the lengths."""
-        if self._digest is None:
-            named = (
-                ""
-                if self._ids is None
-                else digest("\0".join(self._ids).encode(errors="surrogatepass"))
-            )
-            self._digest = digest("".join([*map(column_digest, self._lengths), named]).encode())
         return {
             "data": self._digest,
             "max_frames": self.max_frames,
@@ -153,18 +141,37 @@ class BucketBatchSampler(EpochSampler):
             "shuffle": self.shuffle,
         }
 
-    def _drawn(self, random: np.random.Generator) -> Ints:
+    @cached_property
+    def _digest(self) -> str:
+        ids = "\0".join(self._ids or ()).encode(errors="surrogatepass")
+        return digest("".join([*map(column_digest, self._lengths), digest(ids)]).encode())
+
+    def _draw(self, epoch: int, random: np.random.Generator) -> tuple[Ints, Ints]:
+        """Return the rows of an epoch, and where its batches end.
+
+        Epoch 0 settles how many they are; it comes again where no draw of an epoch keeps to that.
+        """
+        if epoch and not self._count:
+            self._draw(0, random)
+        for _ in range(DRAWS if epoch else 0):
+            rows = self._ordered(random)
+            # a first batch of any size moves the ends of all others: neighbours part also where
+            # utterances are few
+            ends = self._cut(rows, random.random())
+            if len(ends) - 1 <= self._count:
+                return rows, ends
+        rows = self._ordered(np.random.default_rng(self.seed))
+        ends = self._cut(rows, 0.5)
+        usual = len(ends) - 1
+        self._count = min(usual + usual // SPARE, len(rows))
+        return rows, ends
+
+    def _ordered(self, random: np.random.Generator) -> Ints:
         """Return the rows by length, those of about the same length in random order."""
         rows = self._rows.copy()
         for begin, end in pairwise(_bucket_ends(self._longest[rows], random.random())):
             random.shuffle(rows[begin:end])
         return rows
-
-    def _count_batches(self) -> int:
-        """Return a number of batches that epochs seldom exceed, and that none is far below."""
-        fewest = len(self._cut(self._rows, 0)) - 1
-        usual = len(self._cut(self._drawn(np.random.default_rng(self.seed)), 0.5)) - 1
-        return min(max(usual + (usual - fewest) // 4, fewest), len(self._rows))
 
     def _batches_of(self, rows: Ints, ends: Ints) -> Batches:
         return Batches(rows, ends, self._ids, self.numbering)
@@ -221,11 +228,3 @@ def _bucket_ends(frames: Ints, phase: float) -> list[int]:
     """
     exponents = np.arange(np.log(max(frames[-1], 1)) / np.log(SPREAD) + 1) + phase
     return [0, *np.searchsorted(frames, SPREAD**exponents).tolist(), len(frames)]
-
-
-def _argsort(lengths: Ints) -> Ints:
-    """Sort the row numbers by length, rows of one length in their order."""
-    # NumPy sorts 16 bits by radix: a third of the time
-    return np.argsort(
-        lengths.astype(np.uint16) if lengths.max() < 1 << 16 else lengths, kind="stable"
-    )

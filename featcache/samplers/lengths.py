@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ConfigError
 from featcache.interface import Ints
@@ -16,48 +15,86 @@ from featcache.store.reading.cache import Cache, CachePath
 from featcache.tables.has_table import HasTable
 from featcache.tables.table import FeatureTable
 
-Frames = NDArray[np.integer[Any]] | Sequence[int]
-LengthsLike = Frames | Sequence[Frames] | Cache | CachePath | FeatureTable | HasTable
+LengthsLike = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable
 
 
-def columns_of(lengths: LengthsLike) -> tuple[list[Ints], list[int], FeatureTable | None]:
-    """Return the lengths of each feature, the numbers of a frame, and their table, if any."""
+@dataclass(frozen=True)
+class Shapes:
+    """Lengths of the utterances of one feature, int64, and the shapes of their frames."""
+
+    name: str
+    lengths: Ints
+    dims: Ints  # (n, dims) or, where all are alike, (1, dims); -1 where an utterance has fewer
+
+    @classmethod
+    def of(cls, name: str, shapes: Ints) -> Shapes:
+        """Take them from an array of shapes, (n, 1 + dims)."""
+        dims = shapes[:, 1:]
+        alike = bool((dims == dims[:1]).all())
+        return cls(name, np.ascontiguousarray(shapes[:, 0]), dims[:1] if alike else dims)
+
+    def take(self, rows: Ints) -> Shapes:
+        """Return the shapes of these rows."""
+        dims = self.dims if len(self.dims) == 1 else self.dims[rows]
+        return Shapes(self.name, self.lengths[rows], dims)
+
+
+def shapes_of(lengths: LengthsLike, axes: int = 1) -> tuple[list[Shapes], FeatureTable | None]:
+    """Return the shapes of each feature that has a time axis, or of each array; and the table.
+
+    Arrays hold lengths, (utterances,), or with two `axes` also shapes, (utterances, 1 + dims).
+    Raises `ConfigError` for what is neither, for no utterances and for features of different ones.
+    """
     if isinstance(lengths, Cache | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
-    table = lengths if isinstance(lengths, FeatureTable) else getattr(lengths, "table", None)
-    if isinstance(table, FeatureTable):
-        source = cast(FeatureTable | HasTable, lengths)
-        names = [name for name in source.features if table.has_frames(name)]
-        if not names:
-            raise ConfigError(f"no feature of {source!r} has a time axis; give lengths of your own")
-        frame_elements = [math.prod(table.dims(name)) for name in names]
-        return [_checked(table.lengths(name)) for name in names], frame_elements, table
-    several = isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) == 1
-    columns = [
-        _checked(column) for column in (cast(list[object], lengths) if several else [lengths])
-    ]
-    if len(set(map(len, columns))) > 1:
-        raise ConfigError(
-            f"the features have lengths for {[*map(len, columns)]} utterances, not for the same "
-            "ones"
-        )
-    return columns, [1] * len(columns), None
+    if isinstance(lengths, FeatureTable | HasTable):
+        table = lengths if isinstance(lengths, FeatureTable) else lengths.table
+        if not len(table):
+            raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
+        return [
+            Shapes(f"feature {name!r}", table.lengths(name), np.array([table.dims(name)], np.int64))
+            for name in lengths.features
+            if table.has_frames(name)
+        ], table
+    if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
+        arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
+    else:
+        arrays = {"lengths": lengths}
+    shapes = [_checked(name, np.asarray(array), axes) for name, array in arrays.items()]
+    counts = [len(shape.lengths) for shape in shapes]
+    if len(set(counts)) > 1:
+        raise ConfigError(f"the features have lengths for {counts} utterances, not for the same")
+    return shapes, None
 
 
-def _checked(lengths: object) -> Ints:
-    array = np.asarray(lengths)
-    if array.ndim == 1 and len(array) == 0:
-        raise ConfigError("there are no utterances to sample: lengths is empty")
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        what = f"{array.dtype} of shape {array.shape}"
+def _checked(name: str, array: NDArray[np.generic], axes: int) -> Shapes:
+    if array.ndim and not array.size:
+        raise ConfigError(f"there are no utterances to sample: {name} is empty")
+    if not 1 <= array.ndim <= axes or array.dtype.kind not in "iu":
+        found = f"{array.dtype} of shape {array.shape}"
         if array.dtype.kind == "O" and array.ndim == 0:
-            what = (
-                f"a {type(lengths).__name__}; if Lightning puts it there to share batches out, "
-                "which the sampler does itself, set Trainer(use_distributed_sampler=False)"
+            found = (
+                f"a {type(array.item()).__name__}; if Lightning puts it there to share batches "
+                "out, which the sampler does itself, set Trainer(use_distributed_sampler=False)"
             )
-        raise ConfigError(f"lengths are frames of each utterance, integers, not {what}")
-    frames = array.astype(np.int64, copy=False)
-    if frames.min() < 0:
-        row = int(frames.argmin())
-        raise ConfigError(f"lengths cannot be negative: row {row} has {array[row]}")
-    return frames
+        shapes = "" if axes == 1 else " (or rows of integers, their shapes)"
+        raise ConfigError(f"{name} are frames of each utterance, integers{shapes}, not {found}")
+    whole = array.astype(np.int64, copy=False).reshape(len(array), -1)
+    if whole.min() < 0:
+        row = int(whole.min(1).argmin())
+        raise ConfigError(f"{name} cannot be negative: row {row} has {array[row].tolist()}")
+    return Shapes.of(name, whole)
+
+
+def stable_order(values: Ints) -> Ints:
+    """Return the rows by value, rows of one value in order; values are from 0 on."""
+    bits, most = len(values).bit_length(), int(values.max(initial=0))
+    if most < 2**16:
+        return np.argsort(values.astype(np.uint16), kind="stable")  # by counting
+    if most.bit_length() + bits > 63:
+        return np.argsort(values, kind="stable")
+    # numbers are sorted several times faster than rows by number
+    order: Ints = (values << bits) | np.arange(len(values))
+    order.sort()
+    order &= (1 << bits) - 1
+    return order

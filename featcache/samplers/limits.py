@@ -27,18 +27,13 @@ class BatchLimits:
         cls, max_frames: int | None, max_elements: int | None, batch_size: int | None
     ) -> BatchLimits:
         """Check limits: whole numbers from 1 on, at least one of them."""
-        limits = {
-            "max_frames": max_frames,
-            "max_elements": max_elements,
-            "batch_size": batch_size,
-        }
         if max_frames is max_elements is batch_size is None:
             raise ConfigError("a batch needs a limit: max_frames, max_elements or batch_size")
-        checked = {
-            name: None if limit is None else whole_number(name, limit, 1)
-            for name, limit in limits.items()
-        }
-        return cls(**checked)
+        return cls(
+            _checked("max_frames", max_frames),
+            _checked("max_elements", max_elements),
+            _checked("batch_size", batch_size),
+        )
 
     def named(self, *names: str) -> list[str]:
         """Return those of some limits that are set, as "max_frames=2000"."""
@@ -84,6 +79,10 @@ class BatchLimits:
                 yield end
                 count, longest = 1, list(lengths)
         yield len(columns[0])
+
+
+def _checked(name: str, limit: int | None) -> int | None:
+    return None if limit is None else whole_number(name, limit, 1)
 
 
 def longest_of(columns: Sequence[Ints]) -> Ints:

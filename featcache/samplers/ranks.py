@@ -139,8 +139,6 @@ def _launched_with_others() -> bool:
 
     torchrun sets all of them, Lightning's ddp the last two.
     """
-    numbers = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    found = {name: int(value) for name, value in numbers.items() if value.isdigit()}
-    return (
-        found.get("WORLD_SIZE", 1) > 1 or found.get("RANK", 0) > 0 or found.get("LOCAL_RANK", 0) > 0
-    )
+    alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+    found = {name: os.environ.get(name, "") for name in alone}
+    return any(value.isdigit() and int(value) > alone[name] for name, value in found.items())

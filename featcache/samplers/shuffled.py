@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.samplers.batches import Batches
+from featcache.samplers.batches import Batches, ends_of
 from featcache.samplers.epoch import EpochSampler, State
 from featcache.samplers.ranks import shuffled_in_groups
 from featcache.store.format.files import digest
@@ -50,7 +51,6 @@ class ShuffledBatchSampler(EpochSampler):
         given = batches if isinstance(batches, Batches) else _from_lists(batches)
         self.batches = given if given.sizes.all() else given.take(np.flatnonzero(given.sizes))
         self.shuffle = shuffle
-        self._digest: str | None = None
         if not len(self.batches):
             raise ConfigError("there are no batches to sample, or only empty ones")
 
@@ -72,11 +72,13 @@ class ShuffledBatchSampler(EpochSampler):
 
     def settings(self) -> State:
         """Return what the order depends on: whether it is shuffled, and a digest of the batches."""
-        if self._digest is None:
-            numbers = np.concatenate([self.batches.items, self.batches.ends])
-            ids = "\0".join(self.batches.keys or ()).encode(errors="surrogatepass")
-            self._digest = digest((digest(numbers.data) + digest(ids)).encode())
         return {"data": self._digest, "shuffle": self.shuffle}
+
+    @cached_property
+    def _digest(self) -> str:
+        numbers = np.concatenate([self.batches.items, self.batches.ends])
+        ids = "\0".join(self.batches.keys or ()).encode(errors="surrogatepass")
+        return digest((digest(numbers.data) + digest(ids)).encode())
 
 
 def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
@@ -86,7 +88,7 @@ def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
         [None] if isinstance(batch, wrong) else list(batch) for batch in batches
     ]
     flat = [item for batch in listed for item in batch]
-    ends = np.cumsum([0, *map(len, listed)])
+    ends = ends_of(list(map(len, listed)))
     ids = [item for item in flat if isinstance(item, str)]
     if ids and len(ids) == len(flat):
         return Batches(np.arange(len(ids)), ends, ids)

@@ -67,8 +67,8 @@ def test_arrays_give_the_batches_of_their_files(entry: Entry) -> None:
     if "error" in entry:
         pytest.skip("an error of the files")
     found = utterances_of(args.pop("shape_files"), None)
-    keys = found.keys
-    assert keys is not None
+    keys = found.ids
+    assert isinstance(keys, PackedStrings)
     lengths = [
         np.column_stack([shape.lengths, np.resize(shape.dims, (len(keys), shape.dims.shape[1]))])
         for shape in found.shapes
@@ -119,8 +119,8 @@ def test_category_batches_are_those_of_espnet(entry: Entry) -> None:
 def drawn_from(args: Entry, shuffled: dict[str, dict[str, list[str]]]) -> Batches:
     """Return the batches of lists of utterances that someone else shuffled."""
     found = utterances_of(args["shape_files"], None, separator=" ")
-    keys, lengths = found.keys, found.shapes[0].lengths
-    assert keys is not None
+    keys, lengths = found.ids, found.shapes[0].lengths
+    assert isinstance(keys, PackedStrings)
     by_category = read_named(keys, args["category2utt_file"])
     by_dataset = read_named(keys, args["dataset2utt_parent_dir"] + "/dataset2utt")
     pools = dataset_pools(

@@ -54,6 +54,7 @@ def test_any_keys_and_shapes_are_read_back(
         "a +5,80\nbc 012,80\n",
         "a\u30005,80\nbc\xa012,80\n",
         "a\x0b5,80\nbc 12,80\x1c\n",
+        "a 5,80\rbc\u200312,80",
     ],
 )
 def test_white_space_is_what_python_takes_for_it(tmp_path: Path, text: str) -> None:

@@ -20,16 +20,10 @@ def count(argument: str, value: float | None) -> int:
     return int(value)
 
 
-def count_or_none(argument: str, value: float | None) -> int | None:
-    """Return an integer from 1 on, or None."""
-    return None if value is None else count(argument, value)
-
-
-def factor(argument: str, value: float, least: float = 0) -> float:
-    """Return a finite number from `least` on."""
+def require_factor(argument: str, value: float, least: float = 0) -> None:
+    """Raise `ConfigError` for all but a finite number from `least` on."""
     if not isinstance(value, int | float) or not least <= value < math.inf:
         raise ConfigError(f"{argument} is a number from {least} on, not {value!r}")
-    return value
 
 
 def epoch_seed(epoch: int) -> int:

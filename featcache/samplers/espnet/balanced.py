@@ -2,74 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
 
 import numpy as np
 
 from featcache.errors import ConfigError
 from featcache.interface import Ints
-from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.categories import Categorized, Members
+from featcache.samplers.batches import Batches, counted
+from featcache.samplers.espnet.categories import Members
 from featcache.samplers.espnet.cut import grouped
-from featcache.samplers.espnet.python_shuffle import Shuffles, apply_swaps
+from featcache.samplers.espnet.python_shuffle import permutation, permutation_by
 
 
-@dataclass(frozen=True)
-class CatBel:
-    """Categories are dealt out in random order; a batch passes over those that it has enough of.
+def balanced_batches(members: Members, batch_size: int, epoch: int) -> Batches:
+    """Deal categories out in random order; a batch passes over those that it has enough of.
 
     It has one utterance of a category, or batch_size // categories + 1 where there are fewer
     categories. An utterance passed over is lost for the epoch, and so is a last batch that does not
-    fill: ESPnet's way.
+    fill: ESPnet's way. Raises `ConfigError` if not one batch can be filled.
     """
-
-    batch_size: int
-
-    def batches(self, found: Categorized, epoch: int) -> Batches:
-        """Draw the batches of an epoch; raises `ConfigError` if not one can be filled."""
-        members = found.categories
-        rows = _balanced_rows(members, self.batch_size, epoch)
-        if len(rows) == 0:
-            raise ConfigError(
-                f"no batch of {self.batch_size} utterances (batch_size) can be filled from "
-                f"{len(members.rows)} utterances of {len(members.sizes)} categories with about as "
-                "many of each; try a smaller batch_size"
-            )
-        return found.named(Batches(rows, np.arange(0, len(rows) + 1, self.batch_size)))
-
-
-def _balanced_rows(members: Members, batch_size: int, epoch: int) -> Ints:
-    """Return the rows of all batches, one batch after the other."""
-    shuffles = Shuffles(epoch)
-    categories = len(members.ends) - 1
-    most = 1 if categories >= batch_size else batch_size // categories + 1
-    order = shuffles.permutation(categories)
-    sizes = members.sizes[order]
-    partners = [shuffles.swap_partners(size) for size in sizes.tolist()]
-    dealt = np.repeat(np.arange(categories), sizes)[shuffles.permutation(len(members.rows))]
-    taken = _taken(dealt, batch_size, most)
+    generator = random.Random(epoch)
+    members = members.take(permutation(generator, len(members)))
+    partners = members.swap_partners(generator)
+    dealt = members.codes[permutation(generator, len(members.rows))]
+    most = 1 if len(members) >= batch_size else batch_size // len(members) + 1
+    taken = dealt[_taken(dealt, batch_size, most)]
+    if len(taken) == 0:
+        raise ConfigError(
+            f"no batch of {batch_size} utterances (batch_size) can be filled from "
+            f"{len(members.rows)} utterances of {len(members)} categories with about as "
+            "many of each; try a smaller batch_size"
+        )
     # each category hands out its shuffled utterances from the last one on: no others need to be
     # shuffled
-    turns, ends = grouped(dealt[taken], categories)
+    turns, ends = grouped(taken, len(members))
     used = np.diff(ends)
-    starts = np.cumsum(sizes) - sizes
-    steps = np.repeat(starts + sizes - used, used) + _counted(used)
-    at = apply_swaps(
-        np.concatenate(
-            [part + start for part, start in zip(partners, starts.tolist(), strict=True)]
-        ),
-        steps,
-    )
-    last_first = np.repeat(np.cumsum(used), used) - 1 - _counted(used)
-    source = at[last_first] - np.repeat(starts - members.ends[:-1][order], used)
     rows = np.empty(len(taken), np.int64)
-    rows[turns] = members.rows[source]
-    return rows
-
-
-def _counted(sizes: Ints) -> Ints:
-    """Return 0, 1, ... up to each size, one after the other."""
-    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    places = np.repeat(members.ends[1:] - 1, used) - counted(used)
+    rows[turns] = members.rows[permutation_by(partners, places)]
+    return Batches(rows, np.arange(0, len(rows) + 1, batch_size))
 
 
 def _taken(dealt: Ints, batch_size: int, most: int) -> Ints:

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import ParamSpec
+from collections.abc import Sequence
+
+import numpy as np
 
 from featcache.errors import ConfigError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.arguments import (
-    count,
-    epoch_seed,
-    factor,
-    require_type,
+from featcache.samplers.espnet.arguments import count, epoch_seed, require_type
+from featcache.samplers.espnet.balanced import balanced_batches
+from featcache.samplers.espnet.by_bins import binned_batches
+from featcache.samplers.espnet.by_size import (
+    folded_batches,
+    folded_sizes,
+    sorted_batches,
+    unsorted_batches,
 )
-from featcache.samplers.espnet.balanced import CatBel
-from featcache.samplers.espnet.by_bins import Binned
-from featcache.samplers.espnet.by_size import Folded, Sorted, Unsorted
-from featcache.samplers.espnet.categories import Categorized
+from featcache.samplers.espnet.categories import categorized, dataset_members
 from featcache.samplers.espnet.cut import Descending
 from featcache.samplers.espnet.numbered_utterances import (
     Labels,
     NumberedUtterances,
-    ShapesLike,
     category_codes,
     codes_of,
     utterances_of,
 )
-from featcache.samplers.espnet.power import CatPow, CatPowBalanced, Limits
+from featcache.samplers.espnet.power import Limits, category_pools, dataset_pools, power_batches
+from featcache.samplers.espnet.shapes import elements, require_one_frame_shape
+from featcache.samplers.lengths import LengthsLike
 from featcache.tables.table import FeatureTable
 
 _TYPES = ("unsorted", "sorted", "folded", "length", "numel")
@@ -48,7 +49,7 @@ def build_batch_sampler(
     padding: bool = True,
     utt2category_file: str | None = None,
     *,
-    lengths: ShapesLike | None = None,
+    lengths: LengthsLike | None = None,
     categories: Labels | None = None,
 ) -> Batches:
     """Cut utterances into batches, the same as ESPnet's function of this name, id for id.
@@ -89,62 +90,57 @@ def build_batch_sampler(
             f"batches of one category each are made by 'unsorted' and 'folded', not by {type!r}"
         )
     minimum = count("min_batch_size", min_batch_size)
-    if type in ("length", "numel"):
-        bins, way = count("batch_bins", batch_bins), Descending.of(sort_in_batch, sort_batch)
-        elements = type == "numel"
-        return _built(
-            Binned(bins, minimum, drop_last, padding, elements, way), shape_files, lengths
-        )
-    size = count("batch_size", batch_size)
+    binned = type in ("length", "numel")
+    most = count("batch_bins", batch_bins) if binned else count("batch_size", batch_size)
     if type == "unsorted":
-        return _built(Unsorted(size, drop_last), shape_files, lengths, categories)
+        found = utterances_of(shape_files, lengths, shaped=0)
+        codes = _codes(found, categories, None)
+        return found.batches(unsorted_batches(found.count, codes, most, drop_last))
     way = Descending.of(sort_in_batch, sort_batch)
+    found = _with_lengths(shape_files, lengths, 1 if type == "sorted" else None)
+    frames = found.shapes[0].lengths
     if type == "sorted":
-        return _built(Sorted(size, drop_last, way), shape_files, lengths)
-    if utt2category_file is not None and categories is not None:
-        raise ConfigError("give either utt2category_file or categories, not both")
-    folded = Folded(size, minimum, drop_last, fold_lengths, way)
-    return _built(folded, shape_files, lengths, categories, utt2category_file)
+        return found.batches(sorted_batches(frames, most, drop_last, way))
+    if binned:
+        counts = _counts(found, type == "numel", padding)
+        return found.batches(binned_batches(frames, counts, most, minimum, drop_last, padding, way))
+    codes = _codes(found, categories, utt2category_file)
+    sizes = folded_sizes(found.shapes, fold_lengths, most, minimum)
+    return found.batches(folded_batches(frames, codes, sizes, minimum, drop_last, way))
 
 
-def _built(
-    sampler: Unsorted | Sorted | Folded | Binned,
-    shape_files: Sequence[str] | None,
-    lengths: ShapesLike | None,
-    categories: Labels | None = None,
-    utt2category_file: str | None = None,
-) -> Batches:
-    found = utterances_of(shape_files, lengths, shaped=sampler.shaped)
-    if sampler.shaped != 0 and not found.shapes:
+def _with_lengths(
+    shape_files: Sequence[str] | None, lengths: LengthsLike | None, shaped: int | None
+) -> NumberedUtterances:
+    found = utterances_of(shape_files, lengths, shaped=shaped)
+    if not found.shapes:
         raise ConfigError(
             f"{found.name} has no feature with a time axis: there are no lengths to batch by"
         )
-    codes = None if categories is None else codes_of(categories, found.count, "categories")
-    if utt2category_file is not None:
-        codes = category_codes(found, str(utt2category_file))
-    return found.batches(sampler.batches(found, codes))
+    return found
 
 
-P = ParamSpec("P")
+def _codes(
+    found: NumberedUtterances, labels: Labels | None, utt2category_file: str | None
+) -> Ints | None:
+    """Return a number for the category of each row, by labels or by a file; None without both."""
+    if utt2category_file is None:
+        return None if labels is None else codes_of(labels, found.count, "categories")
+    if labels is not None:
+        raise ConfigError("give either utt2category_file or categories, not both")
+    return category_codes(found, str(utt2category_file))
 
 
-def _with_arguments(build: Callable[P, Batches]) -> Callable[P, tuple[Batches, dict[str, object]]]:
-    """Return, beside the batches, all arguments of the call but `type`."""
-    signature = inspect.signature(build)
-
-    @wraps(build)
-    def built(*args: P.args, **kwargs: P.kwargs) -> tuple[Batches, dict[str, object]]:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        arguments = {name: value for name, value in call.arguments.items() if name != "type"}
-        return build(*args, **kwargs), arguments
-
-    returned = "tuple[Batches, dict[str, object]]"
-    built.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
-    return built
+def _counts(found: NumberedUtterances, numbers: bool, padding: bool) -> Ints:
+    """Return the frames, or the numbers, of each utterance over all features."""
+    for shapes in found.shapes if numbers and padding else ():
+        require_one_frame_shape(shapes)
+    counts: Ints = np.sum(
+        [elements(shapes) if numbers else shapes.lengths for shapes in found.shapes], axis=0
+    )
+    return counts
 
 
-@_with_arguments
 def build_category_batch_sampler(
     type: str,
     batch_size: int | None = None,
@@ -163,10 +159,10 @@ def build_category_batch_sampler(
     num_batches: int | None = None,
     distributed: bool = False,
     *,
-    lengths: ShapesLike | None = None,
+    lengths: LengthsLike | None = None,
     categories: Labels | None = None,
     datasets: Labels | None = None,
-) -> Batches:
+) -> tuple[Batches, dict[str, object]]:
     """Draw batches by category for one epoch, the same as ESPnet's function of this name.
 
     Args:
@@ -206,35 +202,32 @@ def build_category_batch_sampler(
     >>> list(batches), list(build_category_batch_sampler("catbel", **arguments | {"epoch": 2})[0])
     ([[4, 5], [3, 0]], [[3, 1], [0, 5]])
     """
+    # what the caller gave: nothing else has a name yet
+    arguments = {name: value for name, value in locals().items() if name != "type"}
     require_type(type, _CATEGORY_TYPES, "build_batch_sampler", _TYPES)
     seed = epoch_seed(epoch)
+    known = _utterances(type, shape_files, lengths)
+    found, members = categorized(known, category2utt_file, categories)
     if type == "catbel":
-        found = _categorized(lengths, category2utt_file, categories)
-        return CatBel(count("batch_size", batch_size)).batches(found, seed)
+        size = count("batch_size", batch_size)
+        return found.batches(balanced_batches(members, size, seed)), arguments
     limits = Limits.of(batch_bins, min_batch_size, max_batch_size, drop_last)
-    scaling = factor("dataset_scaling_factor", dataset_scaling_factor, least=1)
-    utterances = _with_one_length(type, shape_files, lengths)
-    found = Categorized.of(utterances, category2utt_file, categories)
+    frames, scaling = found.shapes[0].lengths, dataset_scaling_factor
     if type == "catpow":
-        upsampling = factor("upsampling_factor", upsampling_factor)
-        return CatPow(limits, upsampling, scaling).batches(found, seed)
-    found = found.with_datasets(dataset2utt_parent_dir, datasets)
-    upsampling = factor("category_upsampling_factor", category_upsampling_factor)
-    between = factor("dataset_upsampling_factor", dataset_upsampling_factor)
-    return CatPowBalanced(limits, upsampling, between, scaling).batches(found, seed)
+        pools = category_pools(frames, members, upsampling_factor, scaling)
+    else:
+        sets = dataset_members(found, dataset2utt_parent_dir, datasets)
+        factors = category_upsampling_factor, dataset_upsampling_factor
+        pools = dataset_pools(frames, members, sets, *factors, scaling)
+    return found.batches(power_batches(frames, pools, limits, seed)), arguments
 
 
-def _categorized(
-    lengths: ShapesLike | None, category2utt_file: str | None, labels: Labels | None
-) -> Categorized:
-    if lengths is None:
-        return Categorized.alone(category2utt_file, labels)
-    return Categorized.of(utterances_of(None, lengths, shaped=0), category2utt_file, labels)
-
-
-def _with_one_length(
-    type: str, shape_files: Sequence[str] | None, lengths: ShapesLike | None
-) -> NumberedUtterances:
+def _utterances(
+    type: str, shape_files: Sequence[str] | None, lengths: LengthsLike | None
+) -> NumberedUtterances | None:
+    """Return the utterances, with one length each if it is needed; None for those of categories."""
+    if type == "catbel":
+        return None if lengths is None else utterances_of(None, lengths, shaped=0)
     found = utterances_of(shape_files, lengths, separator=" ")
     several = found.shapes if not isinstance(found.ids, FeatureTable) else found.shapes[:1]
     if len(several) != 1:

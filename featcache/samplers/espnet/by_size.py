@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import ClassVar
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,120 +15,86 @@ from featcache.samplers.espnet.cut import (
     even_ends,
     grouped,
     joined,
-    reversed_batches,
     spread_short_last,
-    stable_order,
 )
-from featcache.samplers.espnet.numbered_utterances import NumberedUtterances
+from featcache.samplers.lengths import Shapes, stable_order
 
 
-@dataclass(frozen=True)
-class Unsorted:
-    """Rows as they come; with categories each category by itself, in the order of first rows."""
-
-    batch_size: int
-    drop_last: bool
-    shaped: ClassVar[int | None] = 0  # shape files that are parsed: see `utterances_of`
-
-    def batches(self, found: NumberedUtterances, categories: Ints | None = None) -> Batches:
-        """Cut the rows."""
-        parts = _by_category(np.arange(found.count), categories)
-        return joined(
-            [
-                reversed_batches(part, even_ends(len(part), self.batch_size, self.drop_last))
-                for part in parts
-            ]
-        )
+def unsorted_batches(
+    count: int, categories: Ints | None, batch_size: int, drop_last: bool
+) -> Batches:
+    """Cut rows as they come; each category by itself, in the order of first rows."""
+    return joined(
+        [
+            Descending().cut(rows, even_ends(len(rows), batch_size, drop_last))
+            for rows in _by_category(np.arange(count), categories)
+        ]
+    )
 
 
-@dataclass(frozen=True)
-class Sorted:
-    """Rows by length: batches come in the order of their utterances, or the other way round."""
-
-    batch_size: int
-    drop_last: bool
-    descending: Descending
-    shaped: ClassVar[int | None] = 1
-
-    def batches(self, found: NumberedUtterances, categories: Ints | None = None) -> Batches:
-        """Cut the rows, all categories together."""
-        lengths = found.shapes[0].lengths
-        in_batches, list_order = self.descending.in_batches, self.descending.batches
-        rows = stable_order(lengths.max() - lengths if in_batches else lengths)
-        ends = even_ends(len(rows), self.batch_size, self.drop_last)
-        return reversed_batches(rows, ends, list_order=in_batches != list_order)
+def sorted_batches(
+    lengths: Ints, batch_size: int, drop_last: bool, descending: Descending
+) -> Batches:
+    """Cut rows by length: batches come in the order of their utterances, or the other way round."""
+    rows = stable_order(lengths.max() - lengths if descending.in_batches else lengths)
+    ends = even_ends(len(rows), batch_size, drop_last)
+    other_way = descending.in_batches != descending.batches
+    return Descending(batches=other_way).cut(rows, ends)
 
 
-@dataclass(frozen=True)
-class Folded:
-    """Rows by length, batch_size / (1 + floor(length / fold)) a batch, by its shortest utterance.
+def folded_batches(
+    lengths: Ints,
+    categories: Ints | None,
+    sizes: Ints,
+    min_batch_size: int,
+    drop_last: bool,
+    descending: Descending,
+) -> Batches:
+    """Cut rows by length, each category by itself; `sizes` are those of `folded_sizes`."""
+    rows = stable_order(lengths)
+    batches: list[Batches] = []
+    for part in _by_category(rows, None if categories is None else categories[rows]):
+        drop_short = drop_last and any(map(len, batches))
+        ends = _folded_ends(sizes[part], drop_short)
+        ends = spread_short_last(ends, min_batch_size, skip=1)
+        batches.append(descending.cut(part, ends))
+    return joined(batches)
 
-    Of several features the one that leaves the fewest decides. A category has its own batches.
+
+def folded_sizes(
+    shapes: list[Shapes], fold_lengths: Sequence[float], batch_size: int, min_batch_size: int
+) -> Ints:
+    """Return for each row the utterances of a batch that begins with it.
+
+    They are batch_size / (1 + floor(length / fold)), but at least `min_batch_size`. Of several
+    features the one that leaves the fewest decides.
     """
-
-    batch_size: int
-    min_batch_size: int
-    drop_last: bool
-    fold_lengths: Sequence[float]
-    descending: Descending
-    shaped: ClassVar[int | None] = None
-
-    def batches(self, found: NumberedUtterances, categories: Ints | None = None) -> Batches:
-        """Cut the rows."""
-        sizes = self._sizes(found)
-        rows = stable_order(found.shapes[0].lengths)
-        batches: list[Batches] = []
-        for part in _by_category(rows, None if categories is None else categories[rows]):
-            drop_short = self.drop_last and any(len(batch) for batch in batches)
-            ends = _folded_ends(sizes[part], drop_short)
-            ends = spread_short_last(ends, self.min_batch_size, skip=1)
-            batches.append(
-                reversed_batches(
-                    part,
-                    ends,
-                    in_batches=self.descending.in_batches,
-                    list_order=self.descending.batches,
-                )
-            )
-        return joined(batches)
-
-    def _sizes(self, found: NumberedUtterances) -> Ints:
-        """Return for each row the utterances of a batch that begins with it."""
-        folds = _checked_folds(self.fold_lengths, found)
-        factors = np.max(
-            [
-                (shapes.lengths / fold).astype(np.int64)
-                for shapes, fold in zip(found.shapes, folds, strict=True)
-            ],
-            axis=0,
-        )
-        sizes: Ints = (self.batch_size / (1 + factors)).astype(np.int64)
-        return np.maximum(sizes, self.min_batch_size)
-
-
-def _by_category(rows: Ints, categories: Ints | None) -> Iterator[Ints]:
-    """Give the rows of each category (one for each of `rows`), in the order of first rows."""
-    codes = np.zeros(len(rows), np.int64) if categories is None else by_appearance(categories)
-    order, ends = grouped(codes)
-    for start, end in pairwise(ends.tolist()):
-        yield rows[order[start:end]]
-
-
-def _checked_folds(fold_lengths: Sequence[float], found: NumberedUtterances) -> list[float]:
     if isinstance(fold_lengths, str) or not isinstance(fold_lengths, Sequence):
         raise ConfigError(
             f"fold_lengths is a list, a number for each shape file or feature, not {fold_lengths!r}"
         )
-    folds = list(fold_lengths)
-    if len(folds) != len(found.shapes):
-        names = ", ".join(shapes.name for shapes in found.shapes)
+    if len(fold_lengths) != len(shapes):
+        names = ", ".join(shape.name for shape in shapes)
         raise ConfigError(
-            f"{len(folds)} fold_lengths for {len(found.shapes)} lengths: one is needed for each of "
-            f"{names}"
+            f"{len(fold_lengths)} fold_lengths for {len(shapes)} lengths: one is needed for each "
+            f"of {names}"
         )
-    if not min(folds) > 0:
-        raise ConfigError(f"fold_lengths are greater than 0, not {folds!r}")
-    return folds
+    if not min(fold_lengths) > 0:
+        raise ConfigError(f"fold_lengths are greater than 0, not {list(fold_lengths)!r}")
+    folds = [
+        (shape.lengths / fold).astype(np.int64)
+        for shape, fold in zip(shapes, fold_lengths, strict=True)
+    ]
+    sizes: Ints = (batch_size / (1 + np.max(folds, axis=0))).astype(np.int64)
+    return np.maximum(sizes, min_batch_size)
+
+
+def _by_category(rows: Ints, categories: Ints | None) -> list[Ints]:
+    """Return the rows of each category (one for each of `rows`), in the order of first rows."""
+    if categories is None:
+        return [rows]
+    order, ends = grouped(by_appearance(categories))
+    return np.split(rows[order], ends[1:-1])
 
 
 def _folded_ends(sizes: Ints, drop_short: bool) -> Ints:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from featcache.errors import ConfigError
 from featcache.interface import Ints
-from featcache.samplers.batches import Batches
+from featcache.samplers.batches import counted, ends_of
 from featcache.samplers.espnet.arguments import require_either
 from featcache.samplers.espnet.cut import by_appearance, grouped
 from featcache.samplers.espnet.key_table import PackedStrings, read_table
 from featcache.samplers.espnet.numbered_utterances import Labels, NumberedUtterances, codes_of
+from featcache.samplers.espnet.python_shuffle import swap_partners
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class Members:
     rows: Ints
     ends: Ints
 
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
     @property
     def sizes(self) -> Ints:
         """Rows of each category."""
@@ -31,12 +36,24 @@ class Members:
     @property
     def codes(self) -> Ints:
         """The category of each of the rows."""
-        return np.repeat(np.arange(len(self.ends) - 1), self.sizes)
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    def take(self, order: Ints) -> Members:
+        """Return the categories that `order` numbers, in that order."""
+        sizes = self.sizes[order]
+        return Members(
+            self.rows[np.repeat(self.ends[order], sizes) + counted(sizes)], ends_of(sizes)
+        )
 
     def renumbered(self, rows: Ints) -> Members:
         """Return the same categories with `rows` in place of these; -1 leaves a row out."""
-        kept = np.concatenate([np.zeros(1, np.int64), np.cumsum(rows >= 0)])
-        return Members(rows[rows >= 0], kept[self.ends])
+        kept = rows >= 0
+        return Members(rows[kept], ends_of(kept.view(np.int8))[self.ends])
+
+    def swap_partners(self, generator: random.Random) -> Ints:
+        """Draw swaps that shuffle each category by itself: for each place the one to swap with."""
+        partners = [swap_partners(generator, size) for size in self.sizes.tolist()]
+        return np.concatenate(partners) + np.repeat(self.ends[:-1], self.sizes)
 
     def sums(self, values: Ints) -> Ints:
         """Return the sum of the values of each category's rows, where each has some."""
@@ -46,7 +63,7 @@ class Members:
 def read_members(path: str) -> tuple[PackedStrings, Members]:
     """Read a file of a category and its utterances on each line, in the order of the file.
 
-    Rows number what is read.
+    Rows count the utterances of the file.
     """
     table = read_table(path)
     counts = table.widths - 1
@@ -57,7 +74,7 @@ def read_members(path: str) -> tuple[PackedStrings, Members]:
         )
     member = np.ones(len(table.starts), bool)
     member[table.heads[:-1]] = False
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    ends = ends_of(counts)
     return table.tokens(np.flatnonzero(member)), Members(np.arange(ends[-1]), ends)
 
 
@@ -66,68 +83,34 @@ def labelled_members(labels: Labels, count: int, argument: str) -> Members:
     return Members(*grouped(by_appearance(codes_of(labels, count, argument))))
 
 
-@dataclass(frozen=True)
-class Categorized:
-    """Utterances with their categories and, for some samplers, data sets.
+def categorized(
+    utterances: NumberedUtterances | None, category2utt_file: str | None, labels: Labels | None
+) -> tuple[NumberedUtterances, Members]:
+    """Return utterances with their categories, by a file or by the labels of all rows.
 
-    `utterances` is None where nothing but categories is known; rows are then numbers, or the lines
-    of `keys`.
+    None: the utterances of the file, or one for each label.
     """
+    require_either("category2utt_file", category2utt_file, "categories", labels)
+    if labels is not None:
+        found = utterances or NumberedUtterances("categories", len(labels), [], None)
+        return found, labelled_members(labels, found.count, "categories")
+    name = f"category file {str(category2utt_file)!r}"
+    ids, members = read_members(str(category2utt_file))
+    if utterances is None:
+        return NumberedUtterances(name, len(ids), [], ids), members
+    return utterances, Members(utterances.rows(ids, members.codes, name), members.ends)
 
-    categories: Members
-    utterances: NumberedUtterances | None = None
-    keys: PackedStrings | None = None
-    datasets: Members | None = None
 
-    @classmethod
-    def of(
-        cls, utterances: NumberedUtterances, category2utt_file: str | None, labels: Labels | None
-    ) -> Categorized:
-        """Return utterances with the categories of a file, or of the labels of all rows."""
-        require_either("category2utt_file", category2utt_file, "categories", labels)
-        if labels is not None:
-            return cls(labelled_members(labels, utterances.count, "categories"), utterances)
-        path = str(category2utt_file)
-        ids, members = read_members(path)
-        rows = utterances.rows(ids, members.codes, f"category file {path!r}")
-        return cls(Members(rows, members.ends), utterances)
+def dataset_members(
+    utterances: NumberedUtterances, folder: str | None, labels: Labels | None
+) -> Members:
+    """Return the data sets of `folder`/dataset2utt, or of the labels of all rows.
 
-    @classmethod
-    def alone(cls, category2utt_file: str | None, labels: Labels | None) -> Categorized:
-        """Return the utterances of a file of categories, or one for each label."""
-        require_either("category2utt_file", category2utt_file, "categories", labels)
-        if labels is not None:
-            return cls(labelled_members(labels, len(labels), "categories"))
-        keys, members = read_members(str(category2utt_file))
-        return cls(members, keys=keys)
-
-    def with_datasets(self, folder: str | None, labels: Labels | None) -> Categorized:
-        """Add the data sets of `folder`/dataset2utt, or of the labels of all rows.
-
-        Utterances of the file that are not there are passed over, as in ESPnet.
-        """
-        require_either("dataset2utt_parent_dir", folder, "datasets", labels)
-        utterances = self._known
-        if labels is not None:
-            members = labelled_members(labels, utterances.count, "datasets")
-            return replace(self, datasets=members)
-        path = str(Path(str(folder), "dataset2utt"))
-        ids, members = read_members(path)
-        rows = utterances.find(ids, f"data set file {path!r}")
-        return replace(self, datasets=members.renumbered(rows))
-
-    @property
-    def lengths(self) -> Ints:
-        """Frames of each row."""
-        return self._known.shapes[0].lengths
-
-    @property
-    def _known(self) -> NumberedUtterances:
-        assert self.utterances is not None
-        return self.utterances
-
-    def named(self, batches: Batches) -> Batches:
-        """Return batches of rows by what they name utterances by."""
-        if self.utterances is None:
-            return Batches(batches.items, batches.ends, self.keys)
-        return self.utterances.batches(batches)
+    Utterances of the file that are not there are passed over, as in ESPnet.
+    """
+    require_either("dataset2utt_parent_dir", folder, "datasets", labels)
+    if labels is not None:
+        return labelled_members(labels, utterances.count, "datasets")
+    path = str(Path(str(folder), "dataset2utt"))
+    ids, members = read_members(path)
+    return members.renumbered(utterances.find(ids, f"data set file {path!r}"))

@@ -8,21 +8,8 @@ import numpy as np
 
 from featcache.errors import ConfigError
 from featcache.interface import Ints
-from featcache.samplers.batches import Batches
-
-
-def stable_order(values: Ints) -> Ints:
-    """Return the rows by value, rows of one value in order; values are from 0 on."""
-    bits, most = len(values).bit_length(), int(values.max(initial=0))
-    if most < 2**16:
-        return np.argsort(values.astype(np.uint16), kind="stable")  # by counting
-    if most.bit_length() + bits > 63:
-        return np.argsort(values, kind="stable")
-    # numbers are sorted several times faster than rows by number
-    order: Ints = (values << bits) | np.arange(len(values))
-    order.sort()
-    order &= (1 << bits) - 1
-    return order
+from featcache.samplers.batches import Batches, ends_of
+from featcache.samplers.lengths import stable_order
 
 
 def grouped(codes: Ints, groups: int = 0) -> tuple[Ints, Ints]:
@@ -30,8 +17,7 @@ def grouped(codes: Ints, groups: int = 0) -> tuple[Ints, Ints]:
 
     Group g holds the rows of code g; a code without rows, up to `groups`, gives an empty group.
     """
-    sizes = np.bincount(codes, minlength=groups)
-    return stable_order(codes), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return stable_order(codes), ends_of(np.bincount(codes, minlength=groups))
 
 
 def by_appearance(codes: Ints) -> Ints:
@@ -39,9 +25,7 @@ def by_appearance(codes: Ints) -> Ints:
     first = np.full(int(codes.max(initial=-1)) + 1, len(codes))
     # of several values for one place the last stays
     first[codes[::-1]] = np.arange(len(codes))[::-1]
-    ranks = np.empty(len(first), np.int64)
-    ranks[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return ranks[codes]
+    return np.argsort(np.argsort(first, kind="stable"))[codes]
 
 
 def even_ends(count: int, batch_size: int, drop_last: bool) -> Ints:
@@ -61,7 +45,7 @@ def ends_over_sum(
     It has at least `min_batch_size` utterances, at most `max_batch_size`; len(sizes) + 1 where it
     does not get there.
     """
-    until = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    until = ends_of(sizes)
     starts = np.arange(len(sizes))
     ends = np.searchsorted(until, until[:-1] + min(most, 2**62), side="right")
     ends = np.maximum(ends, starts + min_batch_size)
@@ -106,15 +90,15 @@ def spread_short_last(ends: Ints, min_batch_size: int, skip: int) -> Ints:
     every, more = divmod(rest, len(sizes))
     sizes += every
     sizes[(-1 - skip - np.arange(more)) % len(sizes)] += 1
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return ends_of(sizes)
 
 
 @dataclass(frozen=True)
 class Descending:
     """The longest come first: utterances within each batch, batches in the list."""
 
-    in_batches: bool
-    batches: bool
+    in_batches: bool = False
+    batches: bool = False
 
     @classmethod
     def of(cls, sort_in_batch: str, sort_batch: str) -> Descending:
@@ -124,22 +108,16 @@ class Descending:
                 raise ConfigError(f"{argument} is 'ascending' or 'descending', not {value!r}")
         return cls(sort_in_batch == "descending", sort_batch == "descending")
 
-
-def reversed_batches(
-    rows: Ints, ends: Ints, *, in_batches: bool = False, list_order: bool = False
-) -> Batches:
-    """Cut `rows` at `ends`; reverse each batch (`in_batches`), the list of batches, or both."""
-    if in_batches:  # the whole list of rows, and with it the list of batches
-        rows, ends = rows[: ends[-1]][::-1], ends[-1] - ends[::-1]
-    batches = Batches(rows[: ends[-1]], ends)
-    return batches.take(np.arange(len(batches))[::-1]) if in_batches != list_order else batches
+    def cut(self, rows: Ints, ends: Ints) -> Batches:
+        """Cut ascending `rows` at `ends`, then reverse each batch, the list of batches, or both."""
+        rows = rows[: ends[-1]]
+        if self.in_batches:  # the whole list of rows, and with it the list of batches
+            rows, ends = rows[::-1], ends[-1] - ends[::-1]
+        batches = Batches(rows, ends)
+        return batches[::-1] if self.in_batches != self.batches else batches
 
 
 def joined(batches: list[Batches]) -> Batches:
     """Put lists of batches one after the other."""
-    if len(batches) == 1:
-        return batches[0]
     sizes = np.concatenate([part.sizes for part in batches])
-    return Batches(
-        np.concatenate([part.items for part in batches]), np.concatenate([[0], np.cumsum(sizes)])
-    )
+    return Batches(np.concatenate([part.items for part in batches]), ends_of(sizes))

@@ -5,6 +5,7 @@ They have a key, then values, on each line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,10 +20,6 @@ from featcache.interface import Ints
 
 Words = NDArray[np.uint64]
 PAD = bytes(8)  # before and after the text, so that 8 bytes can be read from anywhere in it
-# what str.split() takes for white space beside the space, the tab and the ends of lines
-_UNUSUAL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
-    map(chr, range(0x2000, 0x200B))
-)
 # the first `width` bytes of a word
 _KEEP = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)
 
@@ -61,10 +58,6 @@ class PackedStrings(Sequence[str]):
         if isinstance(index, slice):
             return [self[row] for row in range(len(self))[index]]
         return self._data[self._starts.item(index) : self._stops.item(index)].decode()
-
-    def take(self, rows: Ints) -> PackedStrings:
-        """Return the strings of these rows, over the same bytes."""
-        return PackedStrings(self._data, self._starts[rows], self._stops[rows])
 
     def words(self) -> Iterator[tuple[Ints | slice, Words]]:
         """Yield rows and 8 bytes of each, from the first bytes on, until all have ended.
@@ -192,9 +185,7 @@ def read_table(path: str | Path) -> Table:
     else:
         starts, stops = starts[filled], stops[filled]
         ends_line = np.cumsum(filled)[newline]
-    table = Table(
-        str(path), data, starts, stops, np.concatenate([np.zeros(1, np.int64), ends_line])
-    )
+    table = Table(str(path), data, starts, stops, np.append(0, ends_line))
     if len(table) == 0:
         raise ConfigError(
             f"{table.path!r} has no lines: an utterance and its values are expected on each"
@@ -222,7 +213,7 @@ def _broken(raw: bytes) -> tuple[bytes, Ints]:
 
 
 def _plain_spaces(raw: bytes, path: str) -> bytes:
-    """Return a text with no other white space than the space, the tab and the newline."""
+    """Return a text with no other white space than the space and the newline."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -230,15 +221,10 @@ def _plain_spaces(raw: bytes, path: str) -> bytes:
         raise ConfigError(
             f"{path!r}, line {line}: byte {raw[error.start]:#x} is not UTF-8"
         ) from error
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    for space in _UNUSUAL_SPACES:
-        text = text.replace(space, " ")
-    raw = text.encode()
-    control = np.frombuffer(raw, np.uint8)
-    odd = np.flatnonzero((control < 32) & (control != 9) & (control != 10))
-    if len(odd):
-        line = raw.count(b"\n", 0, int(odd[0])) + 1
+    text = re.sub(r"[^\S\n]", " ", text.replace("\r\n", "\n").replace("\r", "\n"))
+    if control := re.search(r"[\0-\x09\x0b-\x1f]", text):
+        line = text.count("\n", 0, control.start()) + 1
         raise ConfigError(
-            f"{path!r}, line {line}: control character {chr(raw[odd[0]])!r}; is it a text file?"
+            f"{path!r}, line {line}: control character {control[0]!r}; is it a text file?"
         )
-    return raw
+    return text.encode()

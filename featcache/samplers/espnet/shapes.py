@@ -1,9 +1,8 @@
-"""Shapes of utterances: from shape files, arrays of lengths or caches."""
+"""Shapes of utterances as ESPnet's shape files have them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,67 +11,31 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.espnet.key_table import PackedStrings, Table, read_table
+from featcache.samplers.lengths import Shapes
 
 _LARGEST = 2**62  # sums of two stay within int64
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Lengths of utterances, int64, and the shapes of their frames."""
-
-    name: str
-    lengths: Ints
-    dims: Ints  # (n, dims) or, where all are alike, (1, dims); -1 where an utterance has fewer
-
-    @cached_property
-    def elements(self) -> Ints:
-        """Elements of each utterance: length times the shape of a frame."""
-        factors = np.where(self.dims < 0, 1, self.dims)
-        if (
-            self.lengths.max(initial=0)
-            * factors.prod(1, dtype=np.float64).max(initial=1)
-            * len(self.lengths)
-            > _LARGEST
-        ):
-            raise ConfigError(f"the elements of {self.name} are too many to count in 64 bits")
-        counts: Ints = self.lengths * factors.prod(1)
-        return counts
-
-    def require_one_frame_shape(self) -> None:
-        """Raise `ConfigError` where frames differ in shape: they cannot be padded to one array."""
-        differing = np.flatnonzero((self.dims != self.dims[:1]).any(1))
-        if len(differing):
-            raise ConfigError(
-                f"with padding=True all frames must have one shape: {self.name} has "
-                f"{self._frame(0)} for the first utterance and {self._frame(int(differing[0]))} "
-                f"for number {int(differing[0]) + 1}; try padding=False"
-            )
-
-    def _frame(self, row: int) -> tuple[int, ...]:
-        return tuple(self.dims[row][self.dims[row] >= 0].tolist())
-
-    def take(self, rows: Ints) -> Shapes:
-        """Return the shapes of these rows."""
-        return Shapes(
-            self.name, self.lengths[rows], self.dims if len(self.dims) == 1 else self.dims[rows]
-        )
+def elements(shapes: Shapes) -> Ints:
+    """Return the numbers that each utterance holds: its length times the shape of a frame."""
+    factors = np.where(shapes.dims < 0, 1, shapes.dims)
+    most = shapes.lengths.max(initial=0) * factors.prod(1, dtype=np.float64).max(initial=1)
+    if most * len(shapes.lengths) > _LARGEST:
+        raise ConfigError(f"the elements of {shapes.name} are too many to count in 64 bits")
+    counts: Ints = shapes.lengths * factors.prod(1)
+    return counts
 
 
-def shapes_of(name: str, array: Ints) -> Shapes:
-    """Check an integer array of lengths, shape (n,), or of shapes, (n, dims + 1)."""
-    if array.ndim not in (1, 2) or array.dtype.kind not in "iu" or array.shape[-1:] == (0,):
+def require_one_frame_shape(shapes: Shapes) -> None:
+    """Raise `ConfigError` where frames differ in shape: they cannot be padded to one array."""
+    differing = np.flatnonzero((shapes.dims != shapes.dims[:1]).any(1))
+    if len(differing):
+        row = int(differing[0])
+        one, other = (tuple(dims[dims >= 0].tolist()) for dims in shapes.dims[[0, row]])
         raise ConfigError(
-            f"{name} must be integers of shape (utterances,) or (utterances, dims), not "
-            f"{array.dtype} {array.shape}"
+            f"with padding=True all frames must have one shape: {shapes.name} has {one} for the "
+            f"first utterance and {other} for number {row + 1}; try padding=False"
         )
-    whole = array.astype(np.int64, copy=False).reshape(len(array), -1)
-    if whole.min() < 0:
-        row = int(whole.min(1).argmin())
-        raise ConfigError(f"{name}: row {row} is negative: {array[row].tolist()!r}")
-    dims = whole[:, 1:]
-    return Shapes(
-        name, np.ascontiguousarray(whole[:, 0]), dims[:1] if (dims == dims[:1]).all() else dims
-    )
 
 
 def read_shapes(path: str | Path, separator: str = ",") -> tuple[PackedStrings, Shapes]:
@@ -94,12 +57,10 @@ def read_shapes(path: str | Path, separator: str = ",") -> tuple[PackedStrings, 
     (['utt-1', 'utt-2'], [575, 31], [[80]])
     """
     table = read_table(path)
-    name = f"shape file {table.path!r}"
     numbers = _plain_numbers(table, separator)
-    if numbers is not None:
-        return table.keys, shapes_of(name, numbers)
-    numbers = _numbers_by_line(table, separator)
-    return table.keys, Shapes(name, np.ascontiguousarray(numbers[:, 0]), numbers[:, 1:])
+    if numbers is None:
+        numbers = _numbers_by_line(table, separator)
+    return table.keys, Shapes.of(f"shape file {table.path!r}", numbers)
 
 
 def _plain_numbers(table: Table, separator: str) -> Ints | None:
@@ -110,24 +71,16 @@ def _plain_numbers(table: Table, separator: str) -> Ints | None:
     if not (table.widths == 2).all():
         return None
     starts, stops = table.starts[1::2], table.stops[1::2]
-    commas = (
-        np.flatnonzero(np.frombuffer(table.data, np.uint8) == 44)
-        if separator == ","
-        else np.zeros(0, np.int64)
-    )
+    commas = np.flatnonzero((np.frombuffer(table.data, np.uint8) == 44) & (separator == ","))
     if len(commas) % len(table):
         return None
     between = commas.reshape(len(table), -1)
     if not ((between > starts[:, None]) & (between < stops[:, None])).all():
         return None
     bounds = [starts - 1, *between.T, stops]
-    numbers = np.empty((len(table), len(bounds) - 1), np.int64)
-    for place in range(len(bounds) - 1):
-        column = _digits(table.data, bounds[place] + 1, bounds[place + 1])
-        if column is None:
-            return None
-        numbers[:, place] = column
-    return numbers
+    columns = [_digits(table.data, begin + 1, end) for begin, end in pairwise(bounds)]
+    parsed = [column for column in columns if column is not None]
+    return np.column_stack(parsed) if len(parsed) == len(columns) else None
 
 
 def _digits(data: bytes, starts: Ints, stops: Ints) -> Ints | None:
@@ -151,27 +104,24 @@ def _digits(data: bytes, starts: Ints, stops: Ints) -> Ints | None:
 
 def _numbers_by_line(table: Table, separator: str) -> Ints:
     """Parse lines of any numbers, one after the other; -1 fills lines of fewer numbers."""
-    rows = [_numbers(table, line, separator) for line in range(len(table))]
-    numbers = np.full((len(rows), max(map(len, rows))), -1, np.int64)
-    for line, row in enumerate(rows):
-        numbers[line, : len(row)] = row
-    return numbers
-
-
-def _numbers(table: Table, line: int, separator: str) -> list[int]:
-    value = table.value(line)
-    try:
-        numbers = [int(number) for number in value.split(separator)]
-    except ValueError:
-        numbers = [-1]
-    if min(numbers) < 0:
-        kind = (
-            "lengths and shapes are"
-            if separator == ","
-            else "this sampler needs one length for each utterance,"
-        )
-        raise ConfigError(
-            f"shape file {table.path!r}, line {line + 1}: {value!r} after {table.keys[line]!r}; "
-            f"{kind} integers from 0 on, as in {'575 or 575,80' if separator == ',' else '575'}"
-        )
-    return numbers
+    rows: list[list[int]] = []
+    for line in range(len(table)):
+        value = table.value(line)
+        try:
+            rows.append([int(number) for number in value.split(separator)])
+        except ValueError:
+            rows.append([-1])
+        if not 0 <= min(rows[-1]) <= max(rows[-1]) <= _LARGEST:
+            one = separator == " "
+            kind = (
+                "this sampler needs one length for each utterance,"
+                if one
+                else "lengths and shapes are"
+            )
+            raise ConfigError(
+                f"shape file {table.path!r}, line {line + 1}: {value!r} after "
+                f"{table.keys[line]!r}; {kind} integers from 0 on, as in "
+                f"{'575' if one else '575 or 575,80'}"
+            )
+    width = max(map(len, rows))
+    return np.array([row + [-1] * (width - len(row)) for row in rows], np.int64)
