@@ -160,9 +160,7 @@ def test_commit_returns_while_other_threads_keep_writing(tmp_path: Path) -> None
         try:
             for _ in range(5):
                 before = len(writer)
-                started = time.monotonic()
-                assert writer.commit() >= before
-                assert time.monotonic() - started < 20
+                assert writer.commit() >= before  # and returns, or the test runs out of time
         finally:
             ended.set()
             for thread in threads:
