@@ -13,13 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from featcache.container_files.system import (
-    create,
-    name_file,
-    read_at,
-    sync_file,
-    write_all,
-)
+from featcache.container_files.system import create, named, read_at, sync_file, write_all
 from featcache.interface import EncodedArray, Extent
 
 PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
@@ -32,23 +26,18 @@ class FeatureFile(Protocol):
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
         """Write the array of one utterance behind that of the one before."""
-        ...
 
     def flush(self) -> None:
         """Make all arrays durable."""
-        ...
 
     def close(self) -> None:
         """Finish the file, durably."""
-        ...
 
     def abort(self) -> None:
         """Let go of the file as it is; never raises."""
-        ...
 
     def pages(self) -> Mapping[str, Pages]:
         """Return the digests of the pages of each file, once closed; a file may be left out."""
-        ...
 
 
 class FeatureFilesWriter:
@@ -167,11 +156,8 @@ class PagedFile:
         page = bytearray(min(PAGE_BYTES, self.size - start))
         full = number < len(self._digests)
         digest = self._digests[number] if full else self._last.intdigest()
-        try:
+        with named(self._file.name):
             read = read_at(self._file.fileno(), memoryview(page), start)
-        except OSError as error:
-            name_file(error, self._file.name)
-            raise
         if read != len(page) or xxh3_64_intdigest(page) != digest:
             raise OSError(errno.EIO, f"page {number} is not what was written", str(self._file.name))
         return page
