@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.store.reading.cache import Cache, CachePath
-from featcache.tables.has_table import HasTable
-from featcache.tables.table import FeatureTable
+from featcache.tables.table import FeatureTable, HasTable
 
 Frames = NDArray[np.integer[Any]] | Sequence[int]
 LengthsLike = Frames | Sequence[Frames] | Cache | CachePath | FeatureTable | HasTable

@@ -15,9 +15,8 @@ from featcache.samplers.batches import Batches
 from featcache.samplers.espnet.key_table import PackedStrings, read_table
 from featcache.samplers.espnet.shapes import Shapes, read_shapes, shapes_of
 from featcache.store.reading.cache import Cache, CachePath
-from featcache.tables.has_table import HasTable
 from featcache.tables.numbering import Numbering
-from featcache.tables.table import FeatureTable
+from featcache.tables.table import FeatureTable, HasTable
 
 Labels = Sequence[str] | Sequence[int] | NDArray[np.generic]
 
