@@ -198,9 +198,9 @@ class SupportsBlocks(Protocol):
 
 @runtime_checkable
 class Codec(Protocol):
-    """A way to turn blocks of rows into bytes.
+    """A way to turn blocks of rows into bytes; a frozen dataclass whose fields are its options.
 
-    A frozen dataclass whose fields are its options, checked when made.
+    Options are checked when it is made.
     """
 
     name: ClassVar[str]  # as registered

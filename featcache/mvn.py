@@ -67,9 +67,7 @@ class GlobalMVN(torch.nn.Module):
         norm_vars: bool = True,
         variance_floor: float = VARIANCE_FLOOR,
     ) -> GlobalMVN:
-        """Normalise with the mean and variance of `stats`.
-
-        Each element's variance is taken as at least `variance_floor`.
+        """Normalise with the mean and variance of `stats`, each variance at least `variance_floor`.
 
         Without a floor an element that never changes (an empty mel band, a constant) would divide
         by zero, and one that changes by rounding alone would become noise of full size. The default

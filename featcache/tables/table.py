@@ -157,9 +157,9 @@ class FeatureTable:
         return rows
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
-        """Read `lengths` frames from `starts` on of each row into a row of `out`.
+        """Read `lengths` frames from `starts` on of each row into the bytes of a row of `out`.
 
-        They go to the front of the row's bytes, and zeros behind them.
+        Zeros fill the rest of the bytes.
         """
         for arrays, places, inner in self._by_block(feature, rows):
             mine = out if isinstance(places, slice) else [out[place] for place in places]

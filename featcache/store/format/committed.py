@@ -22,10 +22,7 @@ def committed_builds(cache: Path) -> dict[str, int]:
 
 
 def committed(cache: Path, parts: Iterable[str] | None = None) -> Iterator[str]:
-    """Iterate over the ids in all parts, or some, of the build that is being written.
-
-    Parts are sealed, left by dead writers, or open.
-    """
+    """Iterate over the ids of the build that is being written, in all its parts or in some."""
     manifest = read_manifest(cache)
     current = (manifest.building, manifest.building_fingerprint)
     named = (

@@ -46,8 +46,6 @@ def read_remedy(error: OSError) -> str:
 def explained(path: Path, kept: Callable[[], str]) -> AbstractContextManager[None]:
     """Raise a system error while a cache is written as a `CacheError`, or `StorageFullError`.
 
-    It names the path and says what to do.
-
     Args:
         path: the cache directory.
         kept: says what of the work is safe.

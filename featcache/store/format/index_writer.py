@@ -60,7 +60,7 @@ class Rows(NamedTuple):
 def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> Rows:
     """Put the rows of indexes, but for those that are left out of each, into the canonical order.
 
-    Of equal ids, that of the first index comes first.
+    Of equal ids, the one in the earliest index comes first.
     """
     id_bytes = _joined([*(index.ids.data for index in indexes), np.zeros(8, np.uint8)], np.uint8)
     id_ends = ends_of(_joined([np.diff(index.ids.ends) for index in indexes], np.int64))

@@ -39,7 +39,7 @@ class JournalWriter:
         self._waiting_extents = 0
         self._file: BinaryIO = (directory / NAME).open("xb")
         try:
-            self._write(Record(self._header))
+            self._file.write(line_of(Record(header)))
             self._sync()
             sync_directory(directory)
         except BaseException:
@@ -57,7 +57,7 @@ class JournalWriter:
         """Make all notes count, durably, with the part's statistics up to here."""
         self.check_there()
         self._write_waiting()
-        self._write(Record(self._header, stats=stats))
+        self._file.write(line_of(Record(self._header, stats=stats)))
         self._sync()
         self.check_there()
 
@@ -77,12 +77,9 @@ class JournalWriter:
 
     def _write_waiting(self) -> None:
         if self._waiting:
-            self._write(Record(utterances=self._waiting))
+            self._file.write(line_of(Record(utterances=self._waiting)))
             self._waiting = []
             self._waiting_extents = 0
-
-    def _write(self, record: Record) -> None:
-        self._file.write(line_of(record))
 
     def _sync(self) -> None:
         self._file.flush()
