@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from featcache.container_files.system import create, named, read_at, sync_file, write_all
-from featcache.interface import EncodedArray, Extent
+from featcache.interface import EncodedArray, Extent, SupportsPages
 
 PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
 
 Pages = NDArray[np.uint64]  # the xxh3-64 of each page of a file
 
 
-class FeatureFile(Protocol):
+class FeatureFile(SupportsPages, Protocol):
     """The file, or files, of one feature; the methods are those of a `ContainerWriter`."""
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
@@ -35,9 +35,6 @@ class FeatureFile(Protocol):
 
     def abort(self) -> None:
         """Let go of the file as it is; never raises."""
-
-    def pages(self) -> Mapping[str, Pages]:
-        """Return the digests of the pages of each file, once closed; a file may be left out."""
 
 
 class FeatureFilesWriter:

@@ -94,14 +94,11 @@ class FeatureTable:
         All of one cache are its mapped column, without a copy. Some are checked against what is
         stored, before memory is taken for them.
         """
-        if rows is not None:
-            return self._lengths_of(feature, rows)
-        columns = [self.arrays(feature, block).lengths for block in range(len(self.caches))]
-        lengths = columns[0].view() if len(columns) == 1 else np.concatenate(columns)
-        lengths.flags.writeable = False
-        return lengths
-
-    def _lengths_of(self, feature: str, rows: Ints) -> Ints:
+        if rows is None:
+            columns = [self.arrays(feature, block).lengths for block in range(len(self.caches))]
+            lengths = columns[0].view() if len(columns) == 1 else np.concatenate(columns)
+            lengths.flags.writeable = False
+            return lengths
         lengths = np.empty(len(rows), np.int64)
         for arrays, places, inner in self._by_block(feature, rows) if len(rows) else ():
             lengths[places] = found = arrays.lengths[inner]

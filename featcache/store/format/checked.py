@@ -45,7 +45,7 @@ def read_as(kind: type[Value], value: object) -> Value:
     >>> read_as(dict[Name, tuple[int, ...]], {"fbank": [80]})
     {'fbank': (80,)}
     """
-    return cast(Value, _reader(kind)(value))
+    return cast(Value, _reader(cast(Any, kind))(value))
 
 
 @cache

@@ -11,7 +11,6 @@ from featcache.errors import CacheError, FeatcacheError, StorageFullError
 
 GO_ON = "run the same again, it goes on from there"
 FREE_SPACE = f"free some space and {GO_ON}"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDIES = {
     errno.EACCES: (
         "get the right to write there (or open the cache with featcache.open to read it), and "
@@ -52,7 +51,7 @@ def explained(path: Path, kept: Callable[[], str]) -> AbstractContextManager[Non
     """
 
     def tell(error: OSError, where: str) -> CacheError:
-        if error.errno in _FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StorageFullError(
                 f"the disk of {str(path)!r} is full{where}; {kept()}: {FREE_SPACE}"
             )
