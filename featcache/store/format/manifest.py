@@ -186,8 +186,8 @@ def _nothing_there(cache: Path, file: str) -> str:
     kept = cache / MANIFESTS
     if file == NAME and kept.is_dir() and any(kept.iterdir()):
         return (
-            f"{str(cache)!r} has lost its {file}; {_COPY}, or write the cache again: what is "
-            "sealed is kept"
+            f"{str(cache / file)!r} is lost; {_COPY}, or write the cache again: what is sealed is "
+            "kept"
         )
     inside = sorted(path.parent.name for path in cache.glob(f"*/{NAME}"))[:5]
     below = f"; caches in it: {', '.join(map(repr, inside))}" if inside else ""
