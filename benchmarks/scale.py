@@ -135,8 +135,7 @@ def write_cache(path: Path, count: int) -> None:
     index = Index(
         hashes[hash_rows],
         hash_rows,
-        np.arange(count + 1) * 12,
-        np.frombuffer(ids, np.uint8),
+        Strings(np.arange(count + 1) * 12, np.frombuffer(ids, np.uint8)),
         {"fbank": columns},
         containers,
         {},

@@ -1,7 +1,4 @@
-"""Closing of resources without hiding the error that is on its way.
-
-An error that is on its way stays the one that counts.
-"""
+"""Closing of resources without hiding the error that is on its way."""
 
 from __future__ import annotations
 
@@ -10,10 +7,7 @@ from contextlib import contextmanager
 
 
 def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Close after an error, if there was one.
-
-    An error of `close` does not hide it, but is noted on it.
-    """
+    """Close after an error, if there was one; an error of `close` is a note on it then."""
     try:
         close()
     except Exception as second:
@@ -26,11 +20,9 @@ def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
 @contextmanager
 def closed_after(close: Callable[[], None]) -> Iterator[None]:
     """Close at the end of a `with` block, as `close_after` does."""
-    error: BaseException | None = None
     try:
         yield
-    except BaseException as failure:
-        error = failure
-        raise
-    finally:
+    except BaseException as error:
         close_after(error, close)
+        raise
+    close_after(None, close)

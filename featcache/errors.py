@@ -26,7 +26,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 
 
@@ -89,7 +88,6 @@ class KeyNotFoundError(FeatcacheError, KeyError):
 
     def __init__(self, message: str = "", *, hint: Callable[[], str] | None = None) -> None:
         super().__init__(message)
-        self._message = message
         self._hint = hint
 
     def __str__(self) -> str:
@@ -98,8 +96,7 @@ class KeyNotFoundError(FeatcacheError, KeyError):
                 end = self._hint()
             except FeatcacheError as error:  # the index is damaged
                 end = str(error)
-            self.args = (f"{self._message}; {end}",)
-            self._hint = None
+            self.args, self._hint = (f"{self.args[0]}; {end}",), None
         return super().__str__()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -162,6 +159,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     >>> nearest("HDF", ["hdf5", "zarr"])
     "did you mean 'hdf5'?"
     """
+    import difflib  # `import featcache` is quick without
+
     names = sorted(known)
     folded = {known_name.lower(): known_name for known_name in names}
     close = difflib.get_close_matches(str(name).lower(), folded, n=3, cutoff=0.5)

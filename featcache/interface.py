@@ -13,6 +13,7 @@ codecs: both are given in one dict.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +57,7 @@ class FeatureSpec:
     @property
     def row_bytes(self) -> int:
         """Size of one uncompressed frame in bytes."""
-        size = self.storage_dtype.itemsize
-        for dim in self.dims:
-            size *= dim
-        return size
+        return self.storage_dtype.itemsize * math.prod(self.dims)
 
     def shape(self, rows: int) -> tuple[int, ...]:
         """The shape that the user sees of an array of `rows` frames."""
@@ -104,19 +102,15 @@ class ContainerWriter(Protocol):
         `ChecksArrays.check` should tell, which refuses that utterance alone. After any other error
         only `abort` is called.
         """
-        ...
 
     def flush(self) -> None:
         """Return once all that was appended would survive a power cut."""
-        ...
 
     def close(self) -> None:
         """Finish the files, durably, so that the format's own tools open them; let go of them."""
-        ...
 
     def abort(self) -> None:
         """Let go of the files as they are; never raises."""
-        ...
 
 
 @runtime_checkable
@@ -130,7 +124,6 @@ class ChecksArrays(Protocol):
         thread of the one who writes, while another thread may be in the other methods: it must
         depend on nothing that these change.
         """
-        ...
 
 
 @runtime_checkable
@@ -144,7 +137,6 @@ class SupportsPages(Protocol):
         `featcache.container_files.PAGE_BYTES` bytes of the finished file, the last ones maybe
         fewer. What another library wrote is left out: the writer cannot know its bytes.
         """
-        ...
 
 
 @runtime_checkable
@@ -164,7 +156,6 @@ class Backend(Protocol):
         installed, `ConfigError` for features that the format cannot hold, `FeatureError` where only
         the shape of a frame is at fault.
         """
-        ...
 
 
 @runtime_checkable
@@ -187,7 +178,6 @@ class FinishesFiles(Protocol):
         Raises `CorruptCacheError` if these are not the files that such a writer leaves: then the
         store copies the arrays instead.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +194,13 @@ class SupportsBlocks(Protocol):
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
         """Say how to cut the arrays of `feature`; only asked when `feature.codec` is set."""
-        ...
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """A way to turn blocks of rows into bytes.
+    """A way to turn blocks of rows into bytes; a frozen dataclass whose fields are its options.
 
-    A frozen dataclass whose fields are its options, checked when made.
+    Options are checked when it is made.
     """
 
     name: ClassVar[str]  # as registered
@@ -223,7 +212,6 @@ class Codec(Protocol):
 
         Must not change `block`.
         """
-        ...
 
     def decode(
         self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
@@ -234,7 +222,6 @@ class Codec(Protocol):
         no such block or more rows, before it takes memory for these. It must neither end the
         process nor run on and on.
         """
-        ...
 
 
 def storage_dtype(dtype: str) -> np.dtype[np.generic]:

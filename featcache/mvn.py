@@ -14,7 +14,8 @@ from featcache.stats import FeatureStats
 from featcache.store.reading.cache import Cache, CachePath
 from featcache.store.reading.complete import check_complete
 
-VARIANCE_FLOOR = 1e-10  # what SpeechBrain's InputNormalization uses
+VARIANCE_FLOOR = 1e-10  # that of SpeechBrain's InputNormalization
+Ends = torch.Tensor | Sequence[float]  # of utterances: frames, or shares of the padded length
 
 
 class GlobalMVN(torch.nn.Module):
@@ -66,9 +67,7 @@ class GlobalMVN(torch.nn.Module):
         norm_vars: bool = True,
         variance_floor: float = VARIANCE_FLOOR,
     ) -> GlobalMVN:
-        """Normalise with the mean and variance of `stats`.
-
-        Each element's variance is taken as at least `variance_floor`.
+        """Normalise with the mean and variance of `stats`, each variance at least `variance_floor`.
 
         Without a floor an element that never changes (an empty mel band, a constant) would divide
         by zero, and one that changes by rounding alone would become noise of full size. The default
@@ -104,9 +103,7 @@ class GlobalMVN(torch.nn.Module):
             variance_floor=variance_floor,
         )
 
-    def forward(
-        self, x: torch.Tensor, lengths: torch.Tensor | Sequence[float] | None = None
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, lengths: Ends | None = None) -> torch.Tensor:
         """Return (x - mean) / std, of the shape and dtype of `x` (integers become float32).
 
         Without `lengths`, `x` is (..., *dims). With it, (batch, frames, *dims), and what lies
@@ -120,9 +117,7 @@ class GlobalMVN(torch.nn.Module):
             y = y / self.std
         return self._masked(y, lengths).to(x.dtype if x.is_floating_point() else y.dtype)
 
-    def inverse(
-        self, x: torch.Tensor, lengths: torch.Tensor | Sequence[float] | None = None
-    ) -> torch.Tensor:
+    def inverse(self, x: torch.Tensor, lengths: Ends | None = None) -> torch.Tensor:
         """Return x * std + mean: what `forward` was given, zeros behind `lengths`."""
         y = self._computed(x)
         if self.norm_vars:
@@ -147,9 +142,7 @@ class GlobalMVN(torch.nn.Module):
         dtype = torch.promote_types(torch.promote_types(x.dtype, self.mean.dtype), torch.float32)
         return x.to(dtype)
 
-    def _masked(
-        self, y: torch.Tensor, lengths: torch.Tensor | Sequence[float] | None
-    ) -> torch.Tensor:
+    def _masked(self, y: torch.Tensor, lengths: Ends | None) -> torch.Tensor:
         if lengths is None:
             return y
         dims = self.mean.dim()

@@ -14,6 +14,8 @@ from featcache.interface import Backend, Codec
 BACKENDS = "featcache.backends"
 CODECS = "featcache.codecs"
 RAW = "raw"  # the name of no codec: plain bytes
+_OF_BACKENDS = ("codecs", "open_writer")
+_OF_CODECS = ("name", "lossless", "dtypes", "encode", "decode")
 
 
 def backend_names() -> list[str]:
@@ -38,7 +40,7 @@ def get_backend(name: str) -> type[Backend]:
     >>> get_backend("memmap").codecs
     ('raw',)
     """
-    backend = cast(type[Backend], _load(BACKENDS, "backend", name, ("codecs", "open_writer")))
+    backend = cast(type[Backend], _load(BACKENDS, "backend", name, _OF_BACKENDS))
     if not backend.codecs:
         raise ConfigError(
             f"backend {name!r} lists no codecs; one that stores plain bytes lists {RAW!r}"
@@ -51,10 +53,7 @@ def get_codec(name: str) -> type[Codec]:
 
     Raises `UnknownNameError` if no such codec is installed.
     """
-    return cast(
-        type[Codec],
-        _load(CODECS, "codec", name, ("name", "lossless", "dtypes", "encode", "decode")),
-    )
+    return cast(type[Codec], _load(CODECS, "codec", name, _OF_CODECS))
 
 
 def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
@@ -81,8 +80,8 @@ def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
     if not isinstance(loaded, type) or not dataclasses.is_dataclass(loaded) or lacks:
         raise ConfigError(
             f"{kind} {name!r} is registered as {targets[0]!r}, which is no {kind}: a frozen "
-            f"dataclass with {', '.join(needed)} is "
-            "needed" + (f", it lacks {', '.join(lacks)}" if lacks else "")
+            f"dataclass with {', '.join(needed)} is needed"
+            + (f", it lacks {', '.join(lacks)}" if lacks else "")
         )
     return loaded
 

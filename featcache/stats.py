@@ -1,7 +1,4 @@
-"""Mean and variance over all frames of a feature.
-
-They are gathered as a by-product of writing and merged exactly.
-"""
+"""Mean and variance over all frames of a feature: a by-product of writing, merged exactly."""
 
 from __future__ import annotations
 
@@ -52,9 +49,7 @@ class FeatureStats:
             )
         if self.count < 0:
             raise FeatureError(f"a count of frames cannot be negative: {self.count!r}")
-        object.__setattr__(self, "count", int(self.count))
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "m2", m2)
+        vars(self).update(count=int(self.count), mean=mean, m2=m2)
 
     @classmethod
     def empty(cls, dims: tuple[int, ...]) -> FeatureStats:
@@ -125,23 +120,15 @@ class FeatureStats:
     def save(self, file: str | PathLike[str] | BinaryIO) -> None:
         """Write an uncompressed `.npz` of `count`, `mean`, `m2`, `sum` and `sum_square`.
 
-        Same statistics, same bytes.
-
-        ESPnet's `GlobalMVN(stats_file=...)` reads it as it is.
+        The same statistics give the same bytes. ESPnet's `GlobalMVN(stats_file=...)` reads them.
         """
         if isinstance(file, str | PathLike):
             # given a path, NumPy would add a suffix of its own
             with Path(file).open("wb") as stream:
                 self.save(stream)
             return
-        np.savez(
-            file,
-            count=np.int64(self.count),
-            mean=self.mean,
-            m2=self.m2,
-            sum=self.sum,
-            sum_square=self.sum_square,
-        )
+        sums: dict[str, Any] = {"sum": self.sum, "sum_square": self.sum_square}
+        np.savez(file, count=np.int64(self.count), mean=self.mean, m2=self.m2, **sums)
 
     @classmethod
     def load(cls, file: str | PathLike[str] | BinaryIO) -> FeatureStats:

@@ -135,7 +135,7 @@ def committed(cache: Path) -> Iterator[set[str]]:
     """Read from the bare files what is committed, part by part."""
     for name, sealed in list_parts(cache):
         if sealed is not None:
-            yield set(sealed.index(cache, []).ids())
+            yield set(sealed.index(cache, []).ids)
         elif journal := read_journal(cache, f"parts/{name}"):
             yield {utterance.id for utterance in journal.utterances}
 

@@ -11,18 +11,11 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from featcache.container_files.system import (
-    O_DIRECTORY,
-    O_NONBLOCK,
-    open_unlinked,
-    sync_file,
-    write_all,
-)
+from featcache.container_files import system
 from featcache.errors import CorruptCacheError
 
 _NOT_AS_LEFT = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
@@ -40,7 +33,7 @@ def open_left(directory: Path, path: str, least: int = 0) -> BinaryIO:
     maybe elsewhere, or is too short.
     """
     # without waiting for the other end of a pipe
-    descriptor = _open(directory, path, os.O_RDWR | O_NONBLOCK)
+    descriptor = _open(directory, path, os.O_RDWR | system.O_NONBLOCK)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size < least:
@@ -56,10 +49,10 @@ def open_left(directory: Path, path: str, least: int = 0) -> BinaryIO:
 def end_file(file: BinaryIO, end: int, tail: bytes = b"") -> None:
     """Write `tail` at the offset `end`, cut off what is behind it, make the file durable."""
     file.seek(end)
-    write_all(file, tail)
-    with _named(Path(file.name)):
+    system.write_all(file, tail)
+    with system.named(file.name):
         file.truncate(end + len(tail))
-    sync_file(file)
+    system.sync_file(file)
 
 
 def remove_left(directory: Path, path: str, is_waste: Callable[[str], bool]) -> None:
@@ -71,9 +64,9 @@ def remove_left(directory: Path, path: str, is_waste: Callable[[str], bool]) -> 
         is_waste: tells by name which files, links and directories go.
     """
     below = directory / path
-    here = _open(directory, path, os.O_RDONLY | O_DIRECTORY) if O_DIRECTORY else None
+    here = _open(directory, path, os.O_RDONLY | system.O_DIRECTORY) if system.O_DIRECTORY else None
     try:
-        with _named(below):
+        with system.named(below):
             for name in filter(is_waste, os.listdir(here or below)):  # noqa: PTH208 (a descriptor)
                 found = below / name if here is None else name
                 if stat.S_ISDIR(os.stat(found, dir_fd=here, follow_symlinks=False).st_mode):
@@ -96,19 +89,10 @@ def _open(directory: Path, path: str, flags: int) -> int:
     try:
         # from above, so that the directory itself is not followed where it is a link
         steps = "/".join(filter(None, (directory.name, path)))
-        return open_unlinked(directory.parent, steps, flags)
+        return system.open_unlinked(directory.parent, steps, flags)
     except OSError as error:
         if error.errno in _NOT_AS_LEFT:
             raise CorruptCacheError(
                 f"{str(directory / path)!r} is not what its writer left: {error.strerror}"
             ) from error
-        raise
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # the system names no file where it is given a descriptor
-        error.filename = str(path)
         raise

@@ -13,42 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from featcache.container_files.system import (
-    create,
-    name_file,
-    read_at,
-    sync_file,
-    write_all,
-)
-from featcache.interface import EncodedArray, Extent
+from featcache.container_files.system import create, named, read_at, sync_file, write_all
+from featcache.interface import EncodedArray, Extent, SupportsPages
 
 PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
 
 Pages = NDArray[np.uint64]  # the xxh3-64 of each page of a file
 
 
-class FeatureFile(Protocol):
+class FeatureFile(SupportsPages, Protocol):
     """The file, or files, of one feature; the methods are those of a `ContainerWriter`."""
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
         """Write the array of one utterance behind that of the one before."""
-        ...
 
     def flush(self) -> None:
         """Make all arrays durable."""
-        ...
 
     def close(self) -> None:
         """Finish the file, durably."""
-        ...
 
     def abort(self) -> None:
         """Let go of the file as it is; never raises."""
-        ...
-
-    def pages(self) -> Mapping[str, Pages]:
-        """Return the digests of the pages of each file, once closed; a file may be left out."""
-        ...
 
 
 class FeatureFilesWriter:
@@ -167,11 +153,8 @@ class PagedFile:
         page = bytearray(min(PAGE_BYTES, self.size - start))
         full = number < len(self._digests)
         digest = self._digests[number] if full else self._last.intdigest()
-        try:
+        with named(self._file.name):
             read = read_at(self._file.fileno(), memoryview(page), start)
-        except OSError as error:
-            name_file(error, self._file.name)
-            raise
         if read != len(page) or xxh3_64_intdigest(page) != digest:
             raise OSError(errno.EIO, f"page {number} is not what was written", str(self._file.name))
         return page

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,10 +24,9 @@ else:
 
 # what a system does not know asks for nothing
 O_DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
-O_CLOEXEC: int = getattr(os, "O_CLOEXEC", 0)
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 O_BINARY: int = getattr(os, "O_BINARY", 0)  # or Windows changes ends of lines
-O_ALONE = getattr(os, "O_NOFOLLOW", 0) | O_CLOEXEC
+O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _ONE_POSITION = threading.Lock()  # of files, where a system cannot read at an offset
 
 
@@ -47,7 +48,7 @@ def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
         while rest:
             rest = rest[file.write(rest) :]
     except OSError as error:
-        name_file(error, file.name)
+        error.filename = str(file.name)
         raise
 
 
@@ -94,13 +95,13 @@ def open_unlinked(root: Path, path: str, flags: int) -> int:
     *above, name = path.split("/")
     if os.open not in os.supports_dir_fd:
         return _open_looking(root, [*above, name], flags)
-    here = os.open(root, os.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    here = os.open(root, os.O_RDONLY | O_DIRECTORY)
     try:
         for directory in above:
-            below = os.open(directory, os.O_RDONLY | O_DIRECTORY | O_ALONE, dir_fd=here)
+            below = os.open(directory, os.O_RDONLY | O_DIRECTORY | O_NOFOLLOW, dir_fd=here)
             os.close(here)
             here = below
-        return os.open(name or ".", flags | O_ALONE, dir_fd=here)
+        return os.open(name or ".", flags | O_NOFOLLOW, dir_fd=here)
     except OSError as error:
         error.filename = str(root / path)
         raise
@@ -110,14 +111,11 @@ def open_unlinked(root: Path, path: str, flags: int) -> int:
 
 def sync_file(file: BinaryIO) -> None:
     """Make what was written to an unbuffered file durable."""
-    try:
+    with named(file.name):
         if F_FULLFSYNC is None:
             os.fsync(file.fileno())
         else:
             fcntl.fcntl(file.fileno(), F_FULLFSYNC)
-    except OSError as error:
-        name_file(error, file.name)
-        raise
 
 
 def sync_directory(path: Path) -> None:
@@ -129,10 +127,8 @@ def sync_directory(path: Path) -> None:
         return
     descriptor = os.open(path, os.O_RDONLY | O_DIRECTORY)
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        name_file(error, path)
-        raise
+        with named(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -149,7 +145,11 @@ def _open_looking(root: Path, steps: list[str], flags: int) -> int:
     return os.open(here, flags | O_BINARY)
 
 
-def name_file(error: OSError, path: str | Path) -> None:
-    """Put a path on an error that has none: the system names no file for a descriptor."""
-    if error.filename is None:
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """Put a path on an `OSError`: the system names no file for a descriptor."""
+    try:
+        yield
+    except OSError as error:
         error.filename = str(path)
+        raise

@@ -12,8 +12,8 @@ DTYPES = (
     "bool",
 )
 _CODES = {np.dtype(name).str[1:]: name for name in DTYPES if name != "bfloat16"}  # "f4"
-_BYTE_ORDERS = ("<", ">", "=", "|")  # of values; on disk all are little-endian
-_ALIASES = {f"{order}{code}": name for code, name in _CODES.items() for order in _BYTE_ORDERS}
+# of any byte order: on disk all are little-endian
+_ALIASES = {f"{order}{code}": name for code, name in _CODES.items() for order in "<>=|"}
 _ALIASES |= {"half": "float16", "single": "float32", "double": "float64"}
 
 

@@ -86,20 +86,19 @@ class FeatureStorageConfig:
                 codec = get_backend(backend).codecs[0]
             if stats is None:
                 stats = "float" in stored and nonfinite != "keep"
-            for field, value in (
-                ("name", name),
-                ("dtype", stored),
-                ("backend", backend),
-                ("codec", codec),
-                ("options", dict(options or {})),
-                ("stats", bool(stats)),
-                ("time_axis", time_axis),
-                ("nonfinite", nonfinite),
-                ("dims", _dims(dims)),
-                ("frame_s", None if frame_s is None else _seconds("frame_s", frame_s, above=0)),
-                ("offset_s", _seconds("offset_s", offset_s)),
-            ):
-                object.__setattr__(self, field, value)
+            vars(self).update(  # it is frozen
+                name=name,
+                dtype=stored,
+                backend=backend,
+                codec=codec,
+                options=dict(options or {}),
+                stats=bool(stats),
+                time_axis=time_axis,
+                nonfinite=nonfinite,
+                dims=_dims(dims),
+                frame_s=None if frame_s is None else _seconds("frame_s", frame_s, above=0),
+                offset_s=_seconds("offset_s", offset_s),
+            )
             self._check_choices()
             self._check_options()
 
@@ -126,7 +125,7 @@ class FeatureStorageConfig:
                 f"{nearest(self.codec, codecs)}"
             )
         of_backend, of_codec = split_options(self.backend, self.codec, self.options)
-        object.__setattr__(self, "options", of_backend | of_codec)
+        vars(self)["options"] = of_backend | of_codec
         codec, backend = self.make_codec(), self.make_backend()
         if codec is not None and codec.dtypes is not None and self.dtype not in codec.dtypes:
             raise ConfigError(
@@ -165,10 +164,9 @@ class FeatureStorageConfig:
 
         Options at their default are left out; so are `dims`, `frame_s` and `offset_s`.
         """
-        content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        content = dict(vars(self), offset_s=self.offset_s or None)
         content["options"] = without_defaults(self.backend, self.codec, self.options)
         content["dims"] = None if self.dims is None else list(self.dims)
-        content["offset_s"] = self.offset_s or None
         unsaid = {key for key in ("dims", "frame_s", "offset_s") if content[key] is None}
         return {key: value for key, value in content.items() if key not in unsaid}
 
@@ -269,13 +267,11 @@ def _check_name(name: object) -> None:
         )
 
 
-def _dims(dims: object) -> tuple[int, ...] | None:
+def _dims(dims: Sequence[int] | None) -> tuple[int, ...] | None:
     if dims is None:
         return None
     try:
-        if isinstance(dims, str) or not isinstance(dims, Iterable):
-            raise TypeError
-        numbers = tuple(operator.index(number) for number in dims)
+        numbers = (-1,) if isinstance(dims, str) else tuple(map(operator.index, dims))
     except TypeError:
         numbers = (-1,)
     if any(number < 0 for number in numbers):

@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.store.reading.cache import Cache, CachePath
-from featcache.tables.has_table import HasTable
-from featcache.tables.table import FeatureTable
+from featcache.tables.table import FeatureTable, HasTable
 
 LengthsLike = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable
 

@@ -41,7 +41,7 @@ def _kind(arrays: FeatureArrays, any_dims: bool) -> str:
 def check_same_ids(first: Cache, other: Cache) -> None:
     """Raise `ConfigError` if an id is in one of two caches alone."""
     a, b = first.opened.index, other.opened.index
-    if np.array_equal(a.id_ends, b.id_ends) and np.array_equal(a.id_bytes, b.id_bytes):
+    if np.array_equal(a.ids.ends, b.ids.ends) and np.array_equal(a.ids.data, b.ids.data):
         return
     for one, two in ((first, other), (other, first)):
         alone = next((id for id in one if id not in two), None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -18,44 +19,50 @@ from featcache.store.format.files import digest
 from featcache.store.reading.cache import Cache, CachePath
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.tables.fit import (
-    check_no_shared_id,
-    check_same_features,
-    check_same_ids,
-    features_of,
-)
+from featcache.tables import fit
+
+
+@runtime_checkable
+class HasTable(Protocol):
+    """A data set over the rows of a table, as `FeatureDataset` is."""
+
+    @property
+    def table(self) -> FeatureTable:
+        """The rows that it reads."""
+
+    @property
+    def features(self) -> Sequence[str]:
+        """Names of the features that it reads."""
 
 
 class FeatureTable:
     """Features of numbered utterances, of one cache or several.
 
-    Caches are joined over the same ids, or come one after another.
+    Several are joined over the same ids, or come one after another. Made by `FeatureTable.of`,
+    `join` and `concat`. The rows of one cache are in the order of its ids' UTF-8 bytes, as in
+    `Cache.lengths`. Cheap to fork and to pickle; holds nothing but the open caches.
 
-    Made by `FeatureTable.of`, `join` and `concat`. The rows of one cache are in the order of its
-    ids' UTF-8 bytes, as in `Cache.lengths`. Cheap to fork and to pickle; holds nothing but the open
-    caches.
+    Attributes:
+        caches: blocks that follow each other; the caches of one have different features of the same
+            ids.
+        features: the names of the features.
     """
 
     def __init__(self, blocks: Sequence[Sequence[Cache]]) -> None:
-        # blocks follow each other; the caches of one block hold different features of the same ids
-        self._blocks = tuple(tuple(block) for block in blocks)
-        self._arrays = [features_of(block) for block in blocks]
+        self.caches = tuple(tuple(block) for block in blocks)
+        self._arrays = [fit.features_of(block) for block in blocks]
+        self.features = tuple(self._arrays[0])
         self._indexes = [block[0].opened.index for block in blocks]
-        self._starts: list[int] = np.cumsum(
-            [0, *(len(block[0]) for block in self._blocks)]
-        ).tolist()
+        counts = [len(index) for index in self._indexes]
+        self._starts: list[int] = [0, *itertools.accumulate(counts)]
 
     @classmethod
     def of(cls, source: FeatureTable | Cache | CachePath) -> FeatureTable:
         """Return the table of a cache, opened where a path is given; a table as it is."""
         if isinstance(source, FeatureTable):
             return source
-        if not isinstance(source, Cache | str | os.PathLike):
-            raise ConfigError(
-                "a cache, its path, or caches put together by join or concat are needed, not "
-                f"{source!r}"
-            )
-        return cls([[source if isinstance(source, Cache) else Cache(source)]])
+        needed = "a cache, its path, or caches put together by join or concat are needed"
+        return cls([[_opened(source, needed)]])
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -63,22 +70,9 @@ class FeatureTable:
     def __repr__(self) -> str:
         return f"<FeatureTable: {len(self)} utterances of {', '.join(self.features)}>"
 
-    @property
-    def caches(self) -> tuple[tuple[Cache, ...], ...]:
-        """The caches.
-
-        Blocks follow each other, those of one block hold different features of the same ids.
-        """
-        return self._blocks
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the features."""
-        return tuple(self._arrays[0])
-
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
-        for cache in (cache for block in self._blocks for cache in block):
+        for cache in (cache for block in self.caches for cache in block):
             check_complete(cache)
 
     def has_frames(self, feature: str) -> bool:
@@ -87,7 +81,7 @@ class FeatureTable:
 
     def dims(self, feature: str) -> tuple[int, ...]:
         """Return the shape of one frame, or of the whole array of a feature without a time axis."""
-        blocks = [self.arrays(feature, block) for block in range(len(self._blocks))]
+        blocks = [self.arrays(feature, block) for block in range(len(self.caches))]
         return next((arrays.dims for arrays in blocks if len(arrays.lengths)), ())
 
     def dtype(self, feature: str) -> str:
@@ -100,14 +94,11 @@ class FeatureTable:
         All of one cache are its mapped column, without a copy. Some are checked against what is
         stored, before memory is taken for them.
         """
-        if rows is not None:
-            return self._lengths_of(feature, rows)
-        columns = [self.arrays(feature, block).lengths for block in range(len(self._blocks))]
-        lengths = columns[0].view() if len(columns) == 1 else np.concatenate(columns)
-        lengths.flags.writeable = False
-        return lengths
-
-    def _lengths_of(self, feature: str, rows: Ints) -> Ints:
+        if rows is None:
+            columns = [self.arrays(feature, block).lengths for block in range(len(self.caches))]
+            lengths = columns[0].view() if len(columns) == 1 else np.concatenate(columns)
+            lengths.flags.writeable = False
+            return lengths
         lengths = np.empty(len(rows), np.int64)
         for arrays, places, inner in self._by_block(feature, rows) if len(rows) else ():
             lengths[places] = found = arrays.lengths[inner]
@@ -127,7 +118,7 @@ class FeatureTable:
         Quick for ids that are not there: nothing is looked up that is close to them.
         """
         listed = ids if isinstance(ids, str) else list(ids)
-        found = self._blocks[0][0].opened.find(listed)
+        found = self.caches[0][0].opened.find(listed)
         for index, start in zip(self._indexes[1:], self._starts[1:], strict=False):
             missing = np.flatnonzero(found < 0)
             inner = index.find_many([listed[place] for place in missing.tolist()])
@@ -140,7 +131,7 @@ class FeatureTable:
         found = self.find(listed)
         if found.min(initial=0) < 0:
             id = listed[int(found.argmin())]
-            paths = " or ".join(repr(str(block[0].path)) for block in self._blocks)
+            paths = " or ".join(repr(str(block[0].path)) for block in self.caches)
             raise KeyNotFoundError(
                 f"no utterance {id!r} in {paths}", hint=partial(self._indexes[0].nearest, id)
             )
@@ -163,9 +154,9 @@ class FeatureTable:
         return rows
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
-        """Read `lengths` frames from `starts` on of each row into a row of `out`.
+        """Read `lengths` frames from `starts` on of each row into the bytes of a row of `out`.
 
-        They go to the front of the row's bytes, and zeros behind them.
+        Zeros fill the rest of the bytes.
         """
         for arrays, places, inner in self._by_block(feature, rows):
             mine = out if isinstance(places, slice) else [out[place] for place in places]
@@ -177,11 +168,8 @@ class FeatureTable:
     def _by_block(
         self, feature: str, rows: Ints
     ) -> Iterator[tuple[FeatureArrays, Ints | slice, Ints]]:
-        """Iterate over the blocks with some of the rows.
-
-        Gives what reads them, their places in `rows`, rows in the block.
-        """
-        if len(self._blocks) == 1:
+        """Give, for each block that has some of the rows: arrays, places in `rows`, rows in it."""
+        if len(self.caches) == 1:
             yield self.arrays(feature, 0), slice(None), rows
             return
         blocks = np.searchsorted(self._starts, rows, side="right") - 1
@@ -211,10 +199,14 @@ class FeatureTable:
         return digest("".join(digest(index.hashes.data) for index in self._indexes).encode())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _unpickled, (
-            self._blocks,
-            [[cache.generation for cache in block] for block in self._blocks],
-        )
+        generations = [cache.generation for block in self.caches for cache in block]
+        return _unpickled, (self.caches, generations)
+
+
+def _opened(source: Cache | CachePath, needed: str) -> Cache:
+    if not isinstance(source, Cache | str | os.PathLike):
+        raise ConfigError(f"{needed}, not {source!r}")
+    return source if isinstance(source, Cache) else Cache(source)
 
 
 def _whole(key: object) -> int:
@@ -229,15 +221,13 @@ def join(*caches: Cache | CachePath) -> FeatureTable:
 
     Raises `ConfigError` if the ids differ or a feature is in more than one of them.
     """
-    for source in caches:
-        if not isinstance(source, Cache | str | os.PathLike):
-            raise ConfigError(f"join takes caches or their paths one by one, not {source!r}")
-    opened = [source if isinstance(source, Cache) else Cache(source) for source in caches]
+    opened = [_opened(source, "join takes caches or their paths one by one") for source in caches]
     if not opened:
         raise ConfigError("join needs at least one cache")
-    first, seen = opened[0], dict.fromkeys(opened[0].features, opened[0])
-    for cache in opened[1:]:
-        check_same_ids(first, cache)
+    seen: dict[str, Cache] = {}
+    for cache in opened:
+        if cache is not opened[0]:
+            fit.check_same_ids(opened[0], cache)
         for name in cache.features:
             if name in seen:
                 raise ConfigError(
@@ -248,9 +238,7 @@ def join(*caches: Cache | CachePath) -> FeatureTable:
 
 
 def concat(*sources: FeatureTable | Cache | CachePath) -> FeatureTable:
-    """Put the utterances of several caches, or of joined caches, one after another.
-
-    Those of the first come first.
+    """Put the utterances of several caches, or of joined caches, one after another, in this order.
 
     Raises `ConfigError` if their features differ in name, dtype, time axis or shape of a frame, or
     if they share an id.
@@ -260,18 +248,18 @@ def concat(*sources: FeatureTable | Cache | CachePath) -> FeatureTable:
         raise ConfigError("concat needs at least one cache")
     for number, block in enumerate(blocks):
         for earlier in blocks[:number]:
-            check_same_features(earlier, block)
-            check_no_shared_id(earlier[0], block[0])
+            fit.check_same_features(earlier, block)
+            fit.check_no_shared_id(earlier[0], block[0])
     return FeatureTable(blocks)
 
 
-def _unpickled(blocks: Sequence[Sequence[Cache]], generations: list[list[int]]) -> FeatureTable:
-    for block, numbers in zip(blocks, generations, strict=True):
-        for cache, number in zip(block, numbers, strict=True):
-            if cache.generation != number:
-                raise StaleCacheError(
-                    f"cache {str(cache.path)!r} was written on since it was opened (generation "
-                    f"{number}, now {cache.generation}), and its rows have other numbers now; open "
-                    "it again"
-                )
+def _unpickled(blocks: Sequence[Sequence[Cache]], generations: list[int]) -> FeatureTable:
+    caches = [cache for block in blocks for cache in block]
+    for cache, number in zip(caches, generations, strict=True):
+        if cache.generation != number:
+            raise StaleCacheError(
+                f"cache {str(cache.path)!r} was written on since it was opened (generation "
+                f"{number}, now {cache.generation}), and its rows have other numbers now; open it "
+                "again"
+            )
     return FeatureTable(blocks)

@@ -14,7 +14,7 @@ MACOS = ("preadv", "posix_fadvise", "memfd_create", "RWF_NOWAIT")
 WINDOWS = (
     *MACOS,
     *("pread", "fork", "register_at_fork"),
-    *("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"),
+    *("O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK"),
 )
 PROGRAM = """
 import os, sys

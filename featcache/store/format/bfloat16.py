@@ -8,10 +8,7 @@ from featcache.interface import Array
 
 
 def from_storage(stored: Array, dtype: str) -> Array:
-    """Return stored numbers as the user sees them in numpy.
-
-    bfloat16 becomes the float32 of the same value.
-    """
+    """Return stored numbers as NumPy has them: bfloat16 as the float32 of the same value."""
     return from_bfloat16(stored) if dtype == "bfloat16" else stored
 
 

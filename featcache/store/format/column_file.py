@@ -1,6 +1,4 @@
-"""A sealed file of columns.
-
-Any number of arrays of numbers, mapped at once, each with its checksum.
+"""A sealed file of columns: any number of arrays of numbers, mapped at once, with checksums.
 
 On disk::
 
@@ -30,8 +28,9 @@ from numpy.typing import NDArray
 
 from featcache.container_files import bytes_at, sync_file, write_all
 from featcache.errors import CorruptCacheError
+from featcache.store.format.checked import NOT_AS_WRITTEN, natural
 from featcache.store.format.files import digest, open_within, remedy
-from featcache.store.format.sealed_json import natural, pack_json, unpack_json
+from featcache.store.format.sealed_json import pack_json, unpack_json
 
 Number = TypeVar("Number", bound=np.generic)
 ALIGNMENT = 64
@@ -44,9 +43,7 @@ DTYPE = re.compile(r"[|<][biuf][1248]")  # of a column; of those that a reader d
 
 
 def save_columns(path: Path, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:
-    """Write a new file of columns durably, and return its digest.
-
-    Its directory must still be synced.
+    """Write a new file of columns durably, and return its digest; sync its directory afterwards.
 
     The columns are taken one by one, so that they need not be in memory together. Digests are of
     what was in memory, and the size on disk is compared: a write that went wrong unseen is an error
@@ -69,14 +66,13 @@ def save_columns(path: Path, columns: Iterable[tuple[str, NDArray[Any]]]) -> str
         sync_file(file)
         size = os.fstat(file.fileno()).st_size
         if size != end + len(footer):
-            raise OSError(
-                errno.EIO, f"it has {size} bytes after {end + len(footer)} were written", str(path)
-            )
+            what = f"it has {size} bytes after {end + len(footer)} were written"
+            raise OSError(errno.EIO, what, str(path))
     return digest(footer)
 
 
 class ColumnFile:
-    """An open file of columns: `column` maps or reads one of them.
+    """An open file of columns: `column` maps or reads one of them, valid also once it is closed.
 
     Args:
         root: the cache directory.
@@ -93,9 +89,10 @@ class ColumnFile:
     ) -> None:
         self.path = root / path
         self._remedy = remedy(root, path)
-        self._descriptor = open_within(root, path)
+        self._file = open(open_within(root, path), "rb", buffering=0)  # noqa: PTH123, SIM115
         try:
-            self._size = os.fstat(self._descriptor).st_size
+            descriptor = self._file.fileno()
+            self._size = os.fstat(descriptor).st_size
             footer = self._footer()
             if expected is not None and digest(footer) != expected:
                 raise self._damaged("its checksum does not match")
@@ -103,35 +100,25 @@ class ColumnFile:
             self._mapping: mmap.mmap | None = None
             if mapped and self._size > SMALL_BYTES:
                 with contextlib.suppress(OSError):  # too many mappings or open files: read it then
-                    self._mapping = mmap.mmap(self._descriptor, self._size, access=mmap.ACCESS_READ)
+                    self._mapping = mmap.mmap(descriptor, self._size, access=mmap.ACCESS_READ)
         except BaseException:
-            self.close()
+            self._file.close()
             raise
 
     def __enter__(self) -> ColumnFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the file; columns that were taken from it stay valid."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
 
     def column(self, name: str, dtype: type[Number]) -> NDArray[Number]:
-        """Return a column, read-only.
-
-        Raises `CorruptCacheError` if it is not there or of another dtype.
-        """
-        try:
-            kind, length, offset, _ = self._columns[name]
-        except KeyError:
-            raise self._damaged(f"it has no column {name!r}") from None
+        """Return a column, read-only; raises `CorruptCacheError` without one of that dtype."""
+        if name not in self:
+            raise self._damaged(f"it has no column {name!r}")
+        kind, length, offset, _, _ = self._columns[name]
         if np.dtype(kind) != np.dtype(dtype):
             raise self._damaged(f"column {name!r} is of {kind}, not of {np.dtype(dtype)}")
         if self._mapping is not None:
@@ -140,19 +127,13 @@ class ColumnFile:
 
     def damage(self) -> list[str]:
         """Compare all columns with their digests, and return a sentence for each that differs."""
-        names = sorted(self._columns, key=lambda name: self._columns[name][2])
-        ends = [self._columns[name][2] for name in names[1:]] + [self._end]
         found = []
-        for name, end in zip(names, ends, strict=True):
-            _, _, offset, expected = self._columns[name]
+        for name, (_, _, begin, end, expected) in self._columns.items():
             state = xxhash.xxh3_64()
-            for start in range(offset, end, 1 << 20):
+            for start in range(begin, end, 1 << 20):
                 state.update(self._read(start, min(1 << 20, end - start)))
             if state.hexdigest() != expected:
-                found.append(
-                    f"{str(self.path)!r} is damaged: the checksum of column {name!r} does not "
-                    f"match; {self._remedy}"
-                )
+                found.append(str(self._damaged(f"the checksum of column {name!r} does not match")))
         return found
 
     def _footer(self) -> bytes:
@@ -163,27 +144,26 @@ class ColumnFile:
             raise self._damaged("it has no footer")
         return guess[-length:] if length <= len(guess) else self._read(self._end, length)
 
-    def _read_footer(self, footer: bytes) -> dict[str, tuple[str, int, int, str]]:
-        content = unpack_json(footer[:-8], repr(str(self.path)))
+    def _read_footer(self, footer: bytes) -> dict[str, tuple[str, int, int, int, str]]:
+        """Return of each column the dtype, the length, where it begins and ends, and the digest."""
+        content = cast(Any, unpack_json(footer[:-8], repr(str(self.path))))
         columns = {}
         end = 0
         try:
-            for name, (kind, length, offset, expected) in cast(dict[str, Any], content)[
-                "columns"
-            ].items():
+            for name, (kind, length, offset, expected) in content["columns"].items():
                 if not DTYPE.fullmatch(kind) or natural(offset) != end:
                     raise ValueError(f"column {name!r} is {kind!r} at {offset}")
                 end = offset + natural(length) * np.dtype(kind).itemsize
                 end += -end % ALIGNMENT
-                columns[name] = (str(kind), length, offset, str(expected))
+                columns[name] = (str(kind), length, offset, end, str(expected))
             if end != self._end:
                 raise ValueError(f"columns end at {end}")
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
+        except NOT_AS_WRITTEN as error:
             raise self._damaged(str(error)) from error
         return columns
 
     def _read(self, offset: int, nbytes: int) -> bytes:
-        data = bytes_at(self._descriptor, nbytes, offset)
+        data = bytes_at(self._file.fileno(), nbytes, offset)
         if len(data) < nbytes:
             raise self._damaged(f"it ends before byte {offset + nbytes}")
         return data

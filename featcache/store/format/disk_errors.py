@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from featcache.errors import CacheError, FeatcacheError, StorageFullError
 
 GO_ON = "run the same again, it goes on from there"
 FREE_SPACE = f"free some space and {GO_ON}"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDIES = {
     errno.EACCES: (
         "get the right to write there (or open the cache with featcache.open to read it), and "
@@ -27,21 +26,13 @@ _REMEDIES = {
 }
 
 
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise a system error while a cache is read as a `CacheError`.
+def reading(path: Path) -> AbstractContextManager[None]:
+    """Raise a system error while a cache is read as a `CacheError`: which path, what to do."""
 
-    It names the path and says what to do.
-    """
-    try:
-        yield
-    except FeatcacheError:
-        raise
-    except OSError as error:
-        where = f" at {error.filename!r}" if error.filename not in (None, str(path)) else ""
-        told = CacheError(f"cache {str(path)!r} cannot be read{where}: {read_remedy(error)}")
-        told.errno = error.errno
-        raise told from error
+    def tell(error: OSError, where: str) -> CacheError:
+        return CacheError(f"cache {str(path)!r} cannot be read{where}: {read_remedy(error)}")
+
+    return _told(path, tell)
 
 
 def read_remedy(error: OSError) -> str:
@@ -51,31 +42,37 @@ def read_remedy(error: OSError) -> str:
     return f"{error.strerror or error}; {remedy}, and try again"
 
 
-@contextlib.contextmanager
-def explained(path: Path, kept: Callable[[], str]) -> Iterator[None]:
-    """Raise a system error as a `CacheError`, or `StorageFullError`.
-
-    It names the path and says what to do.
+def explained(path: Path, kept: Callable[[], str]) -> AbstractContextManager[None]:
+    """Raise a system error while a cache is written as a `CacheError`, or `StorageFullError`.
 
     Args:
         path: the cache directory.
         kept: says what of the work is safe.
     """
+
+    def tell(error: OSError, where: str) -> CacheError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StorageFullError(
+                f"the disk of {str(path)!r} is full{where}; {kept()}: {FREE_SPACE}"
+            )
+        remedy = _REMEDIES.get(error.errno or 0, f"see to the disk, and {GO_ON}")
+        return CacheError(
+            f"cache {str(path)!r} cannot be written{where}: {error.strerror or error}; "
+            f"{kept()}: {remedy}"
+        )
+
+    return _told(path, tell)
+
+
+@contextmanager
+def _told(path: Path, tell: Callable[[OSError, str], CacheError]) -> Iterator[None]:
+    """Raise a system error as what `tell` makes of it and of the file, if that is not `path`."""
     try:
         yield
     except FeatcacheError:
         raise
     except OSError as error:
         where = f" at {error.filename!r}" if error.filename not in (None, str(path)) else ""
-        if error.errno in _FULL:
-            told: CacheError = StorageFullError(
-                f"the disk of {str(path)!r} is full{where}; {kept()}: {FREE_SPACE}"
-            )
-        else:
-            remedy = _REMEDIES.get(error.errno or 0, f"see to the disk, and {GO_ON}")
-            told = CacheError(
-                f"cache {str(path)!r} cannot be written{where}: {error.strerror or error}; "
-                f"{kept()}: {remedy}"
-            )
+        told = tell(error, where)
         told.errno = error.errno
         raise told from error

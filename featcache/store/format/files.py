@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import stat
@@ -14,13 +15,8 @@ from pathlib import Path
 
 import xxhash
 
-from featcache.container_files.system import (
-    O_NONBLOCK,
-    open_unlinked,
-    sync_directory,
-    sync_file,
-    write_all,
-)
+from featcache.container_files import sync_directory, sync_file, write_all
+from featcache.container_files.system import O_NONBLOCK, open_unlinked
 from featcache.errors import CorruptCacheError
 
 MAX_JSON_BYTES = 32 << 20  # a larger one is no manifest, seal or journal line of ours
@@ -34,11 +30,8 @@ def digest(data: bytes | memoryview) -> str:
 
 def digest_file(path: Path) -> str:
     """Return the xxh3-64 of a file's content."""
-    state = xxhash.xxh3_64()
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            state.update(piece)
-    return state.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
 
 
 def make_directory(path: Path) -> None:
@@ -57,10 +50,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a whole file under its final name, by way of a temporary one.
-
-    Its neighbours are durable before it.
-    """
+    """Write a whole file by way of a temporary one; its neighbours are durable before it."""
     aside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")  # of this writer alone
     try:
         with aside.open("xb", buffering=0) as file:
@@ -115,10 +105,7 @@ def open_there(root: Path, path: str) -> int:
 
 
 def check_own_directory(directory: Path) -> None:
-    """Raise `CorruptCacheError` if a directory to write in is a link, or none.
-
-    What a link leads to is not ours.
-    """
+    """Raise `CorruptCacheError` if a directory to write in is a link, or no directory."""
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise CorruptCacheError(
             f"{str(directory)!r} is damaged: it is a link or no directory; a cache keeps all its "
@@ -126,16 +113,15 @@ def check_own_directory(directory: Path) -> None:
         )
 
 
-def read_within(root: Path, path: str, most: int = MAX_JSON_BYTES) -> bytes:
-    """Read a whole file of a cache.
-
-    Raises `CorruptCacheError` for one that is too large to be right.
-    """
+def read_within(root: Path, path: str) -> bytes:
+    """Read a whole JSON file; raises `CorruptCacheError` for one that is too large to be right."""
     descriptor = open_within(root, path)
     with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise CorruptCacheError(f"{str(root / path)!r} is damaged: it has more than {most:,} bytes")
+        data = file.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
+        raise CorruptCacheError(
+            f"{str(root / path)!r} is damaged: it has more than {MAX_JSON_BYTES:,} bytes"
+        )
     return data
 
 

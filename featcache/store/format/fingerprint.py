@@ -25,8 +25,7 @@ def cache_fingerprint(
         )
     if fingerprint and "features" in fingerprint:
         raise ConfigError(
-            "the fingerprint cannot have a key 'features': the declarations have that name; rename "
-            "it"
+            "the fingerprint cannot have a key 'features', the name of the declarations; rename it"
         )
     declared = {name: feature.to_json() for name, feature in features.items()}
     return canonical({**(fingerprint or {}), "features": declared})
@@ -64,9 +63,7 @@ def _jsonable(value: object, key: str) -> object:
         return [_jsonable(inner, f"{key}[{number}]") for number, inner in enumerate(value)]
     if isinstance(value, str):
         return _unicode(value, key)
-    if value is None or isinstance(value, int):
-        return value
-    if isinstance(value, float) and math.isfinite(value):
+    if isinstance(value, int | None) or (isinstance(value, float) and math.isfinite(value)):
         return value
     what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
     raise ConfigError(
@@ -98,9 +95,8 @@ def fingerprint_digest(fingerprint: Mapping[str, object]) -> str:
     >>> fingerprint_digest({"a": 1, "b": 2}) == fingerprint_digest({"b": 2, "a": 1})
     True
     """
-    text = json.dumps(
-        canonical(fingerprint), sort_keys=True, separators=(",", ":"), ensure_ascii=False
-    )
+    content = canonical(fingerprint)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return digest(text.encode())
 
 
@@ -111,12 +107,9 @@ def differences(old: object, new: object, field: str = "") -> list[str]:
     ['model.layer: was 9, now 12']
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        lines = []
-        for key in sorted({*old, *new}):
-            lines += differences(
-                old.get(key, ABSENT), new.get(key, ABSENT), f"{field}.{key}" if field else str(key)
-            )
-        return lines
+        inner = {key: f"{field}.{key}" if field else str(key) for key in sorted({*old, *new})}
+        pairs = [(old.get(key, ABSENT), new.get(key, ABSENT), name) for key, name in inner.items()]
+        return [line for pair in pairs for line in differences(*pair)]
     was, now = _text(old), _text(new)
     # as text, like the digest: 1 and 1.0 and true are equal in Python, also within lists
     return [f"{field}: was {_shortened(was)}, now {_shortened(now)}"] if was != now else []

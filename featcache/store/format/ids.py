@@ -15,13 +15,11 @@ def as_id(value: object) -> object:
     >>> as_id(7), as_id("utt-7")
     ('7', 'utt-7')
     """
-    if isinstance(value, str | bool) or not hasattr(value, "__index__"):
-        return value
-    if getattr(value, "ndim", None):
+    if isinstance(value, str | bool) or getattr(value, "ndim", None):
         return value
     try:
-        return str(operator.index(value))
-    except TypeError:  # a tensor of another dtype
+        return str(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
         return value
 
 

@@ -1,6 +1,4 @@
-"""The index: which utterances there are, and where the bytes of each lie.
-
-It is made of columns mapped into memory.
+"""The index: columns, mapped into memory, of the utterances and of where the bytes of each lie.
 
 Rows are sorted by the UTF-8 bytes of their ids, so that they do not depend on the order of writing.
 """
@@ -9,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -21,23 +19,20 @@ from numpy.typing import NDArray
 from featcache.errors import CorruptCacheError
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
+from featcache.store.format.checked import within
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.pages import DIGEST_BYTES
-from featcache.store.format.sealed_json import within
-from featcache.store.format.strings import Strings
+from featcache.store.format.strings import DAMAGED, Strings
 
 Hashes = NDArray[np.uint64]
 hash_of = xxhash.xxh3_64_intdigest  # of an id's UTF-8
-DAMAGED = "the index is damaged (open the cache with verify='columns' to see which file)"
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureColumns:
     """The places of the arrays of one feature.
 
-    All columns are as long as the index, but for the last three.
-
-    The extents of row r are first[r] to first[r + 1] of `container`, `offset` and `nbytes`.
+    The extents of row r are first[r] to before first[r + 1] of `container`, `offset` and `nbytes`.
     """
 
     rows: Ints  # frames; 1 for a feature without a time axis
@@ -50,10 +45,7 @@ class FeatureColumns:
 
 @dataclass(frozen=True, slots=True)
 class ContainerColumns:
-    """The container files.
-
-    In a part's index their paths are relative to the part, else to the cache.
-    """
+    """The container files: paths are relative to the part in a part's index, else to the cache."""
 
     paths: Strings
     sizes: Ints
@@ -64,10 +56,7 @@ class ContainerColumns:
         return len(self.sizes)
 
     def path(self, number: int) -> str:
-        """Return a container's path.
-
-        Raises `CorruptCacheError` for one that leads out of the cache.
-        """
+        """Return a path; raises `CorruptCacheError` for one that leads out of the cache."""
         try:
             return within(self.paths[number])
         except ValueError as error:
@@ -84,8 +73,7 @@ class Index:
 
     hashes: Hashes  # xxh3-64 of the ids' UTF-8, sorted
     hash_rows: Ints  # the row of each hash
-    id_ends: Ints  # where each id ends in id_bytes; one longer than the index, begins with 0
-    id_bytes: Bytes
+    ids: Strings
     features: Mapping[str, FeatureColumns]
     containers: ContainerColumns
     stats: Mapping[str, FeatureStats]
@@ -95,29 +83,11 @@ class Index:
 
     @cached_property
     def _views(self) -> tuple[memoryview, memoryview, memoryview, memoryview]:
-        # one item of a memoryview costs a third of one of an array
-        return self.hashes.data, self.hash_rows.data, self.id_ends.data, self.id_bytes.data
+        return self.hashes.data, self.hash_rows.data, *self.ids.views
 
     def id(self, row: int) -> str:
         """Return the id of a row."""
-        _, _, ends, data = self._views
-        try:
-            return str(data[ends[row] : ends[row + 1]], "utf-8")
-        except UnicodeDecodeError as error:
-            raise CorruptCacheError(f"{DAMAGED}: {error}") from error
-
-    def ids(self) -> Iterator[str]:
-        """Iterate over all ids in row order."""
-        # in pieces, so that ten million ids are never all in memory
-        for start in range(0, len(self), 65536):
-            ends = self.id_ends[start : start + 65537].tolist()
-            data = self.id_bytes[ends[0] : ends[-1]].tobytes()
-            try:
-                yield from [
-                    data[begin - ends[0] : end - ends[0]].decode() for begin, end in pairwise(ends)
-                ]
-            except UnicodeDecodeError as error:
-                raise CorruptCacheError(f"{DAMAGED}: {error}") from error
+        return self.ids[row]
 
     def find(self, id: str) -> int:
         """Return the row of an id, -1 if there is none."""
@@ -148,18 +118,18 @@ class Index:
 
     def find_many(self, ids: Sequence[str]) -> Ints:
         """Return the rows of many ids at once, -1 where there is none."""
+        if len(self) == 0:
+            return np.full(len(ids), -1, np.int64)
         keys = [id.encode("utf-8", "surrogatepass") for id in ids]
-        if len(self) == 0 or not keys:
-            return np.full(len(keys), -1, np.int64)
         hashes = np.fromiter(map(hash_of, keys), np.uint64, len(keys))
         positions = np.minimum(self.hashes.searchsorted(hashes), len(self) - 1)
         rows = self.hash_rows[positions]
         alike = self.hashes[positions] == hashes
-        if rows.min() < 0 or rows.max() >= len(self):
+        if not are_below(rows, len(self)):
             raise CorruptCacheError(f"{DAMAGED}: it names rows that are not there")
-        begins, ends = self.id_ends[rows].tolist(), self.id_ends[rows + 1].tolist()
+        begins, ends = self.ids.ends[rows].tolist(), self.ids.ends[rows + 1].tolist()
         rows[~alike] = -1
-        data = self.id_bytes.data
+        data = self.ids.data.data
         for number in np.flatnonzero(alike).tolist():
             if data[begins[number] : ends[number]] != keys[number]:  # several ids of the same hash
                 rows[number] = self.find(ids[number])
@@ -174,8 +144,7 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
     index = Index(
         hashes=file.column("hashes", np.uint64),
         hash_rows=file.column("hash_rows", np.int64),
-        id_ends=file.column("id_ends", np.int64),
-        id_bytes=file.column("id_bytes", np.uint8),
+        ids=read_strings(file, "id"),
         features={
             name: FeatureColumns(
                 rows=file.column(f"{name}.rows", np.int64),
@@ -201,20 +170,19 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
 
 def is_sound(index: Index) -> bool:
     """Tell whether the numbers of an index can be: places ascend, and what is named is there."""
-    count = len(index)
-    sound = _ascends(index.id_ends) and (
-        count == 0 or 0 <= index.hash_rows.min() <= index.hash_rows.max() < count
-    )
-    for columns in index.features.values():
-        numbers = columns.container
-        sound = sound and _ascends(columns.first) and int(columns.first[0]) == 0
-        sound = sound and (
-            not len(numbers) or 0 <= numbers.min() <= numbers.max() < len(index.containers)
-        )
-    return bool(sound)
+    sound = _ascend(index.ids.ends) and are_below(index.hash_rows, len(index))
+    for each in index.features.values():
+        sound = sound and bool(each.first[0] == 0) and _ascend(each.first)
+        sound = sound and are_below(each.container, len(index.containers))
+    return sound
 
 
-def _ascends(numbers: Ints) -> bool:
+def are_below(numbers: NDArray[np.signedinteger[Any]], count: int) -> bool:
+    """Tell whether all numbers are of `count` things, which are counted from 0."""
+    return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < count)
+
+
+def _ascend(numbers: Ints) -> bool:
     return bool((numbers[1:] >= numbers[:-1]).all())
 
 
@@ -230,13 +198,10 @@ def read_strings(file: ColumnFile, name: str) -> Strings:
 
 def read_stats(file: ColumnFile, feature: str) -> FeatureStats:
     """Take the statistics of a feature out of a file of columns."""
-    count, shape = (
-        file.column(f"{feature}.count", np.int64),
-        file.column(f"{feature}.dims", np.int64),
-    )
-    mean, m2 = file.column(f"{feature}.mean", np.float64), file.column(f"{feature}.m2", np.float64)
+    count, dims = (file.column(f"{feature}.{key}", np.int64) for key in ("count", "dims"))
+    mean, m2 = (file.column(f"{feature}.{key}", np.float64) for key in ("mean", "m2"))
     try:
-        return FeatureStats(int(count[0]), mean.reshape(shape), m2.reshape(shape))
+        return FeatureStats(int(count[0]), mean.reshape(dims), m2.reshape(dims))
     except (LookupError, ValueError, OverflowError, MemoryError) as error:
         raise CorruptCacheError(
             f"{str(file.path)!r} is damaged: the statistics of {feature!r} do not fit each other: "
@@ -245,21 +210,15 @@ def read_stats(file: ColumnFile, feature: str) -> FeatureStats:
 
 
 def _check_lengths(index: Index, file: ColumnFile) -> None:
-    count = len(index.hashes)
-    fits = len(index.hash_rows) == count and len(index.id_ends) == count + 1
-    fits = fits and Strings(index.id_ends, index.id_bytes).fits()
-    for columns in index.features.values():
-        fits = (
-            fits and len(columns.rows) == len(columns.checksum) == len(columns.first) - 1 == count
-        )
-        fits = fits and len(columns.container) == len(columns.offset) == len(columns.nbytes) == int(
-            columns.first[-1]
-        )
-    containers = index.containers
-    fits = fits and len(containers) == len(containers.paths) == len(containers.parts)
-    fits = fits and len(containers.digests) == DIGEST_BYTES * len(containers)
-    fits = fits and int(containers.sizes.min(initial=0)) >= 0
-    if not fits:
+    fits = len(index.ids) == len(index.hash_rows) == len(index)
+    for each in index.features.values():
+        fits = fits and len(each.rows) == len(each.checksum) == len(each.first) - 1 == len(index)
+        extents = {len(each.container), len(each.offset), len(each.nbytes)}
+        fits = fits and extents == {each.first[-1]}
+    files = index.containers
+    fits = fits and len(files) == len(files.paths) == len(files.parts)
+    fits = fits and len(files.digests) == DIGEST_BYTES * len(files)
+    if not fits or files.sizes.min(initial=0) < 0:
         raise CorruptCacheError(
             f"index {str(file.path)!r} is damaged: its columns have different lengths"
         )

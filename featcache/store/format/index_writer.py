@@ -43,8 +43,7 @@ def index_of(
     return Index(
         hashes=np.fromiter(map(hash_of, keys), np.uint64, len(keys)),
         hash_rows=np.arange(len(keys)),
-        id_ends=ends_of([len(key) for key in keys]),
-        id_bytes=np.frombuffer(b"".join(keys), np.uint8),
+        ids=Strings.of_bytes(keys),
         features=features,
         containers=containers,
         stats=stats,
@@ -61,10 +60,10 @@ class Rows(NamedTuple):
 def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> Rows:
     """Put the rows of indexes, but for those that are left out of each, into the canonical order.
 
-    Of equal ids, that of the first index comes first.
+    Of equal ids, the one in the earliest index comes first.
     """
-    id_bytes = _joined([*(index.id_bytes for index in indexes), np.zeros(8, np.uint8)], np.uint8)
-    id_ends = ends_of(_joined([np.diff(index.id_ends) for index in indexes], np.int64))
+    id_bytes = _joined([*(index.ids.data for index in indexes), np.zeros(8, np.uint8)], np.uint8)
+    id_ends = ends_of(_joined([np.diff(index.ids.ends) for index in indexes], np.int64))
     order = argsort_ids(id_bytes, id_ends)
     starts = ends_of([len(index) for index in indexes])
     out = _joined([rows + start for rows, start in zip(left_out, starts, strict=False)], np.int64)
@@ -100,8 +99,7 @@ def index_columns(
     """
     order, ids = rows
     del rows
-    yield "id_bytes", ids.data
-    yield "id_ends", ids.ends
+    yield from string_columns("id", ids)
     del ids
     hashes = _joined([_hashes_by_row(index) for index in indexes], np.uint64)[order]
     hash_rows = np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
@@ -132,20 +130,13 @@ def index_columns(
 
 def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
     """Give the columns of all parts' containers; `prefixes` lead from the cache to the parts."""
-    paths = Strings.of(
-        [
-            prefix + path
-            for prefix, each in zip(prefixes, containers, strict=True)
-            for path in each.paths
-        ]
-    )
-    yield from string_columns("container_path", paths)
+    pairs = zip(prefixes, containers, strict=True)
+    paths = [prefix + path for prefix, each in pairs for path in each.paths]
+    yield from string_columns("container_path", Strings.of(paths))
     yield "container_size", _joined([each.sizes for each in containers], np.int64)
     yield "container_digest", _joined([each.digests for each in containers], np.uint8)
-    yield (
-        "container_part",
-        np.repeat(np.arange(len(containers), dtype=np.int32), [len(each) for each in containers]),
-    )
+    numbers = np.arange(len(containers), dtype=np.int32)
+    yield "container_part", np.repeat(numbers, [len(each) for each in containers])
 
 
 def string_columns(name: str, strings: Strings) -> Columns:

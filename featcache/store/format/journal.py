@@ -14,22 +14,15 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from featcache.container_files import sync_directory
+from featcache.container_files import sync_directory, sync_file
 from featcache.errors import CacheError
 from featcache.stats import FeatureStats
 from featcache.store.format.files import MAX_JSON_BYTES, open_within
-from featcache.store.format.journal_lines import (
-    Header,
-    Record,
-    Utterance,
-    record_of,
-    stats_to_json,
-    utterance_to_json,
-)
-from featcache.store.format.sealed_json import pack_json
+from featcache.store.format.journal_lines import Header, Record, Utterance, line_of, record_of
 
 NAME = "journal.jsonl"
 LINE_UTTERANCES = 64  # most utterances of a line: ten million short ones must not cost a line each
@@ -41,12 +34,12 @@ class JournalWriter:
     """Appends to a journal; nothing counts before `commit`."""
 
     def __init__(self, directory: Path, header: Header) -> None:
-        self._header = header.to_json()
+        self._header = header
         self._waiting: list[Utterance] = []
         self._waiting_extents = 0
         self._file: BinaryIO = (directory / NAME).open("xb")
         try:
-            self._write({"header": self._header})
+            self._file.write(line_of(Record(header)))
             self._sync()
             sync_directory(directory)
         except BaseException:
@@ -64,20 +57,12 @@ class JournalWriter:
         """Make all notes count, durably, with the part's statistics up to here."""
         self.check_there()
         self._write_waiting()
-        self._write(
-            {
-                "commit": {name: stats_to_json(value) for name, value in stats.items()},
-                "header": self._header,
-            }
-        )
+        self._file.write(line_of(Record(self._header, stats=stats)))
         self._sync()
         self.check_there()
 
     def check_there(self) -> None:
-        """Raise `CacheError` if another writer took this one for dead.
-
-        That may be where locks do not hold.
-        """
+        """Raise `CacheError` if another writer took this one for dead: locks may not hold."""
         if os.fstat(self._file.fileno()).st_nlink == 0:
             raise CacheError(
                 f"journal {self._file.name!r} is gone: another writer has taken the part for that "
@@ -92,16 +77,13 @@ class JournalWriter:
 
     def _write_waiting(self) -> None:
         if self._waiting:
-            self._write({"utterances": [utterance_to_json(each) for each in self._waiting]})
+            self._file.write(line_of(Record(utterances=self._waiting)))
             self._waiting = []
             self._waiting_extents = 0
 
-    def _write(self, record: object) -> None:
-        self._file.write(pack_json(record) + b"\n")
-
     def _sync(self) -> None:
         self._file.flush()
-        os.fsync(self._file.fileno())
+        sync_file(self._file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +111,7 @@ def read_journal(cache: Path, directory: str) -> Journal | None:
     lines = _lines(cache, f"{directory}/{NAME}")
     records = [record_of(line) for line in lines]
     del records[_torn_from(lines, records) :]
-    for record in records:
-        if record is None:
-            continue
+    for record in filter(None, records):
         header = record.header or header
         pending += record.utterances
         if record.stats is not None:
@@ -144,9 +124,7 @@ def read_journal(cache: Path, directory: str) -> Journal | None:
 
 
 def _torn_from(lines: Sequence[bytes], records: Sequence[Record | None]) -> int:
-    """Return the number of the line from which on there are no whole lines.
-
-    A writer that died, or a power cut, left it so.
+    """Return the number of the line from which on a writer that died left no whole lines.
 
     A power cut may also leave lines behind a hole, if they came after the last sync that had ended;
     each commit ends with one, and only the last may not have come to it.
@@ -154,21 +132,18 @@ def _torn_from(lines: Sequence[bytes], records: Sequence[Record | None]) -> int:
     end = len(records)
     while end and records[end - 1] is None and _is_torn(lines[end - 1]):
         end -= 1
-    commits = [
-        number for number in range(end) if (record := records[number]) and record.stats is not None
-    ]
+    commits = [at for at, record in enumerate(records[:end]) if record and record.stats is not None]
     synced = commits[-2] + 1 if len(commits) > 1 else 1
-    bad = [number for number in range(end) if records[number] is None]
-    if bad and bad[0] >= synced and all(_HOLE in lines[number] for number in bad):
+    bad = [at for at in range(end) if records[at] is None]
+    if bad and bad[0] >= synced and all(_HOLE in lines[at] for at in bad):
         return bad[0]
     return end
 
 
 def has_lines(cache: Path, directory: str) -> bool:
     """Tell whether a part has a journal in which more stands than a torn first line."""
-    return any(
-        record_of(line) or not _is_torn(line) for line in _lines(cache, f"{directory}/{NAME}")
-    )
+    lines = _lines(cache, f"{directory}/{NAME}")
+    return any(record_of(line) or not _is_torn(line) for line in lines)
 
 
 def _lines(cache: Path, path: str) -> list[bytes]:
@@ -177,10 +152,7 @@ def _lines(cache: Path, path: str) -> list[bytes]:
     except FileNotFoundError:
         return []
     with open(descriptor, "rb") as file:  # noqa: PTH123 (a descriptor)
-        lines = []
-        while line := file.readline(MAX_JSON_BYTES):
-            lines.append(line)
-    return lines
+        return list(iter(partial(file.readline, MAX_JSON_BYTES), b""))
 
 
 def _is_torn(line: bytes) -> bool:

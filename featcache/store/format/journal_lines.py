@@ -1,10 +1,11 @@
-"""Lines of a journal: what they say, as objects and as JSON."""
+"""Lines of a journal, as objects and as JSON."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ import numpy as np
 from featcache.errors import CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
-from featcache.store.format.sealed_json import natural, text, unpack_json, within
+from featcache.store.format.checked import NOT_AS_WRITTEN, Name, natural, read_as, within
+from featcache.store.format.sealed_json import pack_json, unpack_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,68 +37,51 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """First line of a journal: what its part was started with."""
+    """Start of a part, as the first line of its journal tells it."""
 
     build: int  # counts up with each overwrite of the cache
     fingerprint: str  # digest of the cache's fingerprint
-    dims: Mapping[str, tuple[int, ...]]
+    dims: Mapping[Name, tuple[int, ...]]
     # rows a block of the codec; 0: the whole array is one block, or raw
-    block_rows: Mapping[str, int]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the header as JSON-able values."""
-        return {
-            "build": self.build,
-            "fingerprint": self.fingerprint,
-            "dims": {name: list(dims) for name, dims in self.dims.items()},
-            "block_rows": dict(self.block_rows),
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Header:
-        """Make a header from what `to_json` returned.
-
-        Raises an error of Python's own for anything else.
-        """
-        return cls(
-            build=natural(content["build"]),
-            fingerprint=text(content["fingerprint"]),
-            dims={
-                within(name, 1): tuple(map(natural, dims)) for name, dims in content["dims"].items()
-            },
-            block_rows={
-                within(name, 1): natural(rows) for name, rows in content["block_rows"].items()
-            },
-        )
+    block_rows: Mapping[Name, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """Content of a line."""
 
-    header: Header | None
-    utterances: list[Utterance]
-    stats: Mapping[str, FeatureStats] | None
+    header: Header | None = None
+    utterances: Sequence[Utterance] = ()
+    stats: Mapping[str, FeatureStats] | None = None  # by feature; None: this is no commit
+
+
+def line_of(record: Record) -> bytes:
+    """Return a record as a line."""
+    content: dict[str, object] = {}
+    if record.utterances:
+        content["utterances"] = [_utterance_to_json(each) for each in record.utterances]
+    if record.stats is not None:
+        content["commit"] = {name: _stats_to_json(each) for name, each in record.stats.items()}
+    if record.header is not None:
+        content["header"] = dataclasses.asdict(record.header)
+    return pack_json(content) + b"\n"
 
 
 def record_of(line: bytes) -> Record | None:
     """Return what a line says; None for a line that does not check."""
     for candidate in (line.removesuffix(b"\n"), line[:-1]):  # the line break itself may be damaged
-        with contextlib.suppress(
-            CorruptCacheError, LookupError, TypeError, ValueError, AttributeError, OverflowError
-        ):
+        with contextlib.suppress(CorruptCacheError, *NOT_AS_WRITTEN):
             content = cast(dict[str, Any], unpack_json(candidate, "a line"))
-            header = Header.from_json(content["header"]) if "header" in content else None
+            header = read_as(Header, content["header"]) if "header" in content else None
             utterances = [_utterance_from_json(*each) for each in content.get("utterances", ())]
             stats = content.get("commit")
             if stats is not None:
-                stats = {within(name, 1): _stats_from_json(value) for name, value in stats.items()}
+                stats = {within(name, 1): _stats_from_json(each) for name, each in stats.items()}
             return Record(header, utterances, stats)
     return None
 
 
-def utterance_to_json(utterance: Utterance) -> list[object]:
-    """Return an utterance as JSON-able values."""
+def _utterance_to_json(utterance: Utterance) -> list[object]:
     arrays = {
         name: [
             placed.rows,
@@ -108,8 +93,8 @@ def utterance_to_json(utterance: Utterance) -> list[object]:
     return [utterance.id, arrays]
 
 
-def _utterance_from_json(id: object, arrays: Mapping[str, Any]) -> Utterance:
-    text(id).encode()
+def _utterance_from_json(id: str, arrays: Mapping[str, Any]) -> Utterance:
+    id.encode()
     placed = {
         within(name, 1): Placed(
             natural(rows),
@@ -121,11 +106,10 @@ def _utterance_from_json(id: object, arrays: Mapping[str, Any]) -> Utterance:
         )
         for name, (rows, checksum, extents) in arrays.items()
     }
-    return Utterance(text(id), placed)
+    return Utterance(id, placed)
 
 
-def stats_to_json(stats: FeatureStats) -> dict[str, object]:
-    """Return statistics as JSON-able values."""
+def _stats_to_json(stats: FeatureStats) -> dict[str, object]:
     return {
         "count": stats.count,
         "mean": base64.b64encode(stats.mean.astype("<f8").tobytes()).decode(),

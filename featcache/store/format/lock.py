@@ -43,12 +43,10 @@ class WriterLock:
                 f"{str(directory)!r} is being written by {holder_text(directory)}; wait for it, or "
                 f"end it and try again: what it has committed is kept{gone}"
             ) from error
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        this = Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S"))
         try:
             self._holder.unlink(missing_ok=True)  # a link would lead elsewhere
-            self._holder.write_text(
-                json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now})
-            )
+            self._holder.write_text(json.dumps(this._asdict()))
         except BaseException:
             self.release()
             raise
@@ -70,10 +68,7 @@ class Holder(NamedTuple):
 
 
 def may_live(found: Holder | None) -> bool:
-    """Tell whether a process that holds a lock, or held it when it died, may still be at work.
-
-    On another host that cannot be seen.
-    """
+    """Tell whether the process may still be at work; on another host that cannot be seen."""
     if found is None:
         return False
     if found.host != socket.gethostname() or os.name == "nt":  # there, to ask would be to kill

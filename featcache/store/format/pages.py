@@ -1,7 +1,4 @@
-"""Pages: the checksums of a container file, a page at a time.
-
-Any piece of it can be checked alone by them.
-"""
+"""Pages: checksums of a container file, a page each, so that any piece can be checked alone."""
 
 from __future__ import annotations
 
@@ -22,26 +19,15 @@ def page_count(size: int) -> int:
 
 def pages_of(descriptor: int, first: int = 0, count: int | None = None) -> Pages:
     """Read pages of an open file, from page `first` on, and return the xxh3-64 of each."""
-    size = os.fstat(descriptor).st_size
-    total = page_count(size)
+    total = page_count(os.fstat(descriptor).st_size)
     last = total if count is None else min(first + count, total)
-    pages = np.empty(max(last - first, 0), np.uint64)
-    for number in range(first, last):
-        pages[number - first] = xxhash.xxh3_64_intdigest(
-            bytes_at(descriptor, PAGE_BYTES, number * PAGE_BYTES)
-        )
-    return pages
+    pages = (bytes_at(descriptor, PAGE_BYTES, page * PAGE_BYTES) for page in range(first, last))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, pages), np.uint64)
 
 
 def container_digest(pages: Pages, size: int) -> bytes:
-    """Return the digest of a container.
+    """Return the digest of a container: 16 bytes, the most significant one first.
 
-    That is the xxh3-128 of the checksums of its pages and its size, both u64.
-
-    16 bytes, the most significant one first.
+    That is the xxh3-128 of the checksums of its pages and of its size, u64 each.
     """
-    state = xxhash.xxh3_128(
-        np.ascontiguousarray(pages, "<u8").data.cast("B") if len(pages) else b""
-    )
-    state.update(size.to_bytes(8, "little"))
-    return state.digest()
+    return xxhash.xxh3_128_digest(pages.astype("<u8").tobytes() + size.to_bytes(8, "little"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import secrets
 import shutil
@@ -20,12 +19,13 @@ from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.interface import Ints
 from featcache.store.format import journal
+from featcache.store.format.checked import NOT_AS_WRITTEN, read_as
 from featcache.store.format.column_file import ColumnFile
-from featcache.store.format.files import digest, read_within
-from featcache.store.format.index import Index, is_sound, read_index
+from featcache.store.format.files import digest, read_within, remedy
+from featcache.store.format.index import Index, are_below, is_sound, read_index
 from featcache.store.format.journal_lines import Header
 from featcache.store.format.manifest import PARTS, PartEntry
-from featcache.store.format.sealed_json import text, unpack_json
+from featcache.store.format.sealed_json import unpack_json
 
 SEAL = "part.json"
 COLUMNS = "index.columns"
@@ -60,11 +60,8 @@ class SealedPart:
         """Read the part's columns, those of ids and containers, and of some features."""
         with self.open_columns(cache) as file:
             index = read_index(file, names)
-        if (
-            len(index) != self.entry.rows
-            or not {*names} <= self.header.dims.keys()
-            or not is_sound(index)
-        ):
+        fits = len(index) == self.entry.rows and {*names} <= self.header.dims.keys()
+        if not (fits and is_sound(index)):
             raise CorruptCacheError(
                 f"part {str(cache / self.directory)!r} is damaged: its index does not fit it; "
                 "remove it to compute its utterances again"
@@ -77,7 +74,7 @@ class SealedPart:
             return np.empty(0, np.int64)
         with self.open_stats(cache) as file:
             rows = file.column("rows", np.int64)
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.entry.rows:
+        if not are_below(rows, self.entry.rows):
             raise CorruptCacheError(
                 f"{str(file.path)!r} is damaged: it names rows that are not there"
             )
@@ -94,10 +91,8 @@ def _open_columns(cache: Path, path: str, digest: str) -> ColumnFile:
     try:
         return ColumnFile(cache, path, mapped=False, expected=digest)  # there may be many parts
     except FileNotFoundError as error:
-        raise CorruptCacheError(
-            f"{str(cache / path)!r} is missing; put it back, or remove its part to compute its "
-            "utterances again"
-        ) from error
+        file = str(cache / path)
+        raise CorruptCacheError(f"{file!r} is missing; {remedy(cache, path)}") from error
 
 
 def read_part(cache: Path, name: str) -> SealedPart | None:
@@ -114,16 +109,11 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
                 f"part {str(cache / file)!r} has pages of {content['page_bytes']!r} bytes, which "
                 "this featcache does not know; upgrade featcache"
             )
-        entry = PartEntry.from_json(content | {"digest": digest(data), "name": name})
-        return SealedPart(
-            dataclasses.replace(entry, tombstones=None),
-            Header.from_json(content["header"]),
-            text(content["columns"]),
-        )
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        ours = {"name": name, "digest": digest(data), "tombstones": None}
+        return read_as(SealedPart, content | {"entry": content | ours})
+    except NOT_AS_WRITTEN as error:
         raise CorruptCacheError(
-            f"{str(cache / file)!r} is damaged: {error!r}; put it back, or remove its directory to "
-            "compute its utterances again"
+            f"{str(cache / file)!r} is damaged: {error!r}; {remedy(cache, file)}"
         ) from error
 
 

@@ -1,9 +1,13 @@
-"""Many strings as two columns: where each ends, and their UTF-8 one after the other."""
+"""Many strings as two columns: where each ends, and their UTF-8 one after the other.
+
+No Python object is made of any of them before it is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -11,10 +15,11 @@ import numpy as np
 from featcache.errors import CorruptCacheError
 from featcache.interface import Bytes, Ints
 
+DAMAGED = "the index is damaged (open the cache with verify='columns' to see which file)"
 _AT_ONCE = 65536  # strings that are decoded at once: ten million are never all in memory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Strings:
     """String r is `data[ends[r]:ends[r + 1]]`.
 
@@ -27,30 +32,42 @@ class Strings:
     def __len__(self) -> int:
         return len(self.ends) - 1
 
+    @cached_property
+    def views(self) -> tuple[memoryview, memoryview]:
+        """`ends` and `data`: an item of a memoryview costs a third of one of an array."""
+        return self.ends.data, self.data.data
+
     def __getitem__(self, row: int) -> str:
-        return _decoded(self.data[self.ends[row] : self.ends[row + 1]].tobytes())
+        ends, data = self.views
+        try:
+            return str(data[ends[row] : ends[row + 1]], "utf-8")
+        except UnicodeDecodeError as error:
+            raise CorruptCacheError(f"{DAMAGED}: {error}") from error
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _AT_ONCE):
             ends = self.ends[start : start + _AT_ONCE + 1].tolist()
             data = self.data[ends[0] : ends[-1]].tobytes()
-            yield from [
-                _decoded(data[begin - ends[0] : end - ends[0]]) for begin, end in pairwise(ends)
-            ]
+            try:
+                yield from [
+                    data[begin - ends[0] : end - ends[0]].decode() for begin, end in pairwise(ends)
+                ]
+            except UnicodeDecodeError as error:
+                raise CorruptCacheError(f"{DAMAGED}: {error}") from error
 
     @classmethod
     def of(cls, strings: Sequence[str]) -> Strings:
         """Pack strings."""
-        encoded = [string.encode() for string in strings]
-        return cls(
-            ends_of([len(each) for each in encoded]), np.frombuffer(b"".join(encoded), np.uint8)
-        )
+        return cls.of_bytes([string.encode() for string in strings])
+
+    @classmethod
+    def of_bytes(cls, encoded: Sequence[bytes]) -> Strings:
+        """Pack strings that are UTF-8 already."""
+        return cls(ends_of(list(map(len, encoded))), np.frombuffer(b"".join(encoded), np.uint8))
 
     def fits(self) -> bool:
         """Tell whether the columns belong together, as far as their lengths show."""
-        return (
-            len(self.ends) > 0 and int(self.ends[0]) == 0 and int(self.ends[-1]) == len(self.data)
-        )
+        return len(self.ends) > 0 and self.ends[0] == 0 and bool(self.ends[-1] == len(self.data))
 
 
 def ends_of(counts: Sequence[int] | Ints) -> Ints:
@@ -58,10 +75,3 @@ def ends_of(counts: Sequence[int] | Ints) -> Ints:
     ends = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=ends[1:])
     return ends
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise CorruptCacheError(f"a string of the index is damaged: {error}") from error

@@ -106,7 +106,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         return len(self._index)
 
     def __iter__(self) -> Iterator[str]:
-        return self._index.ids()
+        return iter(self._index.ids)
 
     def __enter__(self) -> Self:
         return self

@@ -35,7 +35,7 @@ class Ids(Sequence[str]):
             raise RowError(f"no row {row}: there are {len(self)} utterances") from None
 
     def __iter__(self) -> Iterator[str]:
-        return self._index.ids()
+        return iter(self._index.ids)
 
     def __contains__(self, id: object) -> bool:
         return isinstance(id, str) and self._index.find(id) >= 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +58,7 @@ def seal_directory(
         "rows": len(utterances),
         "page_bytes": PAGE_BYTES,
         "block_rows": dict(header.block_rows),
-        "header": header.to_json(),
+        "header": dataclasses.asdict(header),
         "columns": _save_columns(directory, list(features), utterances, stats, pages),
     }
     sync_directory(directory)

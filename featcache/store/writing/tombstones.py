@@ -18,7 +18,6 @@ from featcache.store.format.column_file import save_columns
 from featcache.store.format.index_writer import stats_columns
 from featcache.store.format.manifest import Manifest, Tombstones
 from featcache.store.format.part import SealedPart
-from featcache.store.format.strings import Strings
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
 
@@ -29,11 +28,8 @@ def without_rows(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) 
     """Leave rows out of a part: write them beside it, with the statistics of what remains."""
     if not len(rows):
         return part
-    ids = [
-        Strings(index.id_ends, index.id_bytes)[row]
-        for index in [part.index(cache, [])]
-        for row in rows[:5].tolist()
-    ]
+    stored = part.index(cache, []).ids
+    ids = [stored[row] for row in rows[:5].tolist()]
     _log.warning(
         "%d utterances were stored twice (%s%s): what part %r holds of them is left out",
         len(rows),

@@ -143,6 +143,6 @@ def test_the_text_with_near_ids_is_made_once_and_travels(tmp_path: Path, hints: 
 def test_an_index_that_cannot_name_near_ids_does_not_hide_what_is_missing(tmp_path: Path) -> None:
     cache = featcache.open(make_cache(tmp_path, range(9)))
     index = cache.opened.index
-    index.__dict__["_views"] = (*index._views[:3], memoryview(b"\xff" * len(index.id_bytes)))
+    index.ids.__dict__["views"] = index.ids.ends.data, memoryview(b"\xff" * len(index.ids.data))
     with pytest.raises(KeyNotFoundError, match=r"no utterance 'nobody' .*index is damaged"):
         cache.read("nobody", "fbank")

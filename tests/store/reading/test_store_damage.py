@@ -173,7 +173,7 @@ def test_a_damaged_index_is_harmless_also_without_verification(
         name = data.draw(
             st.sampled_from(sorted(name for name, column in file._columns.items() if column[1]))
         )
-        kind, length, offset, _ = file._columns[name]
+        kind, length, offset, *_ = file._columns[name]
     content = index.read_bytes()
     place = offset + np.dtype(kind).itemsize * data.draw(st.integers(0, length - 1))
     value = data.draw(st.binary(min_size=np.dtype(kind).itemsize, max_size=np.dtype(kind).itemsize))
