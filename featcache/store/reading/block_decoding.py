@@ -9,11 +9,7 @@ from featcache.interface import Array, Codec
 
 
 def decoded(
-    codec: Codec,
-    data: memoryview,
-    dtype: np.dtype[np.generic],
-    dims: tuple[int, ...],
-    rows: int,
+    codec: Codec, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
 ) -> Array:
     """Decode a block, whoever wrote the codec; raises `CorruptCacheError` if it breaks its promise.
 

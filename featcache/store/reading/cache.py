@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self
 
 from numpy.typing import NDArray
@@ -86,16 +86,15 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         self.path = directory(path, "a cache").absolute()
         with reading(self.path):
             self.opened = Generation(self.path, mapped=mapped, check_reads=check_reads)
-        self._manifest, self._index = self.opened.manifest, self.opened.index
-        if verify is not None:
-            with reading(self.path):
-                raise_damage(
-                    all_damage(self.path, self._manifest, self._index, arrays=verify == "arrays"),
-                    WHAT_TO_DO,
-                )
+            self._manifest, self._index = self.opened.manifest, self.opened.index
+            if verify is not None:
+                arrays = verify == "arrays"
+                damage = all_damage(self.path, self._manifest, self._index, arrays=arrays)
+                raise_damage(damage, WHAT_TO_DO)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reopen, (self.path, self.opened.check_reads, self.opened.mapped)
+        opened = self.opened
+        return partial(Cache, self.path, check_reads=opened.check_reads, mapped=opened.mapped), ()
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -257,7 +256,3 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         return FeatureReader(
             self.path, feature, check_reads=opened.check_reads, mapped=opened.mapped
         )
-
-
-def _reopen(path: Path, check_reads: bool, mapped: bool) -> Cache:
-    return Cache(path, check_reads=check_reads, mapped=mapped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
 
 from featcache.errors import IncompleteError
 from featcache.store.format.lock import holder, holder_text, is_locked
@@ -19,17 +19,10 @@ def check_complete(cache: object, *, allow_incomplete: bool = False) -> None:
     count = len(cache) if hasattr(cache, "__len__") else 0
     of = "" if expected is None else f" of {expected}"
     there = f"{count}{of} {'utterance is' if count == 1 and not of else 'utterances are'} there"
+    with contextlib.suppress(OSError):  # a cache that only others can write to
+        if path is not None and holder(path) is not None and is_locked(path):
+            there += f"; it is being written by {holder_text(path)}"
     raise IncompleteError(
-        f"cache {str(path)!r} is incomplete: {there}{_writing(path)}; go on with what fills it "
+        f"cache {str(path)!r} is incomplete: {there}; go on with what fills it "
         "(cache_features, extract, CacheWriter), or read what is there: allow_incomplete=True"
     )
-
-
-def _writing(path: Path | None) -> str:
-    """Name the process that writes a cache, if there is one."""
-    try:
-        if path is None or holder(path) is None or not is_locked(path):
-            return ""
-    except OSError:  # one that only others can write to
-        return ""
-    return f"; it is being written by {holder_text(path)}"

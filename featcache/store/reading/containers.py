@@ -1,7 +1,4 @@
-"""Bytes of extents, without any format's library.
-
-Containers are mapped into memory, or read with pread.
-"""
+"""Bytes of extents without any format's library: containers are mapped, or read with pread."""
 
 from __future__ import annotations
 
@@ -62,9 +59,7 @@ class Containers:
 
     def mapped(self, container: int) -> Bytes | None:
         """Return the read-only bytes of a whole container; None unless it is mapped."""
-        file = self._open.get(container)
-        if file is None:
-            file = self._start(container)
+        file = self._open.get(container) or self._start(container)
         file.used = True
         return file.mapped
 
@@ -88,10 +83,7 @@ class Containers:
             file.read_into(offset, out)
 
     def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
-        """Copy pieces, each to the front of one of `outs`.
-
-        What is not in memory is asked for at once before.
-        """
+        """Copy pieces, each to the front of one of `outs`; prefetches them first."""
         self.prefetch(pieces)
         for out, (container, offset, nbytes) in zip(outs, pieces, strict=True):
             file = self._file(container)
@@ -103,8 +95,8 @@ class Containers:
     def prefetch(self, pieces: Sequence[Piece]) -> None:
         """Have the system start to read bytes that are not in memory, without waiting for them.
 
-        Looking whether bytes are in memory takes 1 us a piece, asking for them 4 us also where they
-        are: so while nothing was missing of late, only a few pieces are looked at.
+        To look whether bytes are in memory takes 1 us a piece, to ask for them 4 us even where they
+        are: so while the last look found nothing missing, only a few pieces are looked at.
         """
         looked_at = pieces if self._missed else pieces[:: max(len(pieces) // LOOK_AT, 1)]
         self._missed = not all(
@@ -196,10 +188,7 @@ class Containers:
 
 
 class _File:
-    """An open file, mapped, and read with pread.
-
-    That knows no position and may be shared by threads and forks.
-    """
+    """An open file, mapped or read with pread, which threads and forked processes may share."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.mapped: Bytes | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -45,32 +46,28 @@ class FeatureArrays:
         self._checks = checks
         # one item of a memoryview costs a third of one of an array
         self._length, self._first = columns.rows.data, columns.first.data
-        self._container, self._offset, self._nbytes = (
-            columns.container.data,
-            columns.offset.data,
-            columns.nbytes.data,
-        )
+        self._container, self._offset = columns.container.data, columns.offset.data
+        self._nbytes = columns.nbytes.data
         self._containers = containers
         self._row_bytes = self.dtype.itemsize * math.prod(self.dims)
-        self._codec_name = declared["codec"]
-        self._options: Mapping[str, object] = declared["options"]
-        self._codec: Codec | None = None
+        self._declared = declared
+        self._is_raw = declared["codec"] == RAW
         self._part = index.containers.parts.data
         self._block_rows = [part.block_rows[name] for part in manifest.parts]
 
     def read(self, row: int, start: int = 0, stop: int | None = None) -> Array:
         """Return a writable copy of frames `start` to before `stop`, in the user's shape."""
         try:
-            if self._checks is not None:
-                self._check(row, start, self._length[row] if stop is None else stop)
+            end: int = self._length[row] if stop is None else stop
             view = self.view(row)
-            if view is not None:
-                return view[start:stop].copy() if self.has_frames else view[0, ...].copy()
-            length: int = self._length[row] if stop is None else stop
-            self.check_length(row)
-            out = self.empty(length - start)
-            self._read_into(row, out, start)
-            return out if self.has_frames else out[0, ...]
+            if view is None:
+                self.check_length(row)
+                out = self.empty(end - start)
+                self.read_into(row, out, start)
+                return out if self.has_frames else out[0, ...]
+            if self._checks is not None:
+                self._check(row, start, end)
+            return view[start:end].copy() if self.has_frames else view[0, ...].copy()
         except (IndexError, ValueError, OverflowError) as error:
             raise self._damaged(row, error) from None
 
@@ -90,12 +87,9 @@ class FeatureArrays:
 
     def read_into(self, row: int, out: Array, start: int = 0) -> None:
         """Copy the frames from `start` on into the contiguous `out` of shape (frames, *dims)."""
-        if self._checks is not None:
-            self._check(row, start, start + len(out))
-        self._read_into(row, out, start)
-
-    def _read_into(self, row: int, out: Array, start: int) -> None:
         try:
+            if self._checks is not None:
+                self._check(row, start, start + len(out))
             view = self.view(row)
             if view is not None:
                 if len(out) > len(view) - start:  # NumPy would repeat a single frame
@@ -103,7 +97,7 @@ class FeatureArrays:
                 out[...] = view[start : start + len(out)]
             elif out.nbytes == 0:
                 return
-            elif self._codec_name == RAW:
+            elif self._is_raw:
                 self._copy_bytes(row, start * self._row_bytes, out.reshape(-1).view(np.uint8))
             else:
                 self._decode(row, start, out)
@@ -116,7 +110,7 @@ class FeatureArrays:
         None unless it lies mapped in one piece.
         """
         extent = self._first[row]
-        if self._codec_name != RAW or self._first[row + 1] != extent + 1:
+        if not self._is_raw or self._first[row + 1] != extent + 1:
             return None
         source = self._containers.mapped(self._container[extent])
         if source is None:
@@ -129,39 +123,26 @@ class FeatureArrays:
         return np.ndarray((rows, *self.dims), self.dtype, source.data, offset)
 
     def read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
-        """Copy `lengths` frames from `starts` on of many rows.
-
-        Each goes to the front of the bytes of one of `outs`.
-        """
+        """Copy `lengths` frames of each row, from `starts` on, to the front of one of `outs`."""
+        windows = zip(rows.tolist(), starts.tolist(), lengths.tolist(), strict=True)
         pieces = self._pieces(rows, starts, lengths)
-        if pieces is not None and self._checks is not None:
-            for row, start, length in zip(
-                rows.tolist(), starts.tolist(), lengths.tolist(), strict=True
-            ):
-                self._check(row, start, start + length)
         if pieces is not None:
+            if self._checks is not None:
+                for row, start, length in windows:
+                    self._check(row, start, start + length)
             self._containers.read_many(pieces, outs)
             return
-        extents = [
-            extent
-            for row in rows.tolist()
-            for extent in range(self._first[row], self._first[row + 1])
-        ]
-        self._containers.prefetch(
-            [(self._container[e], self._offset[e], self._nbytes[e]) for e in extents]
-        )
-        counts = (lengths * self._row_bytes).tolist()
-        for row, start, count, out in zip(
-            rows.tolist(), starts.tolist(), counts, outs, strict=True
-        ):
-            self.read_into(row, out[:count].view(self.dtype).reshape(-1, *self.dims), start)
+        self._containers.prefetch([piece for row in rows.tolist() for piece in self._extents(row)])
+        for (row, start, length), out in zip(windows, outs, strict=True):
+            frames = out[: length * self._row_bytes].view(self.dtype).reshape(length, *self.dims)
+            self.read_into(row, frames, start)
 
     def _pieces(self, rows: Ints, starts: Ints, lengths: Ints) -> list[Piece] | None:
         """Return where the bytes of these frames lie, None unless each lies in one piece."""
         columns = self._columns
         try:
             extent = columns.first[rows]
-            if self._codec_name != RAW or (columns.first[rows + 1] != extent + 1).any():
+            if not self._is_raw or (columns.first[rows + 1] != extent + 1).any():
                 return None
             begin, nbytes = starts * self._row_bytes, lengths * self._row_bytes
             short = begin + nbytes > columns.nbytes[extent]
@@ -169,35 +150,32 @@ class FeatureArrays:
                 raise self._damaged(
                     int(rows[short.argmax()]), "its extent is shorter than its length"
                 )
-            where = (
-                columns.container[extent].tolist(),
-                (columns.offset[extent] + begin).tolist(),
-                nbytes.tolist(),
-            )
+            containers, offsets = columns.container[extent], columns.offset[extent] + begin
         except IndexError as error:
             raise self._damaged(int(rows[0]), error) from None
-        return list(zip(*where, strict=True))
+        return list(zip(containers.tolist(), offsets.tolist(), nbytes.tolist(), strict=True))
+
+    def _extents(self, row: int) -> list[Piece]:
+        """Return where the bytes of a row lie."""
+        extents = range(self._first[row], self._first[row + 1])
+        try:
+            return [(self._container[e], self._offset[e], self._nbytes[e]) for e in extents]
+        except IndexError as error:
+            raise self._damaged(row, error) from None
 
     def check_length(self, row: int) -> None:
         """Raise `CorruptCacheError` for a length that the row's bytes cannot have.
 
-        This comes before memory is taken for it.
+        To be called before memory is taken for it.
         """
-        length, extents = self._length[row], range(self._first[row], self._first[row + 1])
-        try:
-            for extent in extents:
-                self._containers.check(
-                    self._container[extent], self._offset[extent], self._nbytes[extent]
-                )
-            if self._codec_name == RAW or not extents:
-                fits = (
-                    0 <= length * self._row_bytes <= sum(self._nbytes[extent] for extent in extents)
-                )
-            else:  # what a single block of any length holds only shows when it is decoded
-                size = self._block_rows[self._part[self._container[extents[0]]]]
-                fits = not size or 0 <= length <= size * len(extents)
-        except IndexError as error:
-            raise self._damaged(row, error) from None
+        length, extents = self._length[row], self._extents(row)
+        for extent in extents:
+            self._containers.check(*extent)
+        if self._is_raw or not extents:
+            fits = 0 <= length * self._row_bytes <= sum(nbytes for _, _, nbytes in extents)
+        else:  # a single block of any length shows what it holds only when it is decoded
+            size = self._block_rows[self._part[extents[0][0]]]
+            fits = not size or 0 <= length <= size * len(extents)
         if not fits:
             raise self._damaged(row, "its extents are shorter than its length")
 
@@ -216,67 +194,62 @@ class FeatureArrays:
     def _check(self, row: int, start: int, stop: int) -> None:
         """Raise `CorruptCacheError` unless the bytes of some frames are what was written.
 
-        Those of a whole array by its checksum, those of a window by the pages that they lie on.
+        A whole array is compared with its checksum, a window with those of the pages that it lies
+        on.
         """
-        checks = cast(Checks, self._checks)
-        extents = [
-            (self._container[each], self._offset[each], self._nbytes[each])
-            for each in range(self._first[row], self._first[row + 1])
-        ]
+        checks, extents = cast(Checks, self._checks), self._extents(row)
         if start == 0 and stop == self._length[row]:
             if not checks.same_array(extents, int(self._columns.checksum[row])):
                 raise self._damaged(row, "its checksum does not match")
-        elif self._codec_name == RAW:
-            begin, end = start * self._row_bytes, stop * self._row_bytes
-            for container, offset, nbytes in extents:
-                if begin < nbytes and end > 0:
-                    checks.same_pages(
-                        container, offset + max(begin, 0), min(end, nbytes) - max(begin, 0)
-                    )
-                begin, end = begin - nbytes, end - nbytes
+        elif self._is_raw:
+            for piece in self._window(row, start * self._row_bytes, stop * self._row_bytes):
+                checks.check_pages(*piece)
         elif extents:
-            size = self._block_rows[self._part[extents[0][0]]] or self._length[row]
+            size = self._rows_a_block(row, extents)
             for extent in extents[start // size : -(-stop // size)]:
-                checks.same_pages(*extent)
+                checks.check_pages(*extent)
 
-    def _copy_bytes(self, row: int, skip: int, target: Bytes) -> None:
+    def _window(self, row: int, begin: int, end: int) -> list[Piece]:
+        """Return where the bytes `begin` to before `end` of a raw array lie."""
+        pieces = []
         for extent in range(self._first[row], self._first[row + 1]):
-            nbytes: int = self._nbytes[extent]
-            if skip < nbytes:
-                here = target[: nbytes - skip]
-                self._containers.read_into(
-                    self._container[extent], self._offset[extent] + skip, here
-                )
-                target = target[len(here) :]
-                if not len(target):
-                    return
-            skip = max(skip - nbytes, 0)
-        raise self._damaged(row, "its extents are shorter than its length")
+            nbytes = self._nbytes[extent]
+            if begin < nbytes and end > 0:
+                first, last = max(begin, 0), min(end, nbytes)
+                pieces.append((self._container[extent], self._offset[extent] + first, last - first))
+            begin, end = begin - nbytes, end - nbytes
+        return pieces
+
+    def _copy_bytes(self, row: int, begin: int, target: Bytes) -> None:
+        done = 0
+        for container, offset, nbytes in self._window(row, begin, begin + len(target)):
+            self._containers.read_into(container, offset, target[done : done + nbytes])
+            done += nbytes
+        if done < len(target):
+            raise self._damaged(row, "its extents are shorter than its length")
 
     def _decode(self, row: int, start: int, out: Array) -> None:
-        first, last = self._first[row], self._first[row + 1]
-        if first == last:
+        extents = self._extents(row)
+        if not extents:
             raise self._damaged(row, "it has frames but no extents")
-        size = self._block_rows[self._part[self._container[first]]] or self._length[row]
-        done = 0
-        for extent in range(first + start // size, last):
-            block = self._block(extent, size)[max(start - (extent - first) * size, 0) :][
-                : len(out) - done
-            ]
+        size, done = self._rows_a_block(row, extents), 0
+        for number in range(start // size, len(extents)):
+            data = self._containers.view(*extents[number]).data
+            block = decoded(self._codec, data, self.dtype, self.dims, size)
+            block = block[max(start - number * size, 0) :][: len(out) - done]
             out[done : done + len(block)] = block
             done += len(block)
             if done == len(out):
                 return
         raise self._damaged(row, "its blocks are shorter than its length")
 
-    def _block(self, extent: int, rows: int) -> Array:
-        data = self._containers.view(
-            self._container[extent], self._offset[extent], self._nbytes[extent]
-        )
-        if self._codec is None:
-            kind = get_codec(self._codec_name)
-            known = {field.name for field in dataclasses.fields(cast(Any, kind))}
-            self._codec = kind(
-                **{key: value for key, value in self._options.items() if key in known}
-            )
-        return decoded(self._codec, data.data, self.dtype, self.dims, rows)
+    def _rows_a_block(self, row: int, extents: Sequence[Piece]) -> int:
+        """Return the rows of a codec's full block, those of the array where it is one block."""
+        return self._block_rows[self._part[extents[0][0]]] or self._length[row]
+
+    @cached_property
+    def _codec(self) -> Codec:  # made when needed: its library may be missing
+        kind = get_codec(self._declared["codec"])
+        known = {field.name for field in dataclasses.fields(cast(Any, kind))}
+        options = self._declared["options"].items()
+        return kind(**{key: value for key, value in options if key in known})

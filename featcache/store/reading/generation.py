@@ -6,17 +6,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from featcache.errors import (
-    CacheError,
-    CorruptCacheError,
-    KeyNotFoundError,
-    WindowError,
-    nearest,
-)
+from featcache.errors import CacheError, CorruptCacheError, KeyNotFoundError, WindowError, nearest
 from featcache.interface import Array, Ints
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_index, read_strings
@@ -93,9 +87,7 @@ class Generation:
         Raises `KeyNotFoundError` for an unknown id, `WindowError` unless 0 <= start <= stop <=
         frames.
         """
-        row = self.index.find(id) if isinstance(id, str) else -1
-        if row < 0:
-            raise self._not_found(id)
+        row = self.row(id)
         if start is None and stop is None:
             return arrays.read(row)
         return arrays.read(row, *_window(id, arrays, row, start, stop))
@@ -118,9 +110,8 @@ class Generation:
         if isinstance(ids, str):
             raise KeyNotFoundError(f"ids are a list of strings, not the one string {ids!r}")
         listed = list(ids)
-        for id in listed:
-            if not isinstance(id, str):
-                raise self._not_found(id)
+        if others := [id for id in listed if not isinstance(id, str)]:
+            raise self._not_found(others[0])
         return listed
 
     def _not_found(self, id: str) -> KeyNotFoundError:
@@ -129,26 +120,25 @@ class Generation:
                 f"utterance ids are strings, not {id!r}; rows by number are what "
                 "featcache.FeatureDataset gives"
             )
-        return KeyNotFoundError(
-            f"no utterance {id!r} in cache {str(self.path)!r}", hint=partial(self._nearest, id)
-        )
-
-    def _nearest(self, id: str) -> str:
         more = "" if self.manifest.complete else "; it is incomplete, more may come"
-        return self.index.nearest(id) + more
+        return KeyNotFoundError(
+            f"no utterance {id!r} in cache {str(self.path)!r}",
+            hint=lambda: self.index.nearest(id) + more,
+        )
 
 
 def _current(path: Path, mapped: bool, checked: bool) -> tuple[Manifest, Index, Strings]:
-    """Read manifest, index and failed ids; all of the index is compared if it is to be `checked`.
+    """Read manifest, index and failed ids, while others may publish.
 
-    Other generations may be published meanwhile.
+    With `checked`, all of the index is compared with its checksums.
     """
     manifest = read_manifest(path)
     while True:
         try:
             file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
+            break
         except FileNotFoundError as error:
-            # published anew in between: the columns of the generation before go then
+            # others may have published since: the columns of the generation before go then
             newer = read_manifest(path)
             if newer.write_id == manifest.write_id:
                 raise CacheError(
@@ -156,31 +146,25 @@ def _current(path: Path, mapped: bool, checked: bool) -> tuple[Manifest, Index, 
                     "featcache.json and write the cache again: what is sealed is kept"
                 ) from error
             manifest = newer
-            continue
-        with file:
-            if checked:
-                raise_damage(file.damage())
-            index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
-        _check_fit(path, manifest, index)
-        return manifest, index, failed
+    with file:
+        if checked:
+            raise_damage(file.damage())
+        index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
+    for wrong in _misfits(manifest, index):
+        raise CorruptCacheError(f"cache {str(path)!r} is damaged: {wrong}")
+    return manifest, index, failed
 
 
-def _check_fit(path: Path, manifest: Manifest, index: Index) -> None:
-    """Raise `CorruptCacheError` for an index that is not what its manifest says."""
+def _misfits(manifest: Manifest, index: Index) -> Iterator[str]:
+    """Say in what an index is not what its manifest says."""
     if len(index) != manifest.rows:
-        raise CorruptCacheError(
-            f"cache {str(path)!r} is damaged: {len(index)} of {manifest.rows} rows"
-        )
+        yield f"{len(index)} of {manifest.rows} rows"
     parts = index.containers.parts
     if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < len(manifest.parts):
-        raise CorruptCacheError(
-            f"cache {str(path)!r} is damaged: its containers are in parts that are not there"
-        )
+        yield "its containers are in parts that are not there"
     for name, feature in manifest.features.items():
         if feature["stats"] and name not in index.stats:
-            raise CorruptCacheError(
-                f"cache {str(path)!r} is damaged: it has no statistics of {name!r}"
-            )
+            yield f"it has no statistics of {name!r}"
 
 
 def _window(
@@ -191,17 +175,13 @@ def _window(
         begin = 0 if start is None else operator.index(start)
         end = length if stop is None else operator.index(stop)
     except TypeError:
-        raise WindowError(
-            f"utterance {id!r}, feature {arrays.name!r}: frames are counted in whole numbers, "
-            f"from start to before stop, not {start!r} and {stop!r}"
-        ) from None
-    if not arrays.has_frames:
-        raise WindowError(
-            f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
-        )
-    if not 0 <= begin <= end <= length:
-        raise WindowError(
-            f"utterance {id!r}, feature {arrays.name!r}: frames {begin} to {end} are not "
-            f"within 0 to {length}"
-        )
-    return begin, end
+        wrong = f"whole numbers count frames, from start to before stop, not {start!r} and {stop!r}"
+    else:
+        if not arrays.has_frames:
+            raise WindowError(
+                f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
+            )
+        if 0 <= begin <= end <= length:
+            return begin, end
+        wrong = f"frames {begin} to {end} are not within 0 to {length}"
+    raise WindowError(f"utterance {id!r}, feature {arrays.name!r}: {wrong}")

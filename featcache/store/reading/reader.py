@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from featcache._checks import directory
@@ -87,8 +87,5 @@ class FeatureReader:
         return f"FeatureReader({str(self.path)!r}, {self.feature!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _reader, (self.path, self.feature, self._check_reads, self._mapped)
-
-
-def _reader(path: Path, feature: str, check_reads: bool, mapped: bool) -> FeatureReader:
-    return FeatureReader(path, feature, check_reads=check_reads, mapped=mapped)
+        settings = {"check_reads": self._check_reads, "mapped": self._mapped}
+        return partial(FeatureReader, self.path, self.feature, **settings), ()

@@ -1,14 +1,13 @@
-"""Checks that the bytes of a cache are the ones that were written.
-
-All damage is found before it is told.
-"""
+"""Verification of a whole cache: all files are compared, then all damage is told at once."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import ParamSpec
 
 import numpy as np
 import xxhash
@@ -28,11 +27,11 @@ from featcache.store.format.manifest import (
     read_manifest,
 )
 from featcache.store.format.pages import container_digest, pages_of
-from featcache.store.format.part import SEAL, SealedPart, read_part
+from featcache.store.format.part import COLUMNS, SEAL, read_part
 
+P = ParamSpec("P")
 MOST_TOLD = 20
-
-
+WRONG_PAGES = "the checksums of its pages are not those that were written"
 WHAT_TO_DO = (
     "of each of these files: put it back, as it was written; or remove the part that it lies in, "
     "or featcache.json if it lies in none, and write the cache again: all else that is sealed is "
@@ -42,7 +41,7 @@ WHAT_TO_DO = (
 
 def raise_damage(found: Iterable[str], what: str = "") -> None:
     """Raise `CorruptCacheError` with all sentences about damage, if there are any."""
-    sentences = list(found)
+    sentences = list(dict.fromkeys(found))  # generations share parts, and their damage
     if sentences:
         more = [f"... and {len(sentences) - MOST_TOLD} more"] if len(sentences) > MOST_TOLD else []
         raise CorruptCacheError(
@@ -76,6 +75,21 @@ def container_damage(
             )
 
 
+def _told(check: Callable[P, Iterable[str]]) -> Callable[P, Iterator[str]]:
+    """Decorate a check that says what is damaged: an error that ends it is its last sentence."""
+
+    @functools.wraps(check)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[str]:
+        try:
+            yield from check(*args, **kwargs)
+        except FileNotFoundError as error:
+            yield f"{str(error.filename)!r} is missing"
+        except CacheError as error:
+            yield str(error)
+
+    return checked
+
+
 def all_damage(cache: Path, manifest: Manifest, index: Index, *, arrays: bool) -> Iterator[str]:
     """Compare all files of a cache with what their parents say of them.
 
@@ -85,105 +99,140 @@ def all_damage(cache: Path, manifest: Manifest, index: Index, *, arrays: bool) -
         index: that of the current generation.
         arrays: read the containers, too, not only their sizes.
     """
-    kept: dict[str, Manifest] = {}
-    for name in kept_manifests(cache):
-        try:
-            kept[name] = read_manifest(cache, manifest_file(name))
-        except CacheError as error:
-            yield str(error)
-        else:
-            if kept[name].name != name:
-                file, other = str(cache / manifest_file(name)), kept.pop(name).name
-                yield f"{file!r} is damaged: it is the manifest of {other!r}"
+    kept = list(kept_manifests(cache))
     for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
-        if not (cache / manifest_file(name)).exists():
+        if name not in kept:
             yield f"{str(cache / manifest_file(name))!r} is missing"
+    yield from _column_damage(cache, manifest.index, manifest.index_digest)
     yield from _generation_damage(cache, manifest, index, arrays)
-    previous = kept.get(manifest.previous or "")
-    if previous is not None:
-        yield from _column_damage(cache, previous.index, previous.index_digest)
-    for name in {*manifest.tags.values()} & kept.keys() - {manifest.name}:
-        yield from _tagged_damage(cache, kept[name], arrays)
+    for name in kept:
+        yield from _kept_damage(cache, name, manifest, arrays)
 
 
-def _tagged_damage(cache: Path, manifest: Manifest, arrays: bool) -> Iterator[str]:
-    try:
+@_told
+def _kept_damage(cache: Path, name: str, current: Manifest, arrays: bool) -> Iterator[str]:
+    """Compare what must be whole of a generation whose manifest is kept."""
+    manifest = read_manifest(cache, manifest_file(name))
+    if manifest.name != name:
+        path = str(cache / manifest_file(name))
+        yield f"{path!r} is damaged: it is the manifest of {manifest.name!r}"
+        return
+    tagged = name in current.tags.values() and name != current.name
+    if tagged or name == current.previous:
+        yield from _column_damage(cache, manifest.index, manifest.index_digest)
+    if tagged:
         with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
             index = read_index(file, list(manifest.features))
-    except (CacheError, FileNotFoundError):
-        yield from _column_damage(cache, manifest.index, manifest.index_digest)
-    else:
         yield from _generation_damage(cache, manifest, index, arrays)
 
 
 def _generation_damage(
     cache: Path, manifest: Manifest, index: Index, arrays: bool
 ) -> Iterator[str]:
-    yield from _column_damage(cache, manifest.index, manifest.index_digest)
     for path, expected in manifest.files.items():
         yield from _file_damage(cache, path, expected)
     for entry in manifest.parts:
         yield from _part_damage(cache, entry)
     yield from container_damage(cache, index.containers)
     if arrays:
-        yield from page_damage(cache, manifest, index)
+        known = ContainerPages(cache, manifest, index.containers)
+        for container in range(len(index.containers)):
+            yield from _page_damage(cache, index, container, known)
 
 
+@_told
+def _column_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
+    with ColumnFile(cache, path, mapped=False, expected=expected) as file:
+        yield from file.damage()
+
+
+@_told
 def _file_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
     state = xxhash.xxh3_64()
-    try:
-        with open(open_there(cache, path), "rb") as file:  # noqa: PTH123 (a descriptor)
-            while piece := file.read(1 << 20):
-                state.update(piece)
-    except CacheError as error:
-        yield str(error)
-    else:
-        if state.hexdigest() != expected:
-            yield f"{str(cache / path)!r} is damaged: its checksum does not match"
+    with open(open_there(cache, path), "rb") as file:  # noqa: PTH123 (a descriptor)
+        while piece := file.read(1 << 20):
+            state.update(piece)
+    if state.hexdigest() != expected:
+        yield f"{str(cache / path)!r} is damaged: its checksum does not match"
 
 
-def page_damage(cache: Path, manifest: Manifest, index: Index) -> Iterator[str]:
-    """Read all containers and compare their pages, naming the utterances on those that differ.
+@_told
+def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
+    directory = f"{PARTS}/{entry.name}"
+    part = read_part(cache, entry.name)
+    if part is None:
+        yield f"{str(cache / directory / SEAL)!r} is missing"
+        return
+    if part.entry.digest != entry.digest:
+        yield f"{str(cache / directory / SEAL)!r} is damaged: its checksum does not match"
+    yield from _column_damage(cache, f"{directory}/{COLUMNS}", part.columns)
+    stones = entry.tombstones
+    if stones is not None:
+        yield from _column_damage(cache, f"{directory}/{stones.file}", stones.digest)
+
+
+class ContainerPages:
+    """The checksums of the pages of a generation's containers, read when they are needed."""
+
+    def __init__(self, cache: Path, manifest: Manifest, columns: ContainerColumns) -> None:
+        self.columns = columns
+        self._cache = cache
+        self._parts = manifest.parts
+        self._by_part: dict[int, list[Pages]] = {}
+        # the first container of each part: those of a part follow each other
+        self._first = np.searchsorted(columns.parts, np.arange(len(manifest.parts)))
+
+    def file(self, container: int) -> str:
+        """Return the path of a container."""
+        return str(self._cache / self.columns.path(container))
+
+    def of(self, container: int) -> Pages:
+        """Return the checksums of a container's pages.
+
+        Raises `CorruptCacheError` if they are lost, or are not those that were written.
+        """
+        number = int(self.columns.parts[container])
+        if number not in self._by_part:
+            named = 0 <= number < len(self._parts)
+            part = read_part(self._cache, self._parts[number].name) if named else None
+            if part is None:
+                raise CorruptCacheError(
+                    f"the part of {self.file(container)!r} is missing; put it back, or open the "
+                    "cache again if it was overwritten meanwhile"
+                )
+            self._by_part[number] = part.pages(self._cache)
+        known, place = self._by_part[number], container - int(self._first[number])
+        pages = known[place] if 0 <= place < len(known) else np.empty(0, np.uint64)
+        size = int(self.columns.sizes[container])
+        if container_digest(pages, size) != self.columns.digest(container):
+            raise CorruptCacheError(f"container {self.file(container)!r}: {WRONG_PAGES}")
+        return pages
+
+
+def _page_damage(cache: Path, index: Index, container: int, known: ContainerPages) -> Iterator[str]:
+    """Read a container and compare its pages, naming the utterances on those that differ.
 
     Where the checksums of the pages are themselves damaged, those of the arrays must do.
     """
-    columns = index.containers
-    for part_number, entry in enumerate(manifest.parts):
-        pages = _pages_of(cache, entry)
-        for place, container in enumerate(np.flatnonzero(columns.parts == part_number).tolist()):
-            path, size = columns.path(container), int(columns.sizes[container])
-            known = pages[place] if place < len(pages) else None
-            if known is None or container_digest(known, size) != columns.digest(container):
-                yield (
-                    f"container {str(cache / path)!r}: the checksums of its pages are not those "
-                    "that were written"
-                )
-                known = None
-            with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
-                yield from _container_damage(cache, path, index, container, known)
-
-
-def _pages_of(cache: Path, entry: PartEntry) -> list[Pages]:
+    pages: Pages | None = None
     try:
-        part = read_part(cache, entry.name)
-        return [] if part is None else part.pages(cache)
-    except (CacheError, FileNotFoundError):  # told by `generation_damage`
-        return []
+        pages = known.of(container)
+    except CacheError:
+        yield f"container {known.file(container)!r}: {WRONG_PAGES}"
+    with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
+        yield from _array_damage(cache, index, container, pages)
 
 
-def _container_damage(
-    cache: Path, path: str, index: Index, container: int, pages: Pages | None
-) -> Iterator[str]:
-    descriptor = open_within(cache, path)
-    try:
+def _array_damage(cache: Path, index: Index, container: int, pages: Pages | None) -> Iterator[str]:
+    path = index.containers.path(container)
+    with os.fdopen(open_within(cache, path), "rb") as file:
+        descriptor = file.fileno()
         if os.fstat(descriptor).st_size != index.containers.sizes[container]:
             return
         wrong = None if pages is None else np.flatnonzero(pages_of(descriptor) != pages)
         if wrong is not None and not len(wrong):
             return
         rows = _damaged_rows(descriptor, index, container, wrong)
-    finally:
-        os.close(descriptor)
     where = "" if wrong is None else f" on {len(wrong)} pages"
     if rows:
         ids = ", ".join(repr(index.id(row)) for row in rows[:5]) + ", ..." * (len(rows) > 5)
@@ -193,46 +242,6 @@ def _container_damage(
         )
     elif wrong is not None:
         yield f"container {str(cache / path)!r} is damaged{where}, but in none of its arrays"
-
-
-def check_pages(descriptor: int, path: Path, pages: Pages, offset: int, nbytes: int) -> None:
-    """Raise `CorruptCacheError` if pages that hold some bytes of a container are damaged."""
-    first = offset // PAGE_BYTES
-    count = -(-(offset + nbytes) // PAGE_BYTES) - first
-    if not np.array_equal(pages_of(descriptor, first, count), pages[first : first + count]):
-        raise CorruptCacheError(
-            f"container {str(path)!r} is damaged between bytes {first * PAGE_BYTES} and "
-            f"{(first + count) * PAGE_BYTES}: the checksums of its pages do not match"
-        )
-
-
-def _column_damage(cache: Path, path: str, expected: str) -> list[str]:
-    try:
-        with ColumnFile(cache, path, mapped=False, expected=expected) as file:
-            return file.damage()
-    except FileNotFoundError:
-        return [f"{str(cache / path)!r} is missing"]
-    except CacheError as error:
-        return [str(error)]
-
-
-def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
-    directory = f"{PARTS}/{entry.name}"
-    try:
-        part: SealedPart | None = read_part(cache, entry.name)
-        if part is None:
-            yield f"{str(cache / directory / SEAL)!r} is missing"
-            return
-    except CacheError as error:
-        yield str(error)
-        return
-    if part.entry.digest != entry.digest:
-        yield f"{str(cache / directory / SEAL)!r} is damaged: its checksum does not match"
-    yield from _column_damage(cache, f"{directory}/index.columns", part.columns)
-    if entry.tombstones is not None:
-        yield from _column_damage(
-            cache, f"{directory}/{entry.tombstones.file}", entry.tombstones.digest
-        )
 
 
 def _damaged_rows(descriptor: int, index: Index, container: int, pages: Ints | None) -> list[int]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from featcache._checks import directory
 from featcache._closing import close_after
-from featcache.declaration.feature_config import Features, FeatureStorageConfig, by_name
+from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import ConfigError
 from featcache.store.format.ids import check_id
 from featcache.store.writing.casts import ArrayLike
 from featcache.store.writing.session import WriteSession
-from featcache.store.writing.unclosed import close_when_dropped
 
 
 class CacheWriter:
@@ -32,6 +30,10 @@ class CacheWriter:
         fingerprint: what the features are made from (JSON values): model, layer, sample rate, ...
         overwrite: build the cache anew beside the old one, which stays good until the new one is
             published. A second try goes on with what an interrupted one had committed.
+
+    Attributes:
+        path: the cache directory.
+        features: the declarations, by name.
 
     Raises `StaleCacheError`, with the differences, if the cache was made from something else than
     declared here; `CacheLockedError` if it is being written; `NotACacheError` if the path holds
@@ -55,23 +57,10 @@ class CacheWriter:
         *,
         overwrite: bool = False,
     ) -> None:
-        self._work = WriteSession(
-            directory(path, "a cache").absolute(), by_name(features), fingerprint or {}, overwrite
-        )
+        self.path = directory(path, "a cache").absolute()
+        self.features = by_name(features)
+        self._work = WriteSession(self, self.path, self.features, fingerprint, overwrite)
         self._parts = self._work.parts
-        what = f"the writer of {str(self.path)!r}"
-        self._forget = close_when_dropped(self, self._work, what, WriteSession.finish_unclosed)
-        self._parts.forget()  # or they were closed before, and not published
-
-    @property
-    def path(self) -> Path:
-        """The cache directory."""
-        return self._work.path
-
-    @property
-    def features(self) -> Mapping[str, FeatureStorageConfig]:
-        """The declarations, by name."""
-        return self._work.features
 
     def __repr__(self) -> str:
         state = "closed" if self._parts.closed else f"{len(self)} utterances written"
@@ -118,9 +107,7 @@ class CacheWriter:
         self._parts.write(id, arrays)
 
     def expect(self, ids: Iterable[str]) -> None:
-        """Say which utterances the cache is to hold in the end.
-
-        Those that it holds already are among them.
+        """Say which utterances the cache is to hold in the end, with those that it holds already.
 
         The cache is complete, then, when each of them is stored or has failed, and otherwise not,
         however the writer is closed.
@@ -131,10 +118,7 @@ class CacheWriter:
         self._work.expected = ids if isinstance(ids, Sequence) else tuple(ids)  # may be millions
 
     def expect_more(self, utterances: int) -> None:
-        """Say how many utterances are still to come.
-
-        A disk that is too small is then noticed early.
-        """
+        """Say how many utterances are still to come, so that a disk too small is noticed early."""
         self._parts.expect_more(utterances)
 
     def fail(self, id: str) -> None:
@@ -151,10 +135,7 @@ class CacheWriter:
         return self._parts.commit()
 
     def publish(self, complete: bool = False) -> None:
-        """Let readers see all that was written here.
-
-        And the parts that other `PartWriter`s have closed.
-        """
+        """Let readers see all that was written here or by `PartWriter`s that are closed."""
         self._parts.seal()
         self._work.publish(complete)
 
@@ -169,29 +150,14 @@ class CacheWriter:
 
     def close(self, complete: bool = True) -> None:
         """Publish, and let go of the cache; `complete` holds where no ids are expected."""
-        try:
-            self._work.close(complete, publish=True)
-        finally:
-            self._forget()
+        self._work.close(complete, publish=True)
 
     def abort(self) -> None:
         """Remove what was written since the last `publish`, and let go of the cache."""
-        try:
-            self._work.abort()
-        finally:
-            self._forget()
+        self._work.abort()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        publishes = error is None or not self._work.is_aside
-        try:
-            close_after(error, lambda: self._work.close(complete=error is None, publish=publishes))
-        finally:
-            self._forget()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        close_after(error, self.close if error is None else self._work.keep)

@@ -1,13 +1,10 @@
-"""Arrays of the user as they are stored: checks, casts and copies.
-
-Checks, casts, and the copy that makes it ours.
-"""
+"""Arrays of the user as they are stored: checked, cast and copied."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, NoReturn, Union
 
 import numpy as np
 
@@ -32,23 +29,20 @@ def check_features(
         raise FeatureError(
             f"utterance {id!r}: a dict of arrays by feature is needed, not {type(arrays).__name__}"
         )
+    if arrays.keys() == declared.keys():
+        return
     for name in arrays:
         if name not in declared:
             raise FeatureError(
                 f"utterance {id!r}: feature {name!r} is not declared; {nearest(name, declared)}"
             )
-    for name in declared:
-        if name not in arrays:
-            raise FeatureError(
-                f"utterance {id!r}: feature {name!r} is missing; given: "
-                f"{', '.join(arrays) or 'none'}"
-            )
+    missing = next(name for name in declared if name not in arrays)
+    given = ", ".join(arrays) or "none"
+    raise FeatureError(f"utterance {id!r}: feature {missing!r} is missing; given: {given}")
 
 
 def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
-    """Return a copy of `value` as it is stored.
-
-    C order, little-endian, the declared dtype, shape (rows, *dims).
+    """Return a copy of `value` as it is stored: shape (rows, *dims), C order, little-endian.
 
     Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
     """
@@ -58,28 +52,24 @@ def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Arra
         raise FeatureError(
             f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool"
         )
-    if array.ndim > MAX_RANK or (feature.time_axis == 0 and array.ndim == 0):
-        rank = f"1 to {MAX_RANK}" if feature.time_axis == 0 else f"0 to {MAX_RANK}"
-        raise FeatureError(
-            f"{where}: shape {array.shape} has rank {array.ndim}, but must have {rank}"
-        )
+    least = 1 if feature.time_axis == 0 else 0
+    if not least <= array.ndim <= MAX_RANK:
+        rank = f"has rank {array.ndim}, but must have {least} to {MAX_RANK}"
+        raise FeatureError(f"{where}: shape {array.shape} {rank}")
     stored = _converted(array, is_bfloat16, feature, where)
     return stored if feature.time_axis == 0 else stored[np.newaxis]
 
 
 def _converted(array: Array, is_bfloat16: bool, feature: FeatureStorageConfig, where: str) -> Array:
     """Return a copy in the declared dtype."""
+    numbers = from_bfloat16(array) if is_bfloat16 else array
+    if numbers.dtype.kind == "f":
+        _check_finite(numbers, feature, where)
     if is_bfloat16 and feature.dtype == "bfloat16":
-        stored = np.array(array, storage_dtype("bfloat16"), order="C")
-        _check_finite(from_bfloat16(stored), feature, where)
-        return stored
-    if is_bfloat16:
-        array = from_bfloat16(array)
-    if array.dtype.kind == "f":
-        _check_finite(array, feature, where)
+        return np.array(array, storage_dtype("bfloat16"), order="C")
     if feature.dtype == "bfloat16":
-        return _to_bfloat16(array, where)
-    return _cast(array, storage_dtype(feature.dtype), where)
+        return _to_bfloat16(numbers, where)
+    return _cast(numbers, storage_dtype(feature.dtype), where)
 
 
 def _as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
@@ -92,10 +82,8 @@ def _as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
             if tensor.dtype == torch.bfloat16:
                 return tensor.contiguous().view(torch.uint16).numpy(), True
             return tensor.numpy(), False
-        except (
-            TypeError,
-            RuntimeError,
-        ) as error:  # sparse, quantised, without data, or of a dtype numpy lacks
+        # sparse, quantised, without data, or of a dtype that numpy lacks
+        except (TypeError, RuntimeError) as error:
             what = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
             raise FeatureError(f"{where}: a tensor of {what} cannot be stored: {error}") from error
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
@@ -106,12 +94,11 @@ def _as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
 
 
 def _check_finite(array: Array, feature: FeatureStorageConfig, where: str) -> None:
-    if feature.nonfinite == "raise" and not np.isfinite(array).all():
-        bad = np.argwhere(~np.isfinite(array))[0]
-        raise FeatureError(
-            f"{where}: {array[tuple(bad)]} at {tuple(map(int, bad))} is not finite; "
-            "mend it, or declare nonfinite: keep to store it as it is"
-        )
+    if feature.nonfinite == "raise":
+        finite = np.isfinite(array)
+        if not finite.all():
+            hint = "mend it, or declare nonfinite: keep to store it as it is"
+            _refuse(array, ~finite, f"is not finite; {hint}", where)
 
 
 def _cast(array: Array, dtype: np.dtype[np.generic], where: str) -> Array:
@@ -126,27 +113,14 @@ def _cast(array: Array, dtype: np.dtype[np.generic], where: str) -> Array:
             "written"
         )
     if target == "f":
-        _check_overflow(array, np.isinf(cast), dtype.name, where)
+        _check_overflow(array, cast, dtype.name, where)
     elif not np.can_cast(array.dtype, dtype):
-        _check_integers(array, cast, dtype, where)
+        # int64 and uint64 wrap into each other and compare equal through float64, so the sign must
+        # agree too
+        wrong = (cast.astype(array.dtype) != array) | (np.less(cast, 0) != np.less(array, 0))
+        if wrong.any():
+            _refuse(array, wrong, f"does not fit {dtype.name}; {_MEND}", where)
     return cast
-
-
-def _check_integers(array: Array, cast: Array, dtype: np.dtype[np.generic], where: str) -> None:
-    # int64 and uint64 wrap into each other and compare equal through float64, so the sign must
-    # agree too
-    wrong = (cast.astype(array.dtype) != array) | (np.less(cast, 0) != np.less(array, 0))
-    if wrong.any():
-        bad = tuple(map(int, np.argwhere(wrong)[0]))
-        raise FeatureError(f"{where}: {array[bad]} at {bad} does not fit {dtype.name}; {_MEND}")
-
-
-def _check_overflow(array: Array, infinite: Array, dtype: str, where: str) -> None:
-    if infinite.any():
-        overflowed = infinite & np.isfinite(array)
-        if overflowed.any():
-            bad = tuple(map(int, np.argwhere(overflowed)[0]))
-            raise FeatureError(f"{where}: {array[bad]} at {bad} does not fit {dtype}; {_MEND}")
 
 
 def _to_bfloat16(array: Array, where: str) -> Array:
@@ -155,5 +129,17 @@ def _to_bfloat16(array: Array, where: str) -> Array:
     with np.errstate(over="ignore"):
         single = np.array(array, np.float32, order="C")
     stored = torch.from_numpy(single).to(torch.bfloat16).view(torch.uint16).numpy()
-    _check_overflow(array, np.isinf(from_bfloat16(stored)), "bfloat16", where)
+    _check_overflow(array, from_bfloat16(stored), "bfloat16", where)
     return stored
+
+
+def _check_overflow(array: Array, stored: Array, dtype: str, where: str) -> None:
+    infinite = np.isinf(stored)
+    if infinite.any() and (overflowed := infinite & np.isfinite(array)).any():
+        _refuse(array, overflowed, f"does not fit {dtype}; {_MEND}", where)
+
+
+def _refuse(array: Array, wrong: Array, why: str, where: str) -> NoReturn:
+    """Raise `FeatureError`, naming the first of the numbers that are wrong."""
+    bad = tuple(map(int, np.argwhere(wrong)[0]))
+    raise FeatureError(f"{where}: {array[bad]} at {bad} {why}")

@@ -31,7 +31,7 @@ class FirstShapes:
         if shape[0] == 0:
             count, first = self._empty.get(feature.name, (0, id))
             self._empty[feature.name] = count + 1, first
-        self._look_for_embeddings(id, feature, shape)
+        self._note_vectors(id, feature, shape)
         warned = self._warned.get(feature.name)
         if warned is False:
             return
@@ -44,9 +44,7 @@ class FirstShapes:
             raise FeatureError(message)
         warnings.warn(message, stacklevel=2)
 
-    def _look_for_embeddings(
-        self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]
-    ) -> None:
+    def _note_vectors(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
         """Warn where the first utterances all have as many frames, each of a single number."""
         vectors = len(shape) == 1 and shape[0] > 1 and "float" in feature.dtype
         length, count = self._single.get(feature.name, (shape[0], 0))

@@ -1,7 +1,4 @@
-"""Room on the disk.
-
-What is coming must fit, and a margin stays with which the cache can be sealed and published.
-"""
+"""Room on the disk: for what is coming, and for sealing and publishing the cache after it."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ class FreeSpace:
         self._expected = self._taken + utterances
 
     def take(self, nbytes: int) -> None:
-        """Count an utterance that was taken.
-
-        One in a hundred thousand warns if those to come will not fit.
-        """
+        """Count an utterance that was taken; warns, once, if those to come will not fit."""
         self._taken += 1
         self._bytes += nbytes
         if self._expected is not None and self._taken >= ESTIMATE_AFTER:
@@ -68,7 +62,8 @@ class FreeSpace:
 
     def check(self, coming: int, kept: Callable[[], str]) -> None:
         """Raise `StorageFullError` unless `coming` bytes fit and the margin remains."""
-        needed = coming + self._margin()
+        # for the columns of this writer's parts, and the next index
+        needed = coming + margin(self._features, self._stored + 2 * self._taken)
         now = time.monotonic()
         if now - self._looked_at >= LOOK_INTERVAL_S or self._free < WIDE * needed:
             with explained(self._path, kept):
@@ -80,7 +75,3 @@ class FreeSpace:
                 f"for the {coming:,} that are coming and the {needed - coming:,} to publish them; "
                 f"{kept()}: {FREE_SPACE}"
             )
-
-    def _margin(self) -> int:
-        """Return the bytes of this writer's parts' columns, of the next index, and some more."""
-        return margin(self._features, self._stored + 2 * self._taken)

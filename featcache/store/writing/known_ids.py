@@ -25,11 +25,6 @@ class KnownIds:
     def __contains__(self, id: str) -> bool:
         return id in self._numbers or any(index.find(id) >= 0 for index in self._indexes)
 
-    @property
-    def stored(self) -> int:
-        """The number of utterances in the indexes."""
-        return sum(map(len, self._indexes))
-
     def check_new(self, id: str, number: int) -> None:
         """Raise `DuplicateIdError` for a known id, that of an utterance with this number."""
         earlier = self._numbers.get(id)

@@ -6,21 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from featcache.container_files import Pages, sync_directory
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheLockedError, FeatureError
-from featcache.interface import (
-    Array,
-    Blocks,
-    ChecksArrays,
-    ContainerWriter,
-    EncodedArray,
-    FeatureSpec,
-    SupportsPages,
-)
+from featcache.interface import Array, ChecksArrays, ContainerWriter, EncodedArray, SupportsPages
 from featcache.stats import FeatureStats
 from featcache.store.format import lock
 from featcache.store.format.bfloat16 import from_storage
@@ -29,16 +22,12 @@ from featcache.store.format.journal import JournalWriter
 from featcache.store.format.journal_lines import Header, Placed, Utterance
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import PARTS
-from featcache.store.format.part import (
-    SealedPart,
-    checksum,
-    new_part_name,
-    remove_part,
-)
+from featcache.store.format.part import SealedPart, checksum, new_part_name, remove_part
+from featcache.store.reading.block_decoding import decoded
 from featcache.store.writing.seal import seal_directory
 from featcache.store.writing.unclosed import close_before_libraries_end
 
-_TRIES = 10
+Declarations = Mapping[str, FeatureStorageConfig]  # by name
 
 
 class OpenPart:
@@ -49,22 +38,20 @@ class OpenPart:
         features: the declarations, by name.
         header: what the part is started with.
         name: that of the part; None gives it a new one.
+
+    Attributes:
+        stats: those of the utterances so far, by feature; sealed with the part.
     """
 
     def __init__(
-        self,
-        cache: Path,
-        features: Mapping[str, FeatureStorageConfig],
-        header: Header,
-        name: str | None = None,
+        self, cache: Path, features: Declarations, header: Header, name: str | None = None
     ) -> None:
-        self.dims = header.dims
         self._cache = cache
         self._header = header
         self._features = features
         self._specs = {key: feature.spec(header.dims[key]) for key, feature in features.items()}
         self._blocks = {key: feature.blocks(header.dims[key]) for key, feature in features.items()}
-        self._stats = {
+        self.stats = {
             key: FeatureStats.empty(header.dims[key])
             for key, feature in features.items()
             if feature.stats
@@ -100,7 +87,7 @@ class OpenPart:
         return {
             name: self._encode(id, name, array)
             for name, array in arrays.items()
-            if self._is_lossy(name)
+            if (codec := self._specs[name].codec) is not None and not codec.lossless
         }
 
     def append(
@@ -137,29 +124,32 @@ class OpenPart:
 
     def add_to_stats(self, arrays: Mapping[str, Array]) -> None:
         """Take arrays as they are stored into the statistics."""
-        for name in self._stats:
+        for name in self.stats:
             frames = from_storage(arrays[name], self._specs[name].dtype)
-            self._stats[name] = self._stats[name].merge(FeatureStats.of(frames))
+            self.stats[name] = self.stats[name].merge(FeatureStats.of(frames))
 
-    def commit(self, stats: Mapping[str, FeatureStats] | None = None) -> int:
-        """Make all that was appended durable.
+    def decode(self, name: str, array: EncodedArray) -> Array:
+        """Return an array of shape (rows, *dims), storage dtype, that `append_encoded` takes."""
+        spec, rows = self._specs[name], array.rows
+        if spec.codec is None or not array.blocks:
+            flat = np.frombuffer(b"".join(array.blocks), spec.storage_dtype)
+            return cast(Array, flat.reshape(rows, *spec.dims))
+        dtype, size = spec.storage_dtype, self._header.block_rows[name] or rows
+        blocks = (memoryview(block) for block in array.blocks)
+        frames = [decoded(spec.codec, block, dtype, spec.dims, size) for block in blocks]
+        return np.concatenate(frames)[:rows]
 
-        Returns how many utterances are. `stats` replaces the gathered ones.
-        """
-        if stats is not None:
-            self._stats = dict(stats)
+    def commit(self) -> int:
+        """Make all that was appended durable; returns how many utterances are."""
         if self._committed < len(self._utterances):
             for _, _, container in self._containers:
                 container.flush()
-            self._journal.commit(self._stats)
+            self._journal.commit(self.stats)
             self._committed = len(self._utterances)
         return self._committed
 
     def seal(self) -> SealedPart | None:
-        """Finish the files, write the columns, and name them in `part.json`.
-
-        None if nothing was written.
-        """
+        """Finish the files and name them in `part.json`; None if nothing was written."""
         if not self._utterances:
             self.discard()
             return None
@@ -172,13 +162,7 @@ class OpenPart:
                 pages |= {prefix + path: each for path, each in container.pages().items()}
             self._containers.pop()
         sealed = seal_directory(
-            self._cache,
-            self.name,
-            self._features,
-            self._header,
-            self._utterances,
-            self._stats,
-            pages,
+            self._cache, self.name, self._header, self._utterances, self.stats, pages
         )
         self.release()
         (self.directory / lock.NAME).unlink(missing_ok=True)
@@ -186,28 +170,33 @@ class OpenPart:
 
     def release(self) -> None:
         """Let go of everything, leaving what is committed to a later recovery; never raises."""
-        for _, _, container in self._containers:
-            container.abort()
-        self._containers = []
-        self._held.close()
+        with self._held:
+            self._abort_containers()
 
     def discard(self) -> None:
         """Remove the part, and let go of everything."""
+        with self._held:
+            self._abort_containers()
+            remove_part(self.directory)
+
+    def _abort_containers(self) -> None:
         for _, _, container in self._containers:
             container.abort()
         self._containers = []
-        try:
-            remove_part(self.directory)
-        finally:
-            self._held.close()
-
-    def _is_lossy(self, name: str) -> bool:
-        codec = self._specs[name].codec
-        return codec is not None and not codec.lossless
 
     def _encode(self, id: str, name: str, array: Array) -> EncodedArray:
+        spec, blocks, rows = self._specs[name], self._blocks[name], len(array)
+        if array.size == 0:
+            return EncodedArray(rows, ())
+        if spec.codec is None or blocks is None:
+            return EncodedArray(rows, (array.reshape(-1).view(np.uint8).data,))
+        size = blocks.rows or rows
+        if blocks.padded and rows % size:
+            filling = np.zeros((size - rows % size, *spec.dims), array.dtype)
+            array = np.concatenate([array, filling])
+        cut = (array[start : start + size] for start in range(0, len(array), size))
         try:
-            return _encode(array, self._specs[name], self._blocks[name])
+            return EncodedArray(rows, tuple(map(spec.codec.encode, cut)))
         except FeatureError as error:
             raise FeatureError(f"utterance {id!r}, feature {name!r}: {error}") from error
 
@@ -217,7 +206,7 @@ class OpenPart:
             directory.mkdir(exist_ok=True)
             backend = self._features[names[0]].make_backend()
             writer = backend.open_writer(directory, [self._specs[name] for name in names])
-            self._containers.append((f"{prefix}/" if prefix else "", names, writer))
+            self._containers.append((prefix, names, writer))
             if isinstance(writer, ChecksArrays):
                 self._checking.append((names, writer))
             sync_directory(directory)
@@ -225,47 +214,30 @@ class OpenPart:
         close_before_libraries_end()
 
 
-def container_groups(features: Mapping[str, FeatureStorageConfig]) -> list[tuple[str, list[str]]]:
-    """Say which features share containers: (directory within the part, names).
+def container_groups(features: Declarations) -> list[tuple[str, list[str]]]:
+    """Say which features share containers: (directory within the part, with a slash, names).
 
     Features with the same backend and the same options of it share. Where one backend has several
-    groups, each has a directory of its own, named after its first feature.
+    groups, each has a directory of its own, named after its first feature; else that is "".
     """
     groups: dict[tuple[str, object], list[str]] = {}
     for name, feature in features.items():
         groups.setdefault((feature.backend, feature.make_backend()), []).append(name)
     backends = [backend for backend, _ in groups]
     return [
-        ("" if backends.count(key[0]) == 1 else names[0], names) for key, names in groups.items()
+        ("" if backends.count(backend) == 1 else f"{names[0]}/", names)
+        for (backend, _), names in groups.items()
     ]
 
 
-def _new_directory(cache: Path, name: str | None) -> tuple[str, WriterLock]:
+def _new_directory(cache: Path, name: str | None, tries: int = 10) -> tuple[str, WriterLock]:
     """Make the directory of a part, and lock it."""
-    for attempt in range(_TRIES):
-        given = name or new_part_name()
-        directory = cache / PARTS / given
-        make_directory(directory)
-        try:
-            return given, WriterLock(directory)
-        except (CacheLockedError, FileNotFoundError):
-            # somebody who recovers found it still empty, and removes it
-            if name is not None or attempt == _TRIES - 1:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _encode(array: Array, spec: FeatureSpec, blocks: Blocks | None) -> EncodedArray:
-    rows = len(array)
-    if array.size == 0:
-        return EncodedArray(rows, ())
-    if spec.codec is None or blocks is None:
-        return EncodedArray(rows, (array.reshape(-1).view(np.uint8).data,))
-    size = blocks.rows or rows
-    if blocks.padded and rows % size:
-        filling = np.zeros((size - rows % size, *spec.dims), array.dtype)
-        array = np.concatenate([array, filling])
-    return EncodedArray(
-        rows,
-        tuple(spec.codec.encode(array[i : i + size]) for i in range(0, len(array), size)),
-    )
+    given = name or new_part_name()
+    make_directory(cache / PARTS / given)
+    try:
+        return given, WriterLock(cache / PARTS / given)
+    except (CacheLockedError, FileNotFoundError):
+        # somebody who recovers found it still empty, and removes it
+        if name is not None or tries == 1:
+            raise
+    return _new_directory(cache, None, tries - 1)

@@ -1,122 +1,50 @@
-"""A copy of what a dead writer had committed: its blocks as they are, in a new part.
+"""Copies what a dead writer had committed into a new part, its blocks as they are.
 
-It is made where the files of a part cannot be finished where they lie.
+For parts whose files cannot be finished where they lie.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
-import numpy as np
-
-from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, StorageFullError
-from featcache.interface import Array, EncodedArray
+from featcache.interface import EncodedArray
 from featcache.store.format.journal import Journal
 from featcache.store.format.journal_lines import Placed, Utterance
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SEAL, checksum, remove_part
-from featcache.store.reading.block_decoding import decoded
 from featcache.store.reading.containers import Containers
 from featcache.store.writing.free_space import margin
-from featcache.store.writing.open_part import OpenPart
+from featcache.store.writing.open_part import Declarations, OpenPart
+from featcache.store.writing.seal import extents_of
 
 RECOVERED = "-recovered"
 SPARE_BYTES = 1 << 18  # what must remain beside the copy of a part and its index
 
 
-def copy_part(
-    cache: Path,
-    name: str,
-    features: Mapping[str, FeatureStorageConfig],
-    journal: Journal,
-    utterances: Sequence[Utterance],
-    *,
-    whole: bool,
-) -> None:
-    """Copy utterances into a new part and seal it.
+class DeadPart:
+    """A part whose writer died: its journal, and the bytes of its containers."""
 
-    Statistics are computed again unless the journal is whole.
-    """
-    target = cache / PARTS / (name + RECOVERED)
-    if (target / SEAL).exists():
-        return
-    if target.exists():
-        remove_part(target)
-    _check_space(cache, name, utterances)
-    source = Source(cache / PARTS / name, journal)
-    part = OpenPart(cache, features, journal.header, target.name)
-    try:
-        for utterance in utterances:
-            encoded = source.encoded(utterance)
-            if not whole:
-                part.add_to_stats(
-                    {
-                        key: _decoded(features[key], journal.header.dims[key], each)
-                        for key, each in encoded.items()
-                    }
-                )
-            part.append_encoded(utterance.id, encoded)
-        part.commit(stats=journal.stats if whole else None)
-        part.seal()
-    except BaseException:
-        part.discard()
-        raise
-
-
-def _check_space(cache: Path, name: str, utterances: Sequence[Utterance]) -> None:
-    arrays = (placed for utterance in utterances for placed in utterance.arrays.values())
-    needed = sum(extent.nbytes for placed in arrays for extent in placed.extents)
-    needed += margin(len(utterances[0].arrays), 2 * len(utterances), SPARE_BYTES)
-    free = shutil.disk_usage(cache).free
-    if needed > free:
-        raise StorageFullError(
-            f"{free:,} bytes are free on the disk of {str(cache)!r}; to bring back what a writer "
-            f"that died had committed, part {name!r} is copied once, which needs {needed:,}: "
-            "free some space and run the same again"
-        )
-
-
-def _decoded(feature: FeatureStorageConfig, dims: tuple[int, ...], array: EncodedArray) -> Array:
-    spec = feature.spec(dims)
-    if spec.codec is None or not array.blocks:
-        flat = np.frombuffer(b"".join(array.blocks), spec.storage_dtype)
-        return cast(Array, flat.reshape(array.rows, *dims))
-    cut = feature.blocks(dims)
-    size = array.rows if cut is None or cut.rows is None else cut.rows
-    blocks = [
-        decoded(spec.codec, memoryview(block), spec.storage_dtype, dims, size)
-        for block in array.blocks
-    ]
-    return np.concatenate(blocks)[: array.rows]
-
-
-class Source:
-    """The containers of a part that was never sealed."""
-
-    def __init__(self, directory: Path, journal: Journal) -> None:
-        arrays = (
-            placed for utterance in journal.utterances for placed in utterance.arrays.values()
-        )
-        paths = sorted({extent.container for placed in arrays for extent in placed.extents})
-        self._features = journal.header.dims.keys()
+    def __init__(self, cache: Path, name: str, journal: Journal) -> None:
+        self.cache = cache
+        self.name = name
+        self.directory = cache / PARTS / name
+        self.journal = journal
+        paths = sorted({extent.container for extent in extents_of(journal.utterances)})
+        files = (self.directory / path for path in paths)
+        sizes = [file.stat().st_size if file.is_file() else -1 for file in files]
         self._numbers = {path: number for number, path in enumerate(paths)}
-        self._containers = Containers(
-            directory, paths.__getitem__, [_size(directory / path) for path in paths]
-        )
+        self._containers = Containers(self.directory, paths.__getitem__, sizes)
 
     def holds(self, utterance: Utterance) -> bool:
         """Tell whether an utterance has all features, with the bytes that the journal says."""
-        if utterance.arrays.keys() != self._features:
+        if utterance.arrays.keys() != self.journal.header.dims.keys():
             return False
+        arrays = utterance.arrays.values()
         try:
-            return all(
-                checksum(self._blocks(placed)) == placed.checksum
-                for placed in utterance.arrays.values()
-            )
+            return all(checksum(self._blocks(placed)) == placed.checksum for placed in arrays)
         except CorruptCacheError:
             return False
 
@@ -127,14 +55,52 @@ class Source:
             for name, placed in utterance.arrays.items()
         }
 
+    def let_go(self) -> None:
+        """Close the files until they are needed again: not all systems remove open ones."""
+        self._containers.let_go()
+
     def _blocks(self, placed: Placed) -> tuple[memoryview, ...]:
-        return tuple(
-            np.ascontiguousarray(
-                self._containers.view(self._numbers[each.container], each.offset, each.nbytes)
-            ).data
-            for each in placed.extents
+        places = ((self._numbers[e.container], e.offset, e.nbytes) for e in placed.extents)
+        return tuple(self._containers.view(*place).data for place in places)
+
+
+def copy_part(
+    dead: DeadPart, features: Declarations, utterances: Sequence[Utterance], *, whole: bool
+) -> None:
+    """Copy utterances of a part into a new one and seal that.
+
+    Statistics are computed again unless the journal is `whole`.
+    """
+    target = dead.directory.with_name(dead.name + RECOVERED)
+    if (target / SEAL).exists():
+        return
+    if target.exists():
+        remove_part(target)
+    _check_space(dead, utterances)
+    part = OpenPart(dead.cache, features, dead.journal.header, target.name)
+    try:
+        for utterance in utterances:
+            encoded = dead.encoded(utterance)
+            if not whole:
+                part.add_to_stats({key: part.decode(key, each) for key, each in encoded.items()})
+            part.append_encoded(utterance.id, encoded)
+        if whole:
+            part.stats = dict(dead.journal.stats)
+        part.seal()
+    except BaseException:
+        part.discard()
+        raise
+    finally:
+        dead.let_go()
+
+
+def _check_space(dead: DeadPart, utterances: Sequence[Utterance]) -> None:
+    needed = sum(extent.nbytes for extent in extents_of(utterances))
+    needed += margin(len(utterances[0].arrays), 2 * len(utterances), SPARE_BYTES)
+    free = shutil.disk_usage(dead.cache).free
+    if needed > free:
+        raise StorageFullError(
+            f"{free:,} bytes are free on the disk of {str(dead.cache)!r}; to bring back what a "
+            f"writer that died had committed, part {dead.name!r} is copied once, which needs "
+            f"{needed:,}: free some space and run the same again"
         )
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() and not path.is_symlink() else -1

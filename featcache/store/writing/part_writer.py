@@ -1,6 +1,6 @@
-"""Storing of utterances, part after part.
+"""`PartWriter`: stores utterances, part after part.
 
-Checks are in the caller's thread, encoding and writing in another.
+It checks arrays in the caller's thread; another thread encodes and writes them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,12 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from featcache._checks import directory
 from featcache._closing import close_after
 from featcache.declaration.feature_config import Features, by_name
-from featcache.errors import (
-    ClosedError,
-    CorruptCacheError,
-    StaleCacheError,
-)
+from featcache.errors import ClosedError, CorruptCacheError, StaleCacheError
 from featcache.interface import Array
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
@@ -71,7 +66,7 @@ class PartWriter:
         self._known = KnownIds(self.path, stored)
         self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
-        self._space = FreeSpace(self.path, len(self.features), self._known.stored)
+        self._space = FreeSpace(self.path, len(self.features), sum(map(len, stored)))
         # takes what is written; the thread may be at the one before
         self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
@@ -82,9 +77,8 @@ class PartWriter:
         self._sealed_rows = 0
         self._committed = 0
         self._background = Background(self._commit, COMMIT_INTERVAL_S, QUEUE_BYTES)
-        self.forget = close_at_exit(
-            self, f"the part writer of {str(self.path)!r}", PartWriter.close
-        )
+        what = f"the part writer of {str(self.path)!r}"
+        self.forget = close_at_exit(self, what, PartWriter.close)
 
     def _find_stored(self) -> tuple[int, Mapping[str, tuple[int, ...]], list[Index]]:
         """Return the build that is written, the frame shapes, and the indexes of what it holds."""
@@ -95,11 +89,11 @@ class PartWriter:
                 f"cache {str(self.path)!r} is being written with other declarations or another "
                 "fingerprint than given here; give those of its CacheWriter"
             )
-        parts = sealed_parts(self.path, manifest.building, self._fingerprint)
-        is_read = manifest.build == manifest.building
-        published = {entry.name for entry in manifest.parts} if is_read else set()
+        parts = sealed_parts(self.path, manifest)
+        published = {entry.name for entry in manifest.parts}
         if not published <= {part.entry.name for part in parts}:
-            published = set()  # somebody removed a part: what it held is to be computed again
+            # they are of another build; or somebody removed one, to compute what it held again
+            published = set()
         stored = [part.index(self.path, []) for part in parts if part.entry.name not in published]
         dims = parts[0].header.dims if parts else {}
         return manifest.building, dims, stored + [current.index] * bool(published)
@@ -160,10 +154,7 @@ class PartWriter:
         return None if self._part is None else self._part.name
 
     def expect_more(self, utterances: int) -> None:
-        """Say how many utterances are still to come.
-
-        A disk that is too small is then noticed early.
-        """
+        """Say how many utterances are still to come, so that a disk too small is noticed early."""
         self.check_open()
         self._space.expect(utterances)
 
@@ -175,22 +166,17 @@ class PartWriter:
         return self._committed
 
     def seal(self) -> None:
-        """Finish the files of what was written so far, ready to be published.
-
-        What follows goes to new ones.
-        """
+        """Finish the files of what was written so far, so that it can be published."""
         self.check_open()
         with self._one_at_a_time:
-            self._seal_all()
-
-    def _seal_all(self) -> None:
-        self._end_part()
-        self._drain()
-        if self._committed < self._count:  # never: a promise worth a comparison
-            raise CorruptCacheError(
-                f"{self._count} utterances were written to {str(self.path)!r} but "
-                f"{self._committed} are stored; run the same again, it goes on from what is stored"
-            )
+            self._end_part()
+            self._drain()
+            if self._committed < self._count:  # never: a promise worth a comparison
+                raise CorruptCacheError(
+                    f"{self._count} utterances were written to {str(self.path)!r} but "
+                    f"{self._committed} are stored; run the same again, it goes on from what is "
+                    "stored"
+                )
 
     def close(self) -> None:
         """Seal what was written and stop."""
@@ -221,12 +207,7 @@ class PartWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         close_after(error, self.close)
 
     def check_open(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from featcache.store.format.index_writer import (
     string_columns,
 )
 from featcache.store.format.manifest import (
-    INDEX,
     MANIFESTS,
     NAME,
     Expected,
@@ -41,13 +40,13 @@ from featcache.store.format.manifest import (
 from featcache.store.format.part import SealedPart, list_parts
 from featcache.store.format.strings import Strings
 from featcache.store.reading.verify import container_damage, raise_damage
-from featcache.store.writing.superseded import remove_superseded
+from featcache.store.writing.superseded import remove_superseded, stored_indexes
 from featcache.store.writing.tombstones import without_rows
 
 KEPT = ("tags", "files", "requires", "requires_to_write", "others")  # of the generation before
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """Ids that a writer expects, and those of them that failed."""
 
@@ -56,49 +55,45 @@ class Outcome:
     failed: Collection[str] = ()
 
 
-def sealed_parts(cache: Path, build: int, fingerprint: str) -> list[SealedPart]:
-    """List the sealed parts of a build that were made with a fingerprint, in order of names."""
+def sealed_parts(cache: Path, manifest: Manifest) -> list[SealedPart]:
+    """List the sealed parts of the build that a manifest is building, in order of names."""
+    wanted = (manifest.building, manifest.building_fingerprint)
     return [
         part
         for _, part in list_parts(cache)
-        if part is not None and (part.header.build, part.header.fingerprint) == (build, fingerprint)
+        if part is not None and (part.header.build, part.header.fingerprint) == wanted
     ]
 
 
 def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
-    """Publish all sealed parts as the next generation, and return it.
-
-    They are those of the build that `manifest` is building.
+    """Publish the sealed parts of the build that `manifest` is building; return the new manifest.
 
     Only the holder of the cache's lock may call this. What `manifest` says of the generation before
-    is taken from the disk: a publish may have failed after it had come out. Parts of earlier builds
-    are removed once it is out.
+    is taken from the disk: an earlier publish may have failed after its manifest was out. Parts of
+    earlier builds are removed once the new one is out.
     """
     before = read_manifest(cache) if (cache / NAME).exists() else manifest
     names = list(manifest.features)
-    sealed = sealed_parts(cache, manifest.building, manifest.building_fingerprint)
-    _make_durable(cache, sealed, before)
-    parts = _with_tombstones(sealed, before)
+    parts = _known_parts(cache, sealed_parts(cache, manifest), before)
     indexes = [part.index(cache, names) for part in parts]
     _check_dims(parts, names)
     parts, rows = _without_doubled(cache, parts, indexes, manifest)
     failed = _failed(cache, before, manifest, outcome, indexes)
     complete, expected = _completeness(outcome, rows.ids, failed, indexes)
     generation = _next_generation(cache, before)
-    name = new_generation_name(generation)
+    file = index_file(new_generation_name(generation))
+    prefixes = [f"{part.directory}/" for part in parts]
     columns = itertools.chain(
         index_columns(indexes, rows, names, _merged_stats(cache, parts, manifest)),
-        container_columns(
-            [f"{part.directory}/" for part in parts], [index.containers for index in indexes]
-        ),
+        container_columns(prefixes, [index.containers for index in indexes]),
         string_columns("failed", Strings.of(failed)),
     )
-    digest = _save_index(cache, index_file(name), columns)
-    after = dataclasses.replace(
+    digest = _save_index(cache, file, columns)
+    after = replace(
         manifest,
         generation=generation,
         previous=before.name or None,
-        index=index_file(name),
+        index=file,
         index_digest=digest,
         build=manifest.building,
         complete=complete,
@@ -131,9 +126,8 @@ def _save_index(cache: Path, name: str, columns: Iterable[tuple[str, NDArray[Any
     """Write an index durably and return its digest; the containers that it names must be there."""
     digest = save_columns(cache / name, columns)
     with ColumnFile(cache, name, expected=digest) as file:
-        raise_damage(
-            container_damage(cache, read_index(file, []).containers), "the cache is not published"
-        )
+        damage = container_damage(cache, read_index(file, []).containers)
+        raise_damage(damage, "the cache is not published")
     return digest
 
 
@@ -149,59 +143,47 @@ def expected_digest(ids: Iterable[str]) -> str:
     return state.hexdigest()
 
 
-def _make_durable(cache: Path, parts: Sequence[SealedPart], before: Manifest) -> None:
-    """Sync the directories of new parts: a writer may have been killed just after it sealed one."""
-    known = {entry.name for entry in before.parts}
-    for part in parts:
+def _known_parts(cache: Path, sealed: Sequence[SealedPart], before: Manifest) -> list[SealedPart]:
+    """Give the parts of the generation before their tombstones, and make new parts durable.
+
+    A new part's writer may have been killed after it sealed it, before the directory was synced.
+    """
+    known = {entry.name: entry for entry in before.parts}
+    for part in sealed:
         if part.entry.name not in known:
             sync_directory(cache / part.directory)
-
-
-def _with_tombstones(parts: Sequence[SealedPart], before: Manifest) -> list[SealedPart]:
-    known = {entry.name: entry for entry in before.parts}
-    return [
-        dataclasses.replace(
-            part,
-            entry=dataclasses.replace(part.entry, tombstones=known[part.entry.name].tombstones),
-        )
-        if part.entry.name in known
-        else part
-        for part in parts
-    ]
+    return [replace(part, entry=known.get(part.entry.name, part.entry)) for part in sealed]
 
 
 def _check_dims(parts: Sequence[SealedPart], names: Sequence[str]) -> None:
-    for part in parts:
-        for name in names:
-            dims = part.header.dims[name]
-            if dims != parts[0].header.dims[name]:
-                raise FeatureError(
-                    f"feature {name!r} has frames of shape {parts[0].header.dims[name]} in part "
-                    f"{parts[0].entry.name!r} and of {dims} in {part.entry.name!r}; remove the "
-                    "wrong one"
-                )
+    for part, name in itertools.product(parts, names):
+        first, dims = parts[0].header.dims[name], part.header.dims[name]
+        if dims != first:
+            raise FeatureError(
+                f"feature {name!r} has frames of shape {first} in part {parts[0].entry.name!r} and "
+                f"of {dims} in {part.entry.name!r}; remove the wrong one"
+            )
 
 
 def _merged_stats(
     cache: Path, parts: Sequence[SealedPart], manifest: Manifest
 ) -> dict[str, FeatureStats]:
-    names = [name for name, feature in manifest.features.items() if feature["stats"]]
     merged = {
-        name: FeatureStats.empty(parts[0].header.dims[name] if parts else ()) for name in names
+        name: FeatureStats.empty(parts[0].header.dims[name] if parts else ())
+        for name, feature in manifest.features.items()
+        if feature["stats"]
     }
     for part in parts:
         with part.open_stats(cache) as file:
-            merged = {name: merged[name].merge(read_stats(file, name)) for name in names}
+            for name in merged:
+                merged[name] = merged[name].merge(read_stats(file, name))
     return merged
 
 
 def _failed(
     cache: Path, before: Manifest, manifest: Manifest, outcome: Outcome, indexes: Sequence[Index]
 ) -> list[str]:
-    """Return the ids that failed and are not stored, in canonical order.
-
-    They failed here or in the same build before.
-    """
+    """Return the ids that failed, now or earlier in this build, and are not stored, in order."""
     failed = set(outcome.failed)
     if before.index and before.build == manifest.building:
         with ColumnFile(cache, before.index, mapped=False, expected=before.index_digest) as file:
@@ -224,9 +206,8 @@ def _completeness(
     everything: Iterable[str] = stored
     if failed or missing:
         everything = sorted({*stored, *failed, *missing}, key=str.encode)
-    return not missing, Expected(
-        len(stored) + len(failed) + len(missing), expected_digest(everything)
-    )
+    count = len(stored) + len(failed) + len(missing)
+    return not missing, Expected(count, expected_digest(everything))
 
 
 def _among(indexes: Sequence[Index], ids: Iterable[str]) -> set[str]:
@@ -234,17 +215,13 @@ def _among(indexes: Sequence[Index], ids: Iterable[str]) -> set[str]:
     found: set[str] = set()
     rest = list(ids)
     for index in indexes:
-        rows = index.find_many(rest)
-        found.update(id for id, row in zip(rest, rows.tolist(), strict=True) if row >= 0)
-        rest = [id for id, row in zip(rest, rows.tolist(), strict=True) if row < 0]
+        held = index.find_many(rest) >= 0
+        found.update(itertools.compress(rest, held))
+        rest = list(itertools.compress(rest, ~held))
     return found
 
 
 def _next_generation(cache: Path, before: Manifest) -> int:
     """Return a number above that of all generations of which anything lies on disk."""
-    found = [
-        generation_number(match[1])
-        for entry in cache.iterdir()
-        if (match := INDEX.fullmatch(entry.name))
-    ]
-    return max([before.generation, *found, *map(generation_number, kept_manifests(cache))]) + 1
+    names = [before.name, *stored_indexes(cache), *kept_manifests(cache)]
+    return max(before.generation, *map(generation_number, names)) + 1

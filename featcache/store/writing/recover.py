@@ -8,42 +8,37 @@ removed: its directory is set aside.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from featcache.container_files import sync_directory
-from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheLockedError, CorruptCacheError
 from featcache.interface import Extent, FinishesFiles
 from featcache.store.format import journal as journals
 from featcache.store.format.files import remove_unfinished
-from featcache.store.format.journal import Journal, read_journal
+from featcache.store.format.journal import read_journal
 from featcache.store.format.journal_lines import Placed, Utterance
 from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.lock import WriterLock, holder, holder_text, may_live
-from featcache.store.format.manifest import PARTS
+from featcache.store.format.manifest import PARTS, Manifest
 from featcache.store.format.part import SEAL, list_parts, read_part, remove_part
-from featcache.store.writing.open_part import container_groups
-from featcache.store.writing.part_copy import RECOVERED, Source, copy_part
+from featcache.store.writing.open_part import Declarations, container_groups
+from featcache.store.writing.part_copy import RECOVERED, DeadPart, copy_part
 from featcache.store.writing.seal import seal_directory
 
 DAMAGED = ".damaged"  # behind the name of a part that is set aside: nobody reads or removes it
 _log = logging.getLogger("featcache")
 
 
-def recover_parts(
-    cache: Path, features: Mapping[str, FeatureStorageConfig], build: int, fingerprint: str
-) -> None:
-    """Seal what dead writers of this build and fingerprint had committed.
+def recover_parts(cache: Path, features: Declarations, manifest: Manifest) -> None:
+    """Seal what dead writers of the build that `manifest` is building had committed.
 
-    Their open parts are gone afterwards.
-
-    Parts of other builds stay as they are. Raises `CacheLockedError` if one of the writers still
-    lives.
+    Their open parts are gone afterwards; parts of other builds stay as they are. Raises
+    `CacheLockedError` if one of the writers still lives.
     """
+    wanted = (manifest.building, manifest.building_fingerprint)
     for name, sealed in list(list_parts(cache)):
         directory = cache / PARTS / name
         if sealed is not None:
@@ -62,8 +57,7 @@ def recover_parts(
         try:
             if read_part(cache, name) is None:
                 # where locks count for nothing, its writer may live, and go on
-                in_place = not may_live(before)
-                _recover(cache, name, features, (build, fingerprint), in_place=in_place)
+                _recover(cache, name, features, wanted, in_place=not may_live(before))
             else:  # its writer has sealed it and ended in the meantime
                 _finish_seal(directory)
         finally:
@@ -73,12 +67,7 @@ def recover_parts(
 
 
 def _recover(
-    cache: Path,
-    name: str,
-    features: Mapping[str, FeatureStorageConfig],
-    wanted: tuple[int, str],
-    *,
-    in_place: bool,
+    cache: Path, name: str, features: Declarations, wanted: tuple[int, str], *, in_place: bool
 ) -> None:
     directory = cache / PARTS / name
     journal = read_journal(cache, f"{PARTS}/{name}")
@@ -89,29 +78,32 @@ def _recover(
     elif journal is None or not (journal.utterances or journal.damaged):
         remove_part(directory)
     elif (journal.header.build, journal.header.fingerprint) == wanted:
-        if not features.keys() == journal.header.dims.keys() == journal.header.block_rows.keys():
-            _set_aside(directory, "its journal names other features")
-            return
-        good, lost = _checked(directory, journal)
-        whole = not (lost or journal.damaged)
-        if whole and in_place and _seal_in_place(cache, name, features, journal):
-            return
-        if good:
-            copy_part(cache, name, features, journal, good, whole=whole)
-        if lost and not journal.damaged:
-            ids = ", ".join(repr(utterance.id) for utterance in lost[:5])
-            _set_aside(
-                directory,
-                f"{len(lost)} utterances are not what was committed "
-                f"({ids}{', ...' * (len(lost) > 5)})",
-            )
-        elif journal.damaged:
-            _set_aside(
-                directory,
-                f"lines of its journal do not check; {len(good)} utterances were salvaged",
-            )
+        if features.keys() == journal.header.dims.keys() == journal.header.block_rows.keys():
+            _recover_committed(DeadPart(cache, name, journal), features, in_place)
         else:
-            remove_part(directory)
+            _set_aside(directory, "its journal names other features")
+
+
+def _recover_committed(dead: DeadPart, features: Declarations, in_place: bool) -> None:
+    good: list[Utterance] = []
+    lost: list[Utterance] = []  # bytes of theirs are damaged
+    for utterance in dead.journal.utterances:
+        (good if dead.holds(utterance) else lost).append(utterance)
+    dead.let_go()
+    whole = not (lost or dead.journal.damaged)
+    if whole and in_place and _seal_in_place(dead, features):
+        return
+    if good:
+        copy_part(dead, features, good, whole=whole)
+    if dead.journal.damaged:
+        why = f"lines of its journal do not check; {len(good)} utterances were salvaged"
+        _set_aside(dead.directory, why)
+    elif lost:
+        ids = ", ".join(repr(utterance.id) for utterance in lost[:5]) + ", ..." * (len(lost) > 5)
+        why = f"{len(lost)} utterances are not what was committed ({ids})"
+        _set_aside(dead.directory, why)
+    else:
+        remove_part(dead.directory)
 
 
 def _finish_seal(directory: Path) -> None:
@@ -128,25 +120,13 @@ def _is_unfinished_copy(directory: Path) -> bool:
     return original != directory.name and directory.with_name(original).exists()
 
 
-def _checked(directory: Path, journal: Journal) -> tuple[list[Utterance], list[Utterance]]:
-    """Split the utterances of a journal into those whose bytes are undamaged, and the others."""
-    source = Source(directory, journal)
-    good: list[Utterance] = []
-    lost: list[Utterance] = []
-    for utterance in journal.utterances:
-        (good if source.holds(utterance) else lost).append(utterance)
-    return good, lost
-
-
-def _seal_in_place(
-    cache: Path, name: str, features: Mapping[str, FeatureStorageConfig], journal: Journal
-) -> bool:
+def _seal_in_place(dead: DeadPart, features: Declarations) -> bool:
     """Seal a part where it lies, if all its formats can finish their files; tells whether."""
-    directory = cache / PARTS / name
-    if (cache / PARTS / (name + RECOVERED) / SEAL).exists():
+    if (dead.directory.with_name(dead.name + RECOVERED) / SEAL).exists():
         return False  # it was copied, by one who died before it was removed
+    header, utterances = dead.journal.header, dead.journal.utterances
     # in the order of then: in that of now, groups of features may have other directories
-    order = journal.utterances[0].arrays
+    order = utterances[0].arrays
     groups = [
         (prefix, names, features[names[0]].make_backend())
         for prefix, names in container_groups({key: features[key] for key in order})
@@ -155,18 +135,18 @@ def _seal_in_place(
         return False
     try:
         for prefix, names, backend in groups:
-            specs = [features[key].spec(journal.header.dims[key]) for key in names]
+            specs = [features[key].spec(header.dims[key]) for key in names]
             written = [
                 (each.id, {key: _within(prefix, each.arrays[key]) for key in names})
-                for each in journal.utterances
+                for each in utterances
             ]
-            cast(FinishesFiles, backend).finish(directory / prefix, specs, written)
+            cast(FinishesFiles, backend).finish(dead.directory / prefix, specs, written)
     except CorruptCacheError as error:
         _log.warning(
-            "part %r is copied, for its files cannot be finished: %s", str(directory), error
+            "part %r is copied, for its files cannot be finished: %s", str(dead.directory), error
         )
         return False
-    seal_directory(cache, name, features, journal.header, journal.utterances, journal.stats, {})
+    seal_directory(dead.cache, dead.name, header, utterances, dead.journal.stats, {})
     return True
 
 
@@ -185,7 +165,6 @@ def _set_aside(directory: Path, why: str) -> None:
 
 def _within(prefix: str, placed: Placed) -> tuple[int, tuple[Extent, ...]]:
     """Return the rows and the extents of an array, these relative to the directory of its group."""
-    start = len(prefix) + 1 if prefix else 0
     return placed.rows, tuple(
-        dataclasses.replace(each, container=each.container[start:]) for each in placed.extents
+        replace(each, container=each.container.removeprefix(prefix)) for each in placed.extents
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
-from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError
+from featcache.interface import Extent
 from featcache.stats import FeatureStats
 from featcache.store.format import journal, lock
 from featcache.store.format.column_file import save_columns
@@ -33,7 +32,6 @@ _NO_CONTAINERS = (journal.NAME, lock.NAME, lock.SOFT_NAME, lock.HOLDER, COLUMNS,
 def seal_directory(
     cache: Path,
     name: str,
-    features: Mapping[str, FeatureStorageConfig],
     header: Header,
     utterances: Sequence[Utterance],
     stats: Mapping[str, FeatureStats],
@@ -41,9 +39,8 @@ def seal_directory(
 ) -> SealedPart:
     """Seal a part whose containers are finished, as holder of its lock.
 
-    Writes the columns, and names them in `part.json`.
-
-    Its journal is gone afterwards. `pages` are those that are known; those of other files are read.
+    Writes the columns, names them in `part.json`, and removes the journal. `pages` are those that
+    are known; those of other files are read.
     """
     directory = cache / PARTS / name
     if not (directory / journal.NAME).exists():
@@ -59,7 +56,7 @@ def seal_directory(
         "page_bytes": PAGE_BYTES,
         "block_rows": dict(header.block_rows),
         "header": dataclasses.asdict(header),
-        "columns": _save_columns(directory, list(features), utterances, stats, pages),
+        "columns": _save_columns(directory, list(header.dims), utterances, stats, pages),
     }
     sync_directory(directory)
     write_durably(directory / SEAL, pack_json(content))
@@ -79,10 +76,7 @@ def _save_columns(
 ) -> str:
     pages = dict(_all_pages(directory, known_pages))
     sizes = {path: (directory / path).stat().st_size for path in pages}
-    named = {
-        e.container for u in utterances for placed in u.arrays.values() for e in placed.extents
-    }
-    for path in sorted(named - pages.keys()):
+    for path in sorted({extent.container for extent in extents_of(utterances)} - pages.keys()):
         raise CorruptCacheError(
             f"container {str(directory / path)!r} is not there: another writer took the part over, "
             "which can be where locks do not count (see docs/format.md); run the same again"
@@ -92,12 +86,11 @@ def _save_columns(
             raise CorruptCacheError(
                 f"container {str(directory / path)!r} has {size} bytes, not what was written"
             )
+    digests = b"".join(container_digest(pages[path], sizes[path]) for path in pages)
     containers = ContainerColumns(
         paths=Strings.of(list(pages)),
         sizes=np.array(list(sizes.values()), np.int64),
-        digests=np.frombuffer(
-            b"".join(container_digest(pages[path], sizes[path]) for path in pages), np.uint8
-        ),
+        digests=np.frombuffer(digests, np.uint8),
         parts=np.zeros(len(pages), np.int32),
     )
     index = index_of(utterances, containers, stats, names)
@@ -112,17 +105,19 @@ def _save_columns(
     return save_columns(directory / COLUMNS, columns)
 
 
+def extents_of(utterances: Iterable[Utterance]) -> Iterator[Extent]:
+    """Give the extents of all arrays of utterances."""
+    for utterance in utterances:
+        for placed in utterance.arrays.values():
+            yield from placed.extents
+
+
 def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[str, Pages]]:
     """Give the pages of all files below a part's directory, in the order of their paths."""
-    below = (
-        (Path(top) / file).relative_to(directory).as_posix()
-        for top, _, files in os.walk(directory)
-        for file in files
-    )
-    for path in sorted(below):
+    below = (entry for entry in directory.rglob("*") if not entry.is_dir())
+    for path in sorted(entry.relative_to(directory).as_posix() for entry in below):
         if path in known:
             yield path, known[path]
         elif path not in _NO_CONTAINERS:
-            descriptor = open_within(directory, path)
-            with contextlib.closing(os.fdopen(descriptor, "rb")):
-                yield path, pages_of(descriptor)
+            with os.fdopen(open_within(directory, path), "rb") as file:
+                yield path, pages_of(file.fileno())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import NotACacheError, StaleCacheError
 from featcache.store.format.committed import committed_builds
 from featcache.store.format.disk_errors import explained
@@ -28,10 +27,12 @@ from featcache.store.format.manifest import (
 )
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.verify import container_damage, raise_damage
+from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish import Outcome, publish, sealed_parts
 from featcache.store.writing.recover import recover_parts
 from featcache.store.writing.superseded import remove_superseded
+from featcache.store.writing.unclosed import close_at_exit
 
 OTHERS = "work-"  # names in a cache directory that begin so are those of whoever works there
 
@@ -39,36 +40,42 @@ OTHERS = "work-"  # names in a cache directory that begin so are those of whoeve
 class WriteSession:
     """Work of a `CacheWriter`: its lock, its manifest, its parts.
 
-    The thread that stores knows this one, so that the writer itself can be dropped.
+    The thread that stores knows the session, but not the writer that owns it: a writer that nobody
+    closed can be dropped, and what it wrote is kept as after an error.
     """
 
     def __init__(
         self,
+        owner: object,
         path: Path,
-        features: dict[str, FeatureStorageConfig],
-        fingerprint: Mapping[str, object],
+        features: Declarations,
+        fingerprint: Mapping[str, object] | None,
         overwrite: bool,
     ) -> None:
         self.path = path
         self.features = features
         self.expected: Sequence[str] | None = None
         self.failed: set[str] = set()
-        content = cache_fingerprint(features, fingerprint)
-        self._fingerprint = fingerprint_digest(content)
         with explained(path, _kept):
+            content = cache_fingerprint(features, fingerprint)
             _claim_directory(path)
             self._lock = WriterLock(path)
             try:
-                self._manifest = self._start(content, overwrite)
+                self._manifest = self._start(content, fingerprint_digest(content), overwrite)
                 # if the last writer died before it came to that
                 remove_superseded(path, read_manifest(path))
                 _check_containers(path)
-                recover_parts(path, features, self._manifest.building, self._fingerprint)
-                self._publish_recovered()
+                self.recover()
+                if not self.is_aside and self._sealed() - self._published():
+                    # or each writer of a part would have to read the ids of what was recovered
+                    self._manifest = publish(path, self._manifest, Outcome(complete=False))
                 self.parts = PartWriter(path, features, fingerprint)
             except BaseException:
                 self._lock.release()
                 raise
+        what = f"the writer of {str(path)!r}"
+        self._forget = close_at_exit(self, what, WriteSession.keep, owner)
+        self.parts.forget()  # or they would be closed first, and not published
 
     @property
     def is_aside(self) -> bool:
@@ -78,109 +85,93 @@ class WriteSession:
     def publish(self, complete: bool) -> None:
         """Publish what is sealed, if that changes anything."""
         with explained(self.path, _kept):
-            before = self._manifest
-            sealed = sealed_parts(self.path, before.building, self._fingerprint)
-            changed = {part.entry.name for part in sealed} != {part.name for part in before.parts}
-            told = self.failed or self.expected is not None or complete != before.complete
-            if changed or told:
+            told = self.failed or self.expected is not None
+            if told or complete != self._manifest.complete or self._sealed() != self._published():
                 outcome = Outcome(complete, self.expected, frozenset(self.failed))
-                self._manifest = publish(self.path, before, outcome)
+                self._manifest = publish(self.path, self._manifest, outcome)
                 self.parts.published()
 
     def recover(self) -> None:
         """Seal what writers of parts that died had committed."""
         with explained(self.path, _kept):
-            recover_parts(self.path, self.features, self._manifest.building, self._fingerprint)
+            recover_parts(self.path, self.features, self._manifest)
 
     def close(self, complete: bool, *, publish: bool) -> None:
-        """Seal what was written, publish it, and let go of the cache.
-
-        It is not published if it waits beside an older cache.
-        """
-        if self.parts.closed:
-            return
-        try:
-            self.parts.close()
-            if publish:
-                self.publish(complete)
-        finally:
-            if self.parts.closed:  # not in a process that was forked
-                self._lock.release()
+        """Seal what was written, publish it if wanted, and let go of the cache."""
+        if not self.parts.closed:
+            try:
+                self.parts.close()
+                if publish:
+                    self.publish(complete)
+            finally:
+                self._let_go()
 
     def abort(self) -> None:
         """Remove what is not published, and let go of the cache."""
         try:
             self.parts.abort()
         finally:
-            if self.parts.closed:
-                self._lock.release()
+            self._let_go()
 
-    def finish_unclosed(self) -> None:
-        """Keep what was written, as `CacheWriter` does after an error."""
+    def keep(self) -> None:
+        """Close after an error, or when nobody does: all that was written is kept.
+
+        It is published as incomplete, unless it is to take the place of a cache.
+        """
         self.close(complete=False, publish=not self.is_aside)
 
-    def _publish_recovered(self) -> None:
-        """Let readers see what was recovered, or each writer would have to read its ids anew."""
-        known = {entry.name for entry in self._manifest.parts}
-        sealed = {
-            part.entry.name
-            for part in sealed_parts(self.path, self._manifest.building, self._fingerprint)
-        }
-        if not self.is_aside and sealed - known:
-            self._manifest = publish(self.path, self._manifest, Outcome(complete=False))
+    def _let_go(self) -> None:
+        if self.parts.closed:  # not in a process that was forked
+            self._lock.release()
+            self._forget()
 
-    def _start(self, content: Mapping[str, object], overwrite: bool) -> Manifest:
+    def _sealed(self) -> set[str]:
+        return {part.entry.name for part in sealed_parts(self.path, self._manifest)}
+
+    def _published(self) -> set[str]:
+        return {entry.name for entry in self._manifest.parts}
+
+    def _start(self, content: Mapping[str, object], digest: str, overwrite: bool) -> Manifest:
         """Return the manifest to build on.
 
-        On disk it names the build that all writers add parts to.
+        On disk it names the build that all writers add parts to, and the `digest` of its `content`.
         """
         if not (self.path / NAME).exists():
-            builds = committed_builds(self.path)  # none, unless the manifest was lost
-            if set(builds) - {self._fingerprint}:
-                raise StaleCacheError(
-                    f"cache {str(self.path)!r} has lost its {NAME}, and its parts were made from "
-                    "something else than is declared now; declare it as it was, or remove "
-                    f"{str(self.path / PARTS)!r}"
-                )
-            build = builds.get(self._fingerprint, 1)
-            fresh = Manifest(
-                content, build=build, building=build, building_fingerprint=self._fingerprint
-            )
-            return publish(self.path, fresh, Outcome(complete=False))
+            return self._start_new(content, digest)
         manifest = read_manifest(self.path)
         check_writable(self.path, manifest)
         changed = differences(manifest.fingerprint, content)
-        if overwrite and (manifest.rows or (changed and committed_builds(self.path))):
-            return self._start_overwrite(manifest, content)
-        if changed and (manifest.rows or committed_builds(self.path)):
+        stored = manifest.rows or (changed and committed_builds(self.path))
+        if changed and stored and not overwrite:
             lines = "".join(f"\n  {line}" for line in changed)
             raise StaleCacheError(
                 f"cache {str(self.path)!r} was made from something else than is declared "
                 f"now:{lines}\n"
                 "overwrite it (overwrite=True), or give another directory"
             )
-        if changed or manifest.building != manifest.build:
-            manifest = dataclasses.replace(
-                manifest,
-                fingerprint=content,
-                building=manifest.build,
-                building_fingerprint=self._fingerprint,
-            )
-            manifest = write_manifest(self.path, manifest)
+        build, building = manifest.build, manifest.building
+        if overwrite and stored:
+            if building <= build or manifest.building_fingerprint != digest:
+                building = max(build, building) + 1
+                manifest = replace(manifest, building=building, building_fingerprint=digest)
+                manifest = write_manifest(self.path, manifest)
+            return replace(manifest, fingerprint=content)  # on disk once it is published
+        if changed or building != build:
+            manifest = replace(manifest, building=build, building_fingerprint=digest)
+            manifest = write_manifest(self.path, replace(manifest, fingerprint=content))
         return manifest
 
-    def _start_overwrite(self, manifest: Manifest, content: Mapping[str, object]) -> Manifest:
-        interrupted = (
-            manifest.building > manifest.build
-            and manifest.building_fingerprint == self._fingerprint
-        )
-        if not interrupted:
-            building = max(manifest.build, manifest.building) + 1
-            manifest = dataclasses.replace(
-                manifest, building=building, building_fingerprint=self._fingerprint
+    def _start_new(self, content: Mapping[str, object], digest: str) -> Manifest:
+        builds = committed_builds(self.path)  # none, unless the manifest was lost
+        if set(builds) - {digest}:
+            raise StaleCacheError(
+                f"cache {str(self.path)!r} has lost its {NAME}, and its parts were made from "
+                "something else than is declared now; declare it as it was, or remove "
+                f"{str(self.path / PARTS)!r}"
             )
-            manifest = write_manifest(self.path, manifest)
-        return dataclasses.replace(manifest, fingerprint=content)
+        build = builds.get(digest, 1)
+        fresh = Manifest(content, build=build, building=build, building_fingerprint=digest)
+        return publish(self.path, fresh, Outcome(complete=False))
 
 
 def _kept() -> str:
@@ -188,9 +179,7 @@ def _kept() -> str:
 
 
 def _check_containers(path: Path) -> None:
-    """Raise `CorruptCacheError` if files of published parts are lost.
-
-    What they hold would count as stored.
+    """Raise `CorruptCacheError` for lost files of published parts: their utterances are not stored.
 
     A part whose whole directory is gone was removed to compute its utterances again.
     """

@@ -11,6 +11,7 @@ from featcache.errors import CacheError, CacheLockedError
 from featcache.store.format.files import remove_unfinished
 from featcache.store.format.fingerprint import fingerprint_digest
 from featcache.store.format.journal import read_journal
+from featcache.store.format.journal_lines import Header
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
     INDEX,
@@ -27,25 +28,26 @@ from featcache.store.format.part import list_parts, remove_part
 _log = logging.getLogger("featcache")
 
 
+def stored_indexes(cache: Path) -> dict[str, Path]:
+    """List the index files that lie in a cache, by the names of their generations."""
+    named = ((INDEX.fullmatch(entry.name), entry) for entry in cache.iterdir())
+    return {found[1]: entry for found, entry in named if found}
+
+
 def remove_superseded(cache: Path, manifest: Manifest) -> None:
     """Remove what no reader of this generation or of the one before needs.
 
-    And the parts of overwritten builds.
-
-    These are the parts of lower builds, and those of an overwrite that was given up for the one
+    With it go the parts of lower builds, and those of an overwrite that was given up for the one
     that took its number. What a tag names stays.
     """
     sync_directory(cache)  # a killed writer may not have come to make its manifest durable
+    manifests = {name: cache / manifest_file(name) for name in kept_manifests(cache)}
     kept = {manifest.name, manifest.previous, *manifest.tags.values()}
-    for entry in list(cache.iterdir()):
-        found = INDEX.fullmatch(entry.name)
-        if found and found[1] not in kept and generation_number(found[1]) < manifest.generation:
-            entry.unlink(missing_ok=True)
+    for name, file in (*stored_indexes(cache).items(), *manifests.items()):
+        if name not in kept and generation_number(name) < manifest.generation:
+            file.unlink(missing_ok=True)
     for directory in (cache, cache / MANIFESTS):
         remove_unfinished(directory)
-    for name in list(kept_manifests(cache)):
-        if name not in kept and generation_number(name) < manifest.generation:
-            (cache / manifest_file(name)).unlink(missing_ok=True)
     try:
         tagged = [read_manifest(cache, manifest_file(name)) for name in {*manifest.tags.values()}]
     except CacheError as error:
@@ -56,26 +58,17 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
     tagged_parts = {part.name for each in tagged for part in each.parts}
     current = (manifest.build, fingerprint_digest(manifest.fingerprint))
     for name, part in list(list_parts(cache)):
-        if part is not None:
-            header = part.header
-        else:
-            journal = read_journal(cache, f"{PARTS}/{name}")
-            if journal is None or journal.damaged:
-                continue
-            header = journal.header
-        if (
-            header.build > manifest.build
-            or (header.build, header.fingerprint) == current
-            or name in tagged_parts
-        ):
+        header = _header(cache, name) if part is None else part.header
+        if header is None or header.build > manifest.build or name in tagged_parts:
             continue
-        with contextlib.suppress(CacheLockedError):  # its writer has lost its build, and ends soon
-            _remove(cache / PARTS / name)
+        if (header.build, header.fingerprint) != current:
+            # its writer, if it is locked, has lost its build and ends soon
+            with contextlib.suppress(CacheLockedError), contextlib.ExitStack() as held:
+                held.callback(WriterLock(cache / PARTS / name).release)
+                remove_part(cache / PARTS / name)
 
 
-def _remove(part: Path) -> None:
-    held = WriterLock(part)
-    try:
-        remove_part(part)
-    finally:
-        held.release()
+def _header(cache: Path, name: str) -> Header | None:
+    """Return what an open part was started with; None if its journal is damaged or none."""
+    journal = read_journal(cache, f"{PARTS}/{name}")
+    return None if journal is None or journal.damaged else journal.header

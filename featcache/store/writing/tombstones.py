@@ -28,25 +28,23 @@ def without_rows(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) 
     """Leave rows out of a part: write them beside it, with the statistics of what remains."""
     if not len(rows):
         return part
-    stored = part.index(cache, []).ids
-    ids = [stored[row] for row in rows[:5].tolist()]
+    index = part.index(cache, [])
     _log.warning(
         "%d utterances were stored twice (%s%s): what part %r holds of them is left out",
         len(rows),
-        ", ".join(map(repr, ids)),
+        ", ".join(repr(index.id(row)) for row in rows[:5].tolist()),
         ", ..." * (len(rows) > 5),
         part.entry.name,
     )
     out = np.union1d(part.tombstones(cache), rows).astype(np.int64)
-    names = [name for name, feature in manifest.features.items() if feature["stats"]]
-    file = f"tombstones-{secrets.token_hex(4)}.columns"
-    stats = {name: _stats_of(cache, part, out, name, manifest) for name in names}
-    digest = save_columns(
-        cache / part.directory / file,
-        itertools.chain(
-            [("rows", out)], *(stats_columns(name, value) for name, value in stats.items())
-        ),
+    stats = (
+        stats_columns(name, _stats_of(cache, part, out, name, manifest))
+        for name, feature in manifest.features.items()
+        if feature["stats"]
     )
+    file = f"tombstones-{secrets.token_hex(4)}.columns"
+    columns = itertools.chain([("rows", out)], *stats)
+    digest = save_columns(cache / part.directory / file, columns)
     sync_directory(cache / part.directory)
     entry = dataclasses.replace(part.entry, tombstones=Tombstones(file, len(out), digest))
     return dataclasses.replace(part, entry=entry)
@@ -58,9 +56,8 @@ def _stats_of(
     """Compute the statistics of a feature over the rows of a part that remain."""
     index = part.index(cache, [name])
     alone = dataclasses.replace(manifest, dims=part.header.dims, parts=(part.entry,))
-    arrays = FeatureArrays(
-        alone, name, index, Containers.of(cache / part.directory, index.containers)
-    )
+    containers = Containers.of(cache / part.directory, index.containers)
+    arrays = FeatureArrays(alone, name, index, containers)
     stats = FeatureStats.empty(part.header.dims[name])
     for row in np.setdiff1d(np.arange(len(index)), left_out).tolist():
         frames = from_storage(arrays.read(row), arrays.declared_dtype)

@@ -16,31 +16,26 @@ W = TypeVar("W")
 CACHES = 10  # before multiprocessing waits for child processes, which may wait for the lock
 PARTS = 11  # before the writers of caches, which publish them
 _log = logging.getLogger("featcache")
-
-
 _unclosed: list[tuple[int, Finalize]] = []  # priority, and what closes a writer
 
 
-def close_at_exit(writer: W, what: str, close: Callable[[W], None]) -> Callable[[], object]:
+def close_at_exit(
+    writer: W, what: str, close: Callable[[W], None], owner: object = None
+) -> Callable[[], object]:
     """Have a writer closed when its process ends, with a warning; returns what calls that off.
+
+    The writer of a cache has an `owner`, which it must not know, and is closed as soon as that is
+    collected.
 
     `atexit` alone would not do: a process of `multiprocessing`, such as a worker of a DataLoader,
     leaves by `os._exit`, after it has run these. In a process that was forked from the writer's
     nothing is run.
     """
-    return _kept(Finalize(None, _close, (writer, what, close), exitpriority=PARTS), PARTS)
-
-
-def close_when_dropped(
-    owner: object, writer: W, what: str, close: Callable[[W], None]
-) -> Callable[[], object]:
-    """Have a writer closed when `owner` is collected or the process ends.
-
-    Returns what calls that off.
-
-    `writer` must not know `owner`.
-    """
-    return _kept(Finalize(owner, _close, (writer, what, close), exitpriority=CACHES), CACHES)
+    priority = PARTS if owner is None else CACHES
+    finalizer = Finalize(owner, _close, (writer, what, close), exitpriority=priority)
+    _unclosed[:] = [each for each in _unclosed if each[1].still_active()]
+    _unclosed.append((priority, finalizer))
+    return finalizer.cancel
 
 
 def close_before_libraries_end() -> None:
@@ -50,12 +45,6 @@ def close_before_libraries_end() -> None:
     """
     atexit.unregister(_close_all)
     atexit.register(_close_all)  # what is registered last runs first
-
-
-def _kept(finalizer: Finalize, priority: int) -> Callable[[], object]:
-    _unclosed[:] = [each for each in _unclosed if each[1].still_active()]
-    _unclosed.append((priority, finalizer))
-    return finalizer.cancel
 
 
 def _close_all() -> None:

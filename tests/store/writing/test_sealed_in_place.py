@@ -19,6 +19,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.store.format import journal
+from featcache.store.format.manifest import read_manifest
 from featcache.store.format.part import COLUMNS, SEAL
 from featcache.store.writing import recover
 from featcache.store.writing.open_part import container_groups
@@ -203,14 +204,12 @@ def test_recovery_goes_on_wherever_it_was_interrupted(
     features = IN_PLACE[layout]
     part = leave(left, features)
     expected = closed(tmp_path / "closed", features)
-    written = journal.read_journal(left, f"parts/{part}")
-    assert written is not None
-    wanted = (written.header.build, written.header.fingerprint)
+    manifest = read_manifest(left)
     declared = {feature.name: feature for feature in features}
 
     def recover_in(path: Path, number: int) -> int:
         shutil.copytree(left, path)
-        return interrupted(lambda: recover.recover_parts(path, declared, *wanted), number)
+        return interrupted(lambda: recover.recover_parts(path, declared, manifest), number)
 
     recover_in(tmp_path / "first", 0)  # imports
     calls = recover_in(tmp_path / "whole", 0)
