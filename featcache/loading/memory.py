@@ -32,7 +32,7 @@ def pinned(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
 
 
 def leased(
-    memory: Bytes | mmap, shape: Shape, dtype: torch.dtype, give_back: Callable[[], object]
+    memory: memoryview | mmap, shape: Shape, dtype: torch.dtype, give_back: Callable[[], object]
 ) -> torch.Tensor:
     """Return a tensor over the first bytes of `memory`.
 
@@ -62,7 +62,7 @@ class Recycler:
         if nbytes <= SMALL_BYTES:
             return fresh(shape, dtype)
         buffer = self._take(nbytes)
-        return leased(buffer, shape, dtype, partial(self._free.append, buffer))
+        return leased(buffer.data, shape, dtype, partial(self._free.append, buffer))
 
     def __reduce__(self) -> tuple[object, ...]:
         return Recycler, (self._most_bytes,)
