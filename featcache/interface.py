@@ -36,6 +36,10 @@ class Extent:
     nbytes: int
 
 
+# utterances in the order of writing: the id, and by feature the rows and the extents
+Written = Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]]
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
     """A feature as a backend must know it before its first array."""
@@ -162,18 +166,12 @@ class Backend(Protocol):
 class FinishesFiles(Protocol):
     """A backend that can finish the files of a writer that died, where they lie."""
 
-    def finish(
-        self,
-        directory: Path,
-        features: Sequence[FeatureSpec],
-        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
-    ) -> None:
+    def finish(self, directory: Path, features: Sequence[FeatureSpec], written: Written) -> None:
         """Leave the files as `ContainerWriter.close` would have after exactly these utterances.
 
-        `written` are the utterances in the order of writing: the id, and by feature the rows and
-        the extents. What lies behind them is cut off. All is durable when this returns. May be
-        called again after it was interrupted anywhere, and must not change a byte of an extent
-        nor follow a link: `featcache.container_files` has what that takes.
+        What lies behind them is cut off. All is durable when this returns. May be called again
+        after it was interrupted anywhere, and must not change a byte of an extent nor follow a
+        link: `featcache.container_files` has what that takes.
 
         Raises `CorruptCacheError` if these are not the files that such a writer leaves: then the
         store copies the arrays instead.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, CorruptCacheError
-from featcache.interface import Array
+from featcache.errors import ConfigError
+from featcache.interface import Array, Bytes
+from featcache_backends._refusals import DAMAGE, check_range, damaged_block
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class GzipCodec:
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        if type(self.level) is not int or not 0 <= self.level <= 9:
-            raise ConfigError(f"gzip: level must be an integer from 0 to 9, not {self.level!r}")
+        check_range("gzip: level", self.level, 0, 9)
         if type(self.shuffle) is not bool:
             raise ConfigError(f"gzip: shuffle must be true or false, not {self.shuffle!r}")
 
@@ -53,13 +52,11 @@ class GzipCodec:
             if self.shuffle:
                 octets = _unshuffled(octets, dtype.itemsize)
             return octets.view(dtype).reshape(-1, *dims)
-        except (zlib.error, ValueError, OverflowError, MemoryError) as error:
-            raise CorruptCacheError(
-                f"gzip: a block of {len(data)} bytes cannot be decompressed: {error}"
-            ) from error
+        except DAMAGE as error:
+            raise damaged_block(self.name, data, error) from error
 
 
-def _unshuffled(octets: NDArray[np.uint8], itemsize: int) -> NDArray[np.uint8]:
+def _unshuffled(octets: Bytes, itemsize: int) -> Bytes:
     planes = octets.reshape(itemsize, -1)
     numbers = np.empty((planes.shape[1], itemsize), np.uint8)
     for significance, plane in enumerate(planes):  # four times as fast as a transposed copy

@@ -1,25 +1,8 @@
-"""Members of a tar file: headers of ustar and pax, and the header of a `.npy`."""
+"""Members of a tar file: headers of ustar and pax."""
 
 from __future__ import annotations
 
-from numpy.lib.format import dtype_to_descr
-
-from featcache.interface import FeatureSpec
-
 BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
-
-
-def npy_header(feature: FeatureSpec, shape: tuple[int, ...]) -> bytes:
-    descr = dtype_to_descr(feature.storage_dtype)
-    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    # of text, spaces and "\n"; with the 10 before a multiple of 64
-    length = -(-(10 + len(text) + 1) // 64) * 64 - 10
-    return (
-        b"\x93NUMPY\x01\x00"
-        + length.to_bytes(2, "little")
-        + text.encode("latin1").ljust(length - 1)
-        + b"\n"
-    )
 
 
 def tar_header(name: str, size: int) -> bytes:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -13,22 +12,15 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from featcache.errors import ConfigError, CorruptCacheError, MissingDependencyError
+from featcache.errors import ConfigError
 from featcache.interface import Array
+from featcache_backends._refusals import DAMAGE, check_range, damaged_block, import_library
 
 COMPRESSORS = ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
-
-
-ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-
-
-BLOSC_BYTES = (1 << 31) - 17  # most that a buffer holds
-
-
-BLOSC_VERSION = 2  # of the format of its buffers
-
-
 SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of Blosc's numbers for them
+BLOSC_BYTES = (1 << 31) - 17  # most that a buffer holds
+BLOSC_VERSION = 2  # of the format of its buffers
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 @runtime_checkable
@@ -61,7 +53,7 @@ class ZstdCodec:
         self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
     ) -> Array:
         """Return the block that `data` holds, as `Codec` says."""
-        return _decompressed(self.name, _zstd_size, data, dtype, dims, rows)
+        return _decompressed(self.name, data, dtype, dims, rows)
 
     def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
         """Return the codec's entry in `zarr.json`."""
@@ -70,10 +62,7 @@ class ZstdCodec:
 
 @dataclass(frozen=True)
 class BloscCodec:
-    """Blosc: shuffles bytes or bits, then compresses.
-
-    `cname` does so at `clevel` 1 (fast) to 9 (small).
-    """
+    """Blosc: shuffles bytes or bits, then compresses by `cname`, `clevel` 1 (fast) to 9 (small)."""
 
     name: ClassVar[str] = "blosc"
     lossless: ClassVar[bool] = True
@@ -90,57 +79,38 @@ class BloscCodec:
 
     def encode(self, block: Array) -> bytes:
         """Compress a block into one Blosc buffer."""
-        blosc = _numcodecs(self.name)
         shuffle = SHUFFLES.index(self.shuffle)
-        return bytes(
-            blosc.compress(
-                block, self.cname.encode(), self.clevel, shuffle, typesize=block.dtype.itemsize
-            )
-        )
+        compress = _numcodecs(self.name).compress
+        name, itemsize = self.cname.encode(), block.dtype.itemsize
+        return bytes(compress(block, name, self.clevel, shuffle, typesize=itemsize))
 
     def decode(
         self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
     ) -> Array:
         """Return the block that `data` holds, as `Codec` says."""
-        return _decompressed(self.name, _blosc_size, data, dtype, dims, rows)
+        return _decompressed(self.name, data, dtype, dims, rows)
 
     def zarr_metadata(self, dtype: np.dtype[np.generic]) -> Mapping[str, object]:
         """Return the codec's entry in `zarr.json`."""
         options = {"cname": self.cname, "clevel": self.clevel, "shuffle": self.shuffle}
-        return {
-            "name": self.name,
-            "configuration": {**options, "typesize": dtype.itemsize, "blocksize": 0},
-        }
+        options |= {"typesize": dtype.itemsize, "blocksize": 0}
+        return {"name": self.name, "configuration": options}
 
 
 def _decompressed(
-    codec: str,
-    size_of: Callable[[memoryview], int],
-    data: memoryview,
-    dtype: np.dtype[np.generic],
-    dims: tuple[int, ...],
-    rows: int,
+    codec: str, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
 ) -> Array:
     numcodecs = _numcodecs(codec)
     try:
-        nbytes, row_bytes = size_of(data), dtype.itemsize * math.prod(dims)
+        nbytes, row_bytes = SIZES[codec](data), dtype.itemsize * math.prod(dims)
         if not 0 < nbytes <= rows * row_bytes or nbytes % row_bytes:
             raise ValueError(
                 f"it says it holds {nbytes} bytes, not up to {rows} rows of {row_bytes}"
             )
         block = np.empty((nbytes // row_bytes, *dims), dtype)
         numcodecs.decompress(data, block)
-    except (
-        ValueError,
-        RuntimeError,
-        ArithmeticError,
-        SystemError,
-        MemoryError,
-        struct.error,
-    ) as error:
-        raise CorruptCacheError(
-            f"{codec}: a block of {len(data)} bytes cannot be decompressed: {error}"
-        ) from error
+    except DAMAGE as error:
+        raise damaged_block(codec, data, error) from error
     return block
 
 
@@ -171,9 +141,7 @@ def _blosc_size(data: memoryview) -> int:
     return int(nbytes)
 
 
-def check_range(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name} must be an integer from {least} to {most}, not {value!r}")
+SIZES = {ZstdCodec.name: _zstd_size, BloscCodec.name: _blosc_size}
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
@@ -183,12 +151,7 @@ def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
 
 @cache  # importing what is imported already takes 3 us, a block some 50
 def _numcodecs(codec: str) -> ModuleType:
-    try:
-        module = importlib.import_module(f"numcodecs.{codec}")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"codec {codec!r} needs 'numcodecs'; try: pip install 'featcache[zarr]'"
-        ) from error
+    module = import_library(f"numcodecs.{codec}", f"codec {codec!r}", "zarr")
     # Blosc's own threads write in the order in which they finish, other bytes each time, and need
     # a lock of the whole process to read; zarr turns them off, too
     module.use_threads = False  # type: ignore[attr-defined]

@@ -1,7 +1,6 @@
 """The columns and `zarr.json` documents that make the files of one feature a Zarr v3 group.
 
-As laid out in `featcache_backends.zarr`, without the zarr library; the frames are written by
-`featcache_backends._zarr_frames`.
+`featcache_backends.zarr` has the layout, `_zarr_frames` writes the frames. No zarr library here.
 """
 
 from __future__ import annotations
@@ -15,11 +14,42 @@ from pathlib import Path
 import numpy as np
 
 from featcache.container_files import PagedFile, Pages
-from featcache.interface import FeatureSpec
+from featcache.interface import Extent, FeatureSpec
 
+Json = Mapping[str, object]
 COLUMNS = ("ids", "offsets", "lengths")  # arrays beside the one of frames
-LITTLE_ENDIAN: Mapping[str, object] = {"name": "bytes", "configuration": {"endian": "little"}}
-STRINGS: Mapping[str, object] = {"name": "vlen-utf8", "configuration": {}}
+LITTLE_ENDIAN: Json = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+@dataclass(frozen=True)
+class Values:
+    """Numbers or strings of an array, as its `zarr.json` describes them."""
+
+    data_type: str
+    fill_value: object
+    codecs: Sequence[Json]
+
+    def document(
+        self, shape: Sequence[int], chunk: Sequence[int], axes: Sequence[str], attributes: Json
+    ) -> Json:
+        """Return the `zarr.json` of an array, with the shape of its chunks and its axes' names."""
+        return {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": shape,
+            "data_type": self.data_type,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+            # one flat directory, whatever the rank: fewer directories to make durable
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+            "fill_value": self.fill_value,
+            "codecs": self.codecs,
+            "attributes": attributes,
+            "dimension_names": axes,
+        }
+
+
+INT64 = Values("int64", 0, [LITTLE_ENDIAN])
+STRINGS = Values("string", "", [{"name": "vlen-utf8", "configuration": {}}])
 
 
 @dataclass(frozen=True)
@@ -42,11 +72,7 @@ class Group:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        feature: FeatureSpec,
-        grid: Grid,
-        codec: Mapping[str, object] | None,
+        self, directory: Path, feature: FeatureSpec, grid: Grid, codec: Json | None
     ) -> None:
         self.name = feature.name
         self.path = directory / f"{feature.name}.zarr"
@@ -73,40 +99,38 @@ class Group:
         self._lengths.append(rows)
         self._rows += rows if self.codec is None else chunks * self.grid.chunk_rows
 
+    def fits(self, rows: int, extents: Sequence[Extent]) -> bool:
+        """Tell whether rows take these extents: as many bytes, or with a codec as many chunks."""
+        if self.codec is None:
+            return sum(extent.nbytes for extent in extents) == rows * self.feature.row_bytes
+        return len(extents) == -(-rows // self.grid.chunk_rows)
+
     def finish(self) -> None:
         """Write the columns and the documents, durably; none of them may be there."""
         count = len(self._lengths)
-        self._write_column("ids", "string", "", STRINGS, count.to_bytes(4, "little") + self._ids)
+        self._write_column("ids", STRINGS, count.to_bytes(4, "little") + self._ids)
         layout = "rows"
         if self.feature.has_frames:
             layout = "contiguous_ragged" if self.codec is None else "padded_ragged"
             # CF marks the count variable of a contiguous ragged array in this way
             counts = {"sample_dimension": "frame"} if self.codec is None else {}
-            self._write_column("offsets", "int64", 0, LITTLE_ENDIAN, _int64(self._offsets))
-            self._write_column("lengths", "int64", 0, LITTLE_ENDIAN, _int64(self._lengths), counts)
+            self._write_column("offsets", INT64, _int64(self._offsets))
+            self._write_column("lengths", INT64, _int64(self._lengths), counts)
         self._write_json(f"{self.name}/", self._frames_document())
         attributes = {"layout": layout}
         self._write_json("", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
 
     def _write_column(
-        self,
-        name: str,
-        data_type: str,
-        fill_value: object,
-        codec: Mapping[str, object],
-        data: bytes,
-        attributes: Mapping[str, object] | None = None,
+        self, name: str, values: Values, data: bytes, attributes: Json | None = None
     ) -> None:
         (self.path / name).mkdir()  # its name is durable with that of the group's zarr.json
         count = len(self._lengths)
         if count:
             self._write_file(f"{name}/c.0", data)
-        document = _array_document(
-            [count], [max(1, count)], data_type, fill_value, [codec], ["utterance"], attributes
-        )
+        document = values.document([count], [max(1, count)], ["utterance"], attributes or {})
         self._write_json(f"{name}/", document)
 
-    def _write_json(self, directory: str, document: Mapping[str, object]) -> None:
+    def _write_json(self, directory: str, document: Json) -> None:
         self._write_file(f"{directory}zarr.json", json.dumps(document, indent=2).encode())
 
     def _write_file(self, path: str, data: bytes) -> None:
@@ -118,9 +142,8 @@ class Group:
             file.abort()
         self.pages[f"{self.path.name}/{path}"] = file.pages
 
-    def _frames_document(self) -> dict[str, object]:
-        feature, grid = self.feature, self.grid
-        dtype = feature.storage_dtype
+    def _frames_document(self) -> Json:
+        feature, grid, dtype = self.feature, self.grid, self.feature.storage_dtype
         inner = [max(1, dim) for dim in feature.dims]  # a chunk cannot be empty, an array can
         sharding = {
             "chunk_shape": [grid.chunk_rows, *inner],
@@ -128,42 +151,16 @@ class Group:
             "index_codecs": [LITTLE_ENDIAN, {"name": "crc32c"}],
             "index_location": "end",
         }
-        return _array_document(
-            shape=[self._rows, *feature.dims],
-            chunk_shape=[grid.chunk_rows * grid.shard_chunks, *inner],
-            data_type=dtype.name,
-            fill_value=np.zeros((), dtype).item(),
-            codecs=[{"name": "sharding_indexed", "configuration": sharding}],
-            dimension_names=[
+        codecs = [{"name": "sharding_indexed", "configuration": sharding}]
+        return Values(dtype.name, np.zeros((), dtype).item(), codecs).document(
+            [self._rows, *feature.dims],
+            [grid.chunk_rows * grid.shard_chunks, *inner],
+            [
                 "frame" if feature.has_frames else "utterance",
                 *(f"dim_{axis}" for axis in range(1, 1 + len(inner))),
             ],
-            attributes={"dtype_of_bits": feature.dtype} if feature.dtype != dtype.name else {},
+            {"dtype_of_bits": feature.dtype} if feature.dtype != dtype.name else {},
         )
-
-
-def _array_document(
-    shape: Sequence[int],
-    chunk_shape: Sequence[int],
-    data_type: str,
-    fill_value: object,
-    codecs: Sequence[Mapping[str, object]],
-    dimension_names: Sequence[str],
-    attributes: Mapping[str, object] | None,
-) -> dict[str, object]:
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": data_type,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-        # one flat directory, whatever the rank: fewer directories to make durable
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-        "fill_value": fill_value,
-        "codecs": codecs,
-        "attributes": attributes or {},
-        "dimension_names": dimension_names,
-    }
 
 
 def _int64(values: array[int]) -> bytes:

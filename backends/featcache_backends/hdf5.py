@@ -29,26 +29,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 import numpy as np
 
-from featcache.container_files import sync_directory, sync_file
-from featcache.errors import FeatureError, MissingDependencyError
+from featcache.container_files import sync_directory, sync_file, write_all
+from featcache.errors import FeatureError
 from featcache.interface import Blocks, EncodedArray, Extent, FeatureSpec
 from featcache_backends._hdf5_gzip import GzipCodec as GzipCodec  # its entry point is here
+from featcache_backends._refusals import import_library
 
 if TYPE_CHECKING:
-    from h5py import File
-    from h5py.h5d import DatasetID
-    from h5py.h5p import PropDCID
-    from h5py.h5t import TypeID
+    import h5py
 
 ALIGNMENT = 64  # bytes: a cache line
 AXES = 32  # H5S_MAX_RANK
@@ -84,22 +81,16 @@ class Hdf5Writer:
     """Adds datasets to an HDF5 file."""
 
     def __init__(self, directory: Path, features: Sequence[FeatureSpec]) -> None:
-        h5py = _import_h5py()
-        self._path = path = directory / (
-            f"{features[0].name if len(features) == 1 else 'features'}.h5"
-        )
+        h5py = import_library("h5py", "backend 'hdf5'", "hdf5")
+        name = features[0].name if len(features) == 1 else "features"
+        self._path = path = directory / f"{name}.h5"
         with _system_errors(path):
-            self._file: File = h5py.File(
-                path, "x", alignment_threshold=1, alignment_interval=ALIGNMENT
-            )
+            self._file = h5py.File(path, "x", alignment_threshold=1, alignment_interval=ALIGNMENT)
         # the same file once more: bytes are written beside HDF5, and made durable after HDF5 has
         # closed it
         self._bytes = path.open("r+b", buffering=0)
         sync_directory(directory)
-        self._groups = {
-            feature.name: _Group(h5py, self._file, path, self._bytes.fileno(), feature)
-            for feature in features
-        }
+        self._groups = {f.name: _Group(h5py, self._file, self._bytes, path, f) for f in features}
 
     def check(self, id: str, arrays: Mapping[str, tuple[int, int]]) -> None:
         """Raise `FeatureError` for an id that cannot be a name."""
@@ -144,7 +135,7 @@ class _Group:
     """
 
     def __init__(
-        self, h5py: ModuleType, file: File, path: Path, descriptor: int, feature: FeatureSpec
+        self, h5py: ModuleType, file: h5py.File, octets: BinaryIO, path: Path, feature: FeatureSpec
     ) -> None:
         group = file.create_group(feature.name)
         if feature.dtype == "bfloat16":
@@ -152,10 +143,9 @@ class _Group:
         self._group = group.id
         self._h5py = h5py
         self._path = path
-        self._container = path.name
-        self._descriptor = descriptor
+        self._bytes = octets
         self._feature = feature
-        self._number: TypeID = h5py.h5t.py_create(feature.storage_dtype, logical=True)
+        self._number = h5py.h5t.py_create(feature.storage_dtype, logical=True)
         self._names = h5py.h5p.create(h5py.h5p.LINK_CREATE)
         self._names.set_char_encoding(h5py.h5t.CSET_UTF8)
         self._contiguous = _creation_properties(h5py)
@@ -179,56 +169,46 @@ class _Group:
         except ValueError as error:
             shape = self._feature.shape(array.rows)
             raise FeatureError(
-                f"{self._container!r} cannot hold feature {self._feature.name!r} of {id!r}, shape "
+                f"{self._path.name!r} cannot hold feature {self._feature.name!r} of {id!r}, shape "
                 f"{shape!r}: {error}"
             ) from error
 
     def _append(self, name: bytes, array: EncodedArray) -> tuple[Extent, ...]:
-        feature = self._feature
-        if array.rows * feature.row_bytes == 0:
-            self._create(name, self._number, feature.shape(array.rows), self._contiguous)
+        number, shape = self._number, self._feature.shape(array.rows)
+        if not array.nbytes:
+            self._create(name, number, shape)
             return ()
-        if isinstance(feature.codec, GzipCodec):
+        if isinstance(self._feature.codec, GzipCodec):
             return self._append_chunks(name, array)
-        if feature.codec is None:
-            return self._append_bytes(name, self._number, feature.shape(array.rows), array)
-        return self._append_bytes(
-            name, self._h5py.h5t.py_create(np.dtype(f"V{array.nbytes}")), (), array
-        )
-
-    def _append_bytes(
-        self, name: bytes, datatype: TypeID, shape: tuple[int, ...], array: EncodedArray
-    ) -> tuple[Extent, ...]:
+        if self._feature.codec is not None:
+            number, shape = self._h5py.h5t.py_create(np.dtype(f"V{array.nbytes}")), ()
         (block,) = array.blocks
-        offset = self._create(name, datatype, shape, self._contiguous).get_offset()
-        _write_all(self._descriptor, block, offset)
-        return (Extent(self._container, offset, len(block)),)
+        offset = self._create(name, number, shape).get_offset()
+        self._bytes.seek(offset)
+        write_all(self._bytes, block)
+        return (Extent(self._path.name, offset, len(block)),)
 
     def _append_chunks(self, name: bytes, array: EncodedArray) -> tuple[Extent, ...]:
-        shape, limits = self._feature.shape(array.rows) or (1,), None
-        # HDF5 allows a chunk longer than the dataset only where the dataset may grow
-        if self._feature.has_frames:
-            limits = (self._h5py.h5s.UNLIMITED, *self._feature.dims)
-        dataset = self._create(name, self._number, shape, self._chunked, limits)
+        shape = self._feature.shape(array.rows) or (1,)
+        dataset = self._create(name, self._number, shape, chunked=True)
         extents = []
         for index, block in enumerate(array.blocks):
             start = (index * self._chunk[0], *(0 for _ in self._chunk[1:]))
             dataset.write_direct_chunk(start, block)
             chunk = dataset.get_chunk_info_by_coord(start)
-            extents.append(Extent(self._container, chunk.byte_offset, chunk.size))
+            extents.append(Extent(self._path.name, chunk.byte_offset, chunk.size))
         return tuple(extents)
 
     def _create(
-        self,
-        name: bytes,
-        datatype: TypeID,
-        shape: tuple[int, ...],
-        properties: PropDCID,
-        limits: tuple[int, ...] | None = None,
-    ) -> DatasetID:
+        self, name: bytes, number: h5py.h5t.TypeID, shape: tuple[int, ...], chunked: bool = False
+    ) -> h5py.h5d.DatasetID:
         h5s = self._h5py.h5s
+        # HDF5 allows a chunk longer than the dataset only where the dataset may grow
+        grows = chunked and self._feature.has_frames
+        limits = (h5s.UNLIMITED, *self._feature.dims) if grows else None
         space = h5s.create_simple(shape, limits) if shape else h5s.create(h5s.SCALAR)
-        return self._h5py.h5d.create(self._group, name, datatype, space, properties, self._names)
+        properties = self._chunked if chunked else self._contiguous
+        return self._h5py.h5d.create(self._group, name, number, space, properties, self._names)
 
 
 def link_name(id: str) -> str:
@@ -256,23 +236,14 @@ def _check_frames(feature: FeatureSpec) -> None:
 
 
 def _chunk_rows(feature: FeatureSpec) -> int:
-    if not feature.has_frames:
-        return 1
-    return max(1, BLOCK_BYTES // max(1, feature.row_bytes))
+    return max(1, BLOCK_BYTES // max(1, feature.row_bytes)) if feature.has_frames else 1
 
 
-def _creation_properties(h5py: ModuleType) -> PropDCID:
+def _creation_properties(h5py: ModuleType) -> h5py.h5p.PropDCID:
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)  # the same data gives the same file
     return properties
-
-
-def _write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    rest = memoryview(data).cast("B")
-    while rest:  # the system takes at most 2 GiB at once
-        written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written
 
 
 @contextlib.contextmanager
@@ -286,14 +257,3 @@ def _system_errors(path: Path) -> Iterator[None]:
             raise
         code = number if isinstance(number, int) else int(number[1]) if number else errno.EIO
         raise OSError(code, getattr(error, "strerror", None) or str(error), str(path)) from error
-
-
-def _import_h5py() -> ModuleType:
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingDependencyError(
-            "backend 'hdf5' needs 'h5py'; try: pip install 'featcache[hdf5]'"
-        ) from error
-    module: ModuleType = h5py
-    return module

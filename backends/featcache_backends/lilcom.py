@@ -16,27 +16,21 @@ holds its own shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
 
-from featcache.container_files import (
-    FeatureFilesWriter,
-    PagedFile,
-    Pages,
-    end_file,
-    misplaced,
-    open_left,
-)
-from featcache.errors import ConfigError, CorruptCacheError, FeatureError, MissingDependencyError
-from featcache.interface import Array, Blocks, EncodedArray, Extent, FeatureSpec
+from featcache.container_files import FeatureFilesWriter
+from featcache.errors import FeatureError
+from featcache.interface import Array, Blocks, FeatureSpec, Written
+from featcache_backends._array_file import ArrayFile, finish_array_file
+from featcache_backends._refusals import DAMAGE, check_range, damaged_block, import_library
 
+LILCOM = ("lilcom", "codec 'lilcom'", "lilcom")
 BLOCK_ROWS = 500  # fixed in lhotse's reader
-TICK_POWERS = range(-20, 21)  # what lilcom accepts
 # a prediction from n <= 4 neighbours, the distance to it and their sum again: magnitudes of up to n
 # + 1 times the largest number, each rounded to half a unit in the last place of 24 bits
 ROUNDING = 2.0**-21
@@ -50,40 +44,26 @@ class LilcomBackend:
 
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one archive per feature."""
-        _import_lilcom()
+        import_library(*LILCOM)
         return FeatureFilesWriter(
-            {feature.name: _Archive(directory, feature) for feature in features}
+            {f.name: ArrayFile(directory / f"{f.name}.lca", f) for f in features}
         )
 
-    def finish(
-        self,
-        directory: Path,
-        features: Sequence[FeatureSpec],
-        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
-    ) -> None:
+    def finish(self, directory: Path, features: Sequence[FeatureSpec], written: Written) -> None:
         """Cut off what is behind the last block of each archive."""
         for feature in features:
-            path, end = f"{feature.name}.lca", 0
-            for id, arrays in written:
-                for extent in arrays[feature.name][1]:
-                    if extent != Extent(path, end, extent.nbytes):
-                        raise misplaced(id)
-                    end += extent.nbytes
-            with open_left(directory, path, end) as file:
-                end_file(file, end)
+            finish_array_file(directory / f"{feature.name}.lca", feature, written)
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
-        """Cut as lhotse does."""
+        """Cut into blocks of 500 frames, as lhotse does."""
         return Blocks(rows=BLOCK_ROWS)
 
 
 @dataclass(frozen=True)
 class LilcomCodec:
-    """Lossy compression of float32.
+    """Lossy compression of float32: no number moves by more than half a tick of 2 ** `tick_power`.
 
-    No number moves by more than half a tick, 2 ** `tick_power` / 2.
-
-    Beside that, float32 rounds while lilcom predicts: at most 2 ** -21 of the largest magnitude in
+    float32 rounds while lilcom predicts, which adds at most 2 ** -21 of the largest magnitude in
     the block.
     """
 
@@ -94,11 +74,8 @@ class LilcomCodec:
     tick_power: int = -5
 
     def __post_init__(self) -> None:
-        if type(self.tick_power) is not int or self.tick_power not in TICK_POWERS:
-            raise ConfigError(
-                f"lilcom: tick_power must be an integer from {TICK_POWERS[0]} to "
-                f"{TICK_POWERS[-1]}, not {self.tick_power!r}"
-            )
+        # what lilcom accepts
+        check_range("lilcom: tick_power", self.tick_power, -20, 20)
 
     def encode(self, block: Array) -> bytes:
         """Compress a float32 block of shape (rows, *dims).
@@ -106,7 +83,7 @@ class LilcomCodec:
         Raises `FeatureError` if a number would move further than the class promises: NaN, infinity,
         and numbers of more than about 2 ** 31 ticks.
         """
-        lilcom = _import_lilcom()
+        lilcom = import_library(*LILCOM)
         largest = float(np.abs(block).max())
         if not math.isfinite(largest):
             raise FeatureError(f"lilcom cannot hold {_described(block)}: not all are finite")
@@ -132,7 +109,7 @@ class LilcomCodec:
         self, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
     ) -> Array:
         """Return the block that `data` holds, as `Codec` says."""
-        lilcom = _import_lilcom()
+        lilcom = import_library(*LILCOM)
         try:
             octets = bytes(data)
             shape = lilcom.get_shape(octets)  # a block knows its own
@@ -140,46 +117,10 @@ class LilcomCodec:
                 raise ValueError(f"its shape is {shape!r}, not up to {(rows, *dims)!r}")
             with np.errstate(all="ignore"):
                 block: Array = lilcom.decompress(octets)
-        except (ValueError, RuntimeError, ArithmeticError, SystemError, MemoryError) as error:
-            raise CorruptCacheError(
-                f"lilcom: a block of {len(data)} bytes cannot be decompressed: {error}"
-            ) from error
+        except DAMAGE as error:
+            raise damaged_block(self.name, data, error) from error
         return block.astype(dtype, copy=False)
-
-
-class _Archive:
-    def __init__(self, directory: Path, feature: FeatureSpec) -> None:
-        self._name = f"{feature.name}.lca"
-        self._file = PagedFile(directory / self._name)
-
-    def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
-        return tuple(
-            Extent(self._name, self._file.append(block), len(block)) for block in array.blocks
-        )
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def abort(self) -> None:
-        self._file.abort()
-
-    def pages(self) -> dict[str, Pages]:
-        return {self._name: self._file.pages}
 
 
 def _described(block: Array) -> str:
     return f"a block of shape {block.shape!r} with numbers from {block.min()} to {block.max()}"
-
-
-def _import_lilcom() -> ModuleType:
-    try:
-        import lilcom
-    except ImportError as error:
-        raise MissingDependencyError(
-            "codec 'lilcom' needs 'lilcom'; try: pip install 'featcache[lilcom]'"
-        ) from error
-    module: ModuleType = lilcom
-    return module

@@ -14,23 +14,15 @@ without a time axis counts as one frame an utterance. bfloat16 is stored as the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from numpy.lib.format import dtype_to_descr
-
-from featcache.container_files import (
-    FeatureFilesWriter,
-    PagedFile,
-    Pages,
-    end_file,
-    misplaced,
-    open_left,
-    write_all,
-)
-from featcache.interface import EncodedArray, Extent, FeatureSpec
+from featcache.container_files import FeatureFilesWriter
+from featcache.interface import FeatureSpec, Written
+from featcache_backends._array_file import ArrayFile, finish_array_file
+from featcache_backends._npy_header import npy_header
 
 HEADER_BYTES = 256  # a multiple of 64, so that frames start aligned
 
@@ -44,77 +36,15 @@ class MemmapBackend:
     def open_writer(self, directory: Path, features: Sequence[FeatureSpec]) -> FeatureFilesWriter:
         """Start one `.npy` file per feature."""
         return FeatureFilesWriter(
-            {feature.name: _NpyFile(directory, feature) for feature in features}
+            {f.name: ArrayFile(directory / f"{f.name}.npy", f, _header) for f in features}
         )
 
-    def finish(
-        self,
-        directory: Path,
-        features: Sequence[FeatureSpec],
-        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
-    ) -> None:
+    def finish(self, directory: Path, features: Sequence[FeatureSpec], written: Written) -> None:
         """Give each file the header of its frames, and cut off what is behind these."""
         for feature in features:
-            arrays = ((id, *arrays[feature.name]) for id, arrays in written)
-            _finish_npy(directory, feature, arrays)
-
-
-class _NpyFile:
-    def __init__(self, directory: Path, feature: FeatureSpec) -> None:
-        self._name = f"{feature.name}.npy"
-        self._feature = feature
-        self._rows = 0
-        self._file = PagedFile(directory / self._name)
-        self._file.append(_header(feature, 0))
-
-    def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
-        start = self._file.size
-        for block in array.blocks:
-            self._file.append(block)
-        self._rows += array.rows
-        return (Extent(self._name, start, array.nbytes),) if array.nbytes else ()
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.patch(0, _header(self._feature, self._rows))
-        self._file.close()
-
-    def abort(self) -> None:
-        self._file.abort()
-
-    def pages(self) -> dict[str, Pages]:
-        return {self._name: self._file.pages}
-
-
-def _finish_npy(
-    directory: Path, feature: FeatureSpec, arrays: Iterable[tuple[str, int, tuple[Extent, ...]]]
-) -> None:
-    path, total = f"{feature.name}.npy", 0
-    header_bytes = len(_header(feature, 0))
-    for id, rows, extents in arrays:
-        offset, nbytes = header_bytes + total * feature.row_bytes, rows * feature.row_bytes
-        if extents != ((Extent(path, offset, nbytes),) if nbytes else ()):
-            raise misplaced(id)
-        total += rows
-    end = header_bytes + total * feature.row_bytes
-    with open_left(directory, path, end) as file:
-        write_all(file, _header(feature, total))
-        end_file(file, end)
+            finish_array_file(directory / f"{feature.name}.npy", feature, written, _header)
 
 
 def _header(feature: FeatureSpec, rows: int) -> bytes:
-    longest = 10 + len(_description(feature, 2**63)) + 1
-    length = max(HEADER_BYTES, -(-longest // 64) * 64) - 10
-    text = _description(feature, rows).encode("latin1")
-    return b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little") + text.ljust(length - 1) + b"\n"
-
-
-def _description(feature: FeatureSpec, rows: int) -> str:
-    entries = {
-        "descr": dtype_to_descr(feature.storage_dtype),
-        "fortran_order": False,
-        "shape": (rows, *feature.dims),
-    }
-    return "{" + "".join(f"'{key}': {value!r}, " for key, value in entries.items()) + "}"
+    longest = npy_header(feature, (2**63, *feature.dims))
+    return npy_header(feature, (rows, *feature.dims), max(HEADER_BYTES, len(longest)))

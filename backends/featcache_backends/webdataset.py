@@ -1,4 +1,4 @@
-"""WebDataset: tar shards.
+"""WebDataset: tar shards, an utterance a sample.
 
 `webdataset.WebDataset("shard-{000000..000003}.tar").decode()` iterates over them.
 
@@ -44,7 +44,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
 from featcache.container_files import (
     PagedFile,
@@ -56,8 +56,9 @@ from featcache.container_files import (
     remove_left,
 )
 from featcache.errors import ConfigError, FeatureError
-from featcache.interface import EncodedArray, Extent, FeatureSpec
-from featcache_backends._tar_members import BLOCK_BYTES, npy_header, padded, tar_header
+from featcache.interface import EncodedArray, Extent, FeatureSpec, Written
+from featcache_backends._npy_header import npy_header
+from featcache_backends._tar_members import BLOCK_BYTES, padded, tar_header
 
 END = bytes(2 * BLOCK_BYTES)
 SHARD = re.compile(r"shard-[0-9]{6,}\.tar")
@@ -106,29 +107,29 @@ class WebDatasetBackend:
                 )
         return WebDatasetWriter(directory, features, self.shard_bytes)
 
-    def finish(
-        self,
-        directory: Path,
-        features: Sequence[FeatureSpec],
-        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
-    ) -> None:
+    def finish(self, directory: Path, features: Sequence[FeatureSpec], written: Written) -> None:
         """End each shard behind its last sample, and remove the shards that have none."""
-        shard = _LeftShard(directory, 0)
+        sizes = [0]  # bytes of the samples in each shard
+        file = open_left(directory, _shard_name(0))
         try:
             for id, arrays in written:
-                sizes = {
-                    name: (rows, sum(extent.nbytes for extent in extents))
-                    for name, (rows, extents) in arrays.items()
-                }
-                sample = _Sample(features, id, sizes)
-                if _passes(shard.size, sample.nbytes, self.shard_bytes):
-                    shard.finish()
-                    shard = _LeftShard(directory, shard.number + 1)
-                shard.pass_over(id, sample, {name: each for name, (_, each) in arrays.items()})
-            shard.finish()
+                sample = _Sample(
+                    features, id, {name: _size(*each) for name, each in arrays.items()}
+                )
+                if _passes(sizes[-1], sample.nbytes, self.shard_bytes):
+                    file.close()
+                    file = open_left(directory, _shard_name(len(sizes)))
+                    sizes.append(0)
+                extents = {name: found for name, (_, found) in arrays.items()}
+                if not sample.lies_in(file, sizes[-1], extents):
+                    raise misplaced(id)
+                sizes[-1] += sample.nbytes
         finally:
-            shard.close()
-        kept = {_shard_name(number) for number in range(shard.number + 1)}
+            file.close()
+        for number, size in enumerate(sizes):
+            with open_left(directory, _shard_name(number), size) as file:
+                end_file(file, size, END)
+        kept = set(map(_shard_name, range(len(sizes))))
         remove_left(directory, "", lambda name: bool(SHARD.fullmatch(name)) and name not in kept)
 
 
@@ -160,7 +161,7 @@ class WebDatasetWriter:
         self.check(id, sizes)
         sample = _Sample(self._features, id, sizes)
         if _passes(self._file.size, sample.nbytes, self._shard_bytes):
-            self._finish_shard()
+            self.close()
             self._open_shard()
         extents = sample.extents(self._container, self._file.size)
         blocks = [*(arrays[feature.name].blocks for feature in self._features), ()]
@@ -174,8 +175,10 @@ class WebDatasetWriter:
         self._file.flush()
 
     def close(self) -> None:
-        """End and close the last shard."""
-        self._finish_shard()
+        """End and close the shard."""
+        self._file.append(END)
+        self._file.close()
+        self._pages[self._container] = self._file.pages
 
     def abort(self) -> None:
         """Close the shard without an end."""
@@ -189,14 +192,9 @@ class WebDatasetWriter:
         self._container = _shard_name(len(self._pages))
         self._file = PagedFile(self._directory / self._container)
 
-    def _finish_shard(self) -> None:
-        self._file.append(END)
-        self._file.close()
-        self._pages[self._container] = self._file.pages
-
 
 class _Sample:
-    """A sample without its arrays, but with the room for these.
+    """A sample of a tar: all bytes but those of its arrays, which it leaves room for.
 
     Args:
         features: in the order of declaration.
@@ -208,7 +206,7 @@ class _Sample:
         self, features: Sequence[FeatureSpec], id: str, arrays: Mapping[str, tuple[int, int]]
     ) -> None:
         key = id.translate(ENCODED)
-        # what stands in front of each array, and behind the last one, and where
+        # the bytes in front of each array, and behind the last one, and where they begin
         self.frames: list[tuple[int, bytes]] = []
         self._room: dict[str, tuple[int, int]] = {}  # where each array starts, and its bytes
         self.nbytes = 0
@@ -216,14 +214,13 @@ class _Sample:
         padding = b""
         for feature in features:
             rows, nbytes = arrays[feature.name]
-            shape = feature.shape(rows)
-            npy = npy_header(feature, shape)
+            npy = npy_header(feature, feature.shape(rows))
             size = len(npy) + nbytes
             self._add_frame(padding + tar_header(f"{key}.{feature.name}.npy", size) + npy)
             self._room[feature.name] = (self.nbytes, nbytes)
             self.nbytes += nbytes
             padding = bytes(-size % BLOCK_BYTES)
-            shapes[feature.name] = {"dtype": feature.dtype, "shape": shape}
+            shapes[feature.name] = {"dtype": feature.dtype, "shape": feature.shape(rows)}
         text = json.dumps({"id": id, "features": shapes}).encode()
         self._add_frame(padding + tar_header(f"{key}.json", len(text)) + padded(text))
 
@@ -232,40 +229,24 @@ class _Sample:
         self.nbytes += len(frame)
 
     def extents(self, container: str, begin: int) -> dict[str, tuple[Extent, ...]]:
-        """Say where the arrays lie if the sample begins there."""
+        """Return the places of the arrays in a sample that begins at `begin`."""
         return {
             name: (Extent(container, begin + start, nbytes),) if nbytes else ()
             for name, (start, nbytes) in self._room.items()
         }
 
+    def lies_in(
+        self, file: BinaryIO, begin: int, extents: Mapping[str, tuple[Extent, ...]]
+    ) -> bool:
+        """Tell whether a shard holds the sample from `begin` on: compares all but the arrays."""
+        return extents == self.extents(Path(file.name).name, begin) and all(
+            bytes_at(file.fileno(), len(frame), begin + start) == frame
+            for start, frame in self.frames
+        )
 
-class _LeftShard:
-    """A shard that a dead writer left: passes over one sample after another, then ends it."""
 
-    def __init__(self, directory: Path, number: int) -> None:
-        self.number = number
-        self.size = 0  # of the samples so far
-        self._container = _shard_name(number)
-        self._file = open_left(directory, self._container)
-
-    def pass_over(
-        self, id: str, sample: _Sample, extents: Mapping[str, tuple[Extent, ...]]
-    ) -> None:
-        """Compare all but the arrays with what the file holds."""
-        same = all(self._read(self.size + at, len(frame)) == frame for at, frame in sample.frames)
-        if not same or extents != sample.extents(self._container, self.size):
-            raise misplaced(id)
-        self.size += sample.nbytes
-
-    def _read(self, offset: int, nbytes: int) -> bytes:
-        return bytes_at(self._file.fileno(), nbytes, offset)
-
-    def finish(self) -> None:
-        end_file(self._file, self.size, END)
-        self._file.close()
-
-    def close(self) -> None:
-        self._file.close()
+def _size(rows: int, extents: Sequence[Extent]) -> tuple[int, int]:
+    return rows, sum(extent.nbytes for extent in extents)
 
 
 def _passes(size: int, nbytes: int, shard_bytes: int) -> bool:

@@ -30,19 +30,20 @@ known. The group's attribute `layout` is one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from featcache.container_files import FeatureFilesWriter
-from featcache.errors import ConfigError, FeatureError, MissingDependencyError
-from featcache.interface import Blocks, Extent, FeatureSpec
-from featcache_backends._zarr_codecs import BLOSC_BYTES, ZarrCodec, check_range
+from featcache.errors import ConfigError, FeatureError
+from featcache.interface import Blocks, FeatureSpec, Written
+from featcache_backends._refusals import check_range, import_library
+from featcache_backends._zarr_codecs import BLOSC_BYTES, ZarrCodec
 from featcache_backends._zarr_codecs import BloscCodec as BloscCodec
 from featcache_backends._zarr_codecs import ZstdCodec as ZstdCodec
-from featcache_backends._zarr_frames import GroupWriter, finish_group
-from featcache_backends._zarr_group import COLUMNS, Grid, Group
+from featcache_backends._zarr_frames import Crc32c, GroupWriter, finish_group
+from featcache_backends._zarr_group import COLUMNS, Grid, Group, Json
 
 # most frames of an inner chunk with a codec: each utterance is filled up to a multiple
 PADDED_ROWS = 256
@@ -51,12 +52,10 @@ SHARD_CHUNKS = 1 << 16  # most inner chunks of a shard: readers load its whole i
 
 @dataclass(frozen=True)
 class ZarrBackend:
-    """One Zarr v3 group per feature, in shards of about `shard_bytes`.
+    """One Zarr v3 group per feature.
 
-    Inner chunks have about `chunk_bytes`.
-
-    Both count bytes before a codec; an inner chunk has one frame at least. Raises `ConfigError` for
-    impossible sizes.
+    Shards have about `shard_bytes`, and inner chunks about `chunk_bytes`, counted before a codec;
+    an inner chunk has one frame at least. Raises `ConfigError` for impossible sizes.
     """
 
     codecs: ClassVar[tuple[str, ...]] = ("raw", "zstd", "blosc")
@@ -79,35 +78,23 @@ class ZarrBackend:
         for frames that are too large for Blosc.
         """
         crc32c = _import_crc32c()
-        for feature in features:  # all checks before the first file
-            _zarr_codec(feature)
-            nbytes = self._grid(feature).chunk_bytes
-            if isinstance(feature.codec, BloscCodec) and nbytes > BLOSC_BYTES:
-                raise FeatureError(
-                    f"feature {feature.name!r}: a frame has {nbytes:,} bytes, Blosc holds less "
-                    "than 2 GiB; use zstd"
-                )
-        return FeatureFilesWriter(
-            {
-                feature.name: GroupWriter(self._group(directory, feature), crc32c)
-                for feature in features
-            }
-        )
+        groups = [self._group(directory, feature) for feature in features]  # all checked first
+        return FeatureFilesWriter({group.name: GroupWriter(group, crc32c) for group in groups})
 
-    def finish(
-        self,
-        directory: Path,
-        features: Sequence[FeatureSpec],
-        written: Sequence[tuple[str, Mapping[str, tuple[int, tuple[Extent, ...]]]]],
-    ) -> None:
+    def finish(self, directory: Path, features: Sequence[FeatureSpec], written: Written) -> None:
         """Write the index of each shard, the columns and the documents; remove what is behind."""
         crc32c = _import_crc32c()
         for feature in features:
-            arrays = ((id, *arrays[feature.name]) for id, arrays in written)
-            finish_group(self._group(directory, feature), crc32c, arrays)
+            finish_group(self._group(directory, feature), crc32c, written)
 
     def _group(self, directory: Path, feature: FeatureSpec) -> Group:
-        return Group(directory, feature, self._grid(feature), _zarr_codec(feature))
+        grid = self._grid(feature)
+        if isinstance(feature.codec, BloscCodec) and grid.chunk_bytes > BLOSC_BYTES:
+            raise FeatureError(
+                f"feature {feature.name!r}: a frame has {grid.chunk_bytes:,} bytes, Blosc holds "
+                "less than 2 GiB; use zstd"
+            )
+        return Group(directory, feature, grid, _zarr_codec(feature))
 
     def _grid(self, feature: FeatureSpec) -> Grid:
         rows = max(1, self.chunk_bytes // max(1, feature.row_bytes))
@@ -118,7 +105,7 @@ class ZarrBackend:
         return Grid(rows, min(shard_chunks, SHARD_CHUNKS), chunk_bytes)
 
 
-def _zarr_codec(feature: FeatureSpec) -> Mapping[str, object] | None:
+def _zarr_codec(feature: FeatureSpec) -> Json | None:
     if feature.name in COLUMNS or feature.name.startswith("__"):
         raise ConfigError(
             f"feature {feature.name!r}: a zarr group keeps this name, and those that start with "
@@ -134,11 +121,6 @@ def _zarr_codec(feature: FeatureSpec) -> Mapping[str, object] | None:
     return feature.codec.zarr_metadata(feature.storage_dtype)
 
 
-def _import_crc32c() -> Callable[[bytes], int]:
-    try:
-        from google_crc32c import value
-    except ImportError as error:
-        raise MissingDependencyError(
-            "backend 'zarr' needs 'google_crc32c'; try: pip install 'featcache[zarr]'"
-        ) from error
-    return cast(Callable[[bytes], int], value)
+def _import_crc32c() -> Crc32c:
+    value: Crc32c = import_library("google_crc32c", "backend 'zarr'", "zarr").value
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -17,14 +18,13 @@ PaddedBatch = tuple[list[str], dict[str, torch.Tensor]]
 SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
+@dataclass(eq=False)
 class CommonCollateFn:
-    """Pad utterances to the longest of the batch.
-
-    This is ESPnet's collate function, for tensors as well as numpy arrays.
+    """ESPnet's collate function: pads utterances to the longest one; takes tensors, too.
 
     Args:
-        float_pad_value: what fills the end of arrays, but of those of signed integers.
-        int_pad_value: what fills the end of arrays of signed integers.
+        float_pad_value: fills the end of all arrays but those of signed integers.
+        int_pad_value: fills the end of arrays of signed integers.
         not_sequence: names without a time axis, which get no lengths.
 
     >>> collate = CommonCollateFn(int_pad_value=-1)
@@ -34,23 +34,13 @@ class CommonCollateFn:
     ([[1, 2, 3], [4, 5, -1]], [3, 2])
     """
 
-    def __init__(
-        self,
-        float_pad_value: float = 0.0,
-        int_pad_value: int = -32768,
-        not_sequence: Collection[str] = (),
-    ) -> None:
-        self.float_pad_value = float_pad_value
-        self.int_pad_value = int_pad_value
-        self.not_sequence = frozenset(
-            [not_sequence] if isinstance(not_sequence, str) else not_sequence
-        )
+    float_pad_value: float = 0.0
+    int_pad_value: int = -32768
+    not_sequence: Collection[str] = ()
 
-    def __repr__(self) -> str:
-        return (
-            f"CommonCollateFn(float_pad_value={self.float_pad_value!r}, "
-            f"int_pad_value={self.int_pad_value!r}, not_sequence={sorted(self.not_sequence)!r})"
-        )
+    def __post_init__(self) -> None:
+        names = self.not_sequence
+        self.not_sequence = (names,) if isinstance(names, str) else tuple(sorted(names))
 
     def __call__(self, data: Sequence[EspnetItem] | Mapping[str, object]) -> PaddedBatch:
         """Return the ids and, per name, a padded tensor followed by its `<name>_lengths`, int64.
@@ -68,72 +58,57 @@ class CommonCollateFn:
         ids, arrays = _pairs(data)
         batch = {}
         for name in arrays[0]:
-            batch[name] = self._padded(name, ids, [utterance[name] for utterance in arrays])
+            column = [utterance[name] for utterance in arrays]
+            batch[name] = self._padded(name, ids, column)
             if name not in self.not_sequence:
-                batch[f"{name}_lengths"] = torch.tensor(
-                    [len(utterance[name]) for utterance in arrays]
-                )
+                batch[f"{name}_lengths"] = torch.tensor(list(map(len, column)))
         return ids, batch
 
     def _padded(
         self, name: str, ids: Sequence[str], arrays: Sequence[ArrayOrTensor]
     ) -> torch.Tensor:
-        for id, array in zip(ids, arrays, strict=True):
-            _check(name, id, array, arrays[0], ids[0])
         first = arrays[0]
+        for id, array in zip(ids, arrays, strict=True):
+            if misfit := _misfit(array, first, ids[0]):
+                raise FeatureError(f"utterance {id!r}, {name!r}: {misfit}")
         try:
-            dtype = first.dtype if isinstance(first, torch.Tensor) else _tensor(first[:0]).dtype
+            empty = _tensor(first[:0])
         except (TypeError, ValueError):
             raise FeatureError(
                 f"utterance {ids[0]!r}, {name!r}: torch has no dtype {str(first.dtype)!r}"
             ) from None
-        pad = self._pad_value(name, dtype)
-        device = first.device if isinstance(first, torch.Tensor) else None
-        padded = torch.empty(
-            (len(arrays), max(map(len, arrays)), *first.shape[1:]), dtype=dtype, device=device
-        )
-        on_host = padded.numpy() if isinstance(first, np.ndarray) else None
-        for row, array in enumerate(arrays):
-            # torch.from_numpy warns of read-only arrays (mapped files) and refuses others; numpy
-            # copies them all
-            if on_host is not None and isinstance(array, np.ndarray) and array.dtype == first.dtype:
-                on_host[row, : len(array)] = array
-            else:
-                padded[row, : len(array)] = _tensor(array)
-            padded[row, len(array) :] = pad
+        pad = self._pad_value(name, empty.dtype)
+        padded = empty.new_empty((len(arrays), max(map(len, arrays)), *first.shape[1:]))
+        # numpy copies read-only arrays (mapped files), which torch warns of or copies twice
+        if all(isinstance(array, np.ndarray) and array.dtype == first.dtype for array in arrays):
+            _fill(padded.numpy(), arrays, pad)
+        else:
+            _fill(padded, [_tensor(array) for array in arrays], pad)
         return padded
 
-    def _pad_value(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        signed = dtype in SIGNED
-        value = self.int_pad_value if signed else self.float_pad_value
+    def _pad_value(self, name: str, dtype: torch.dtype) -> float:
+        setting = "int_pad_value" if dtype in SIGNED else "float_pad_value"
+        value: float = getattr(self, setting)
         try:
             # a single number takes too large a value as inf
-            return torch.empty(2, dtype=dtype).fill_(value)[0]
+            return torch.empty(2, dtype=dtype).fill_(value)[0].item()
         except RuntimeError:
-            argument = "int_pad_value" if signed else "float_pad_value"
             raise ConfigError(
-                f"{argument} {value!r} of the collate function does not fit {name!r}, which is "
+                f"{setting} {value!r} of the collate function does not fit {name!r}, which is "
                 f"{str(dtype).removeprefix('torch.')}; give one that does"
             ) from None
 
     def _repaint(self, padded: Mapping[str, object]) -> PaddedBatch:
         """Fill the padding of a batch that is padded with zeros, in place."""
-        batch: dict[str, Any] = {}
+        batch: dict[str, Any] = {name: value for name, value in padded.items() if name != "id"}
         for name, value in padded.items():
-            if name == "id" or (
-                name.endswith("_lengths") and name.removesuffix("_lengths") in padded
-            ):
-                continue
-            batch[name] = value
             lengths = padded.get(f"{name}_lengths")
-            if not isinstance(value, torch.Tensor) or not isinstance(lengths, torch.Tensor):
-                continue
-            pad = self._pad_value(name, value.dtype)
-            if pad:
-                for row, length in enumerate(lengths.tolist()):
-                    value[row, length:] = pad
-            if name not in self.not_sequence:
-                batch[f"{name}_lengths"] = lengths
+            if isinstance(value, torch.Tensor) and isinstance(lengths, torch.Tensor):
+                if pad := self._pad_value(name, value.dtype):
+                    for row, length in zip(value, lengths.tolist(), strict=True):
+                        row[length:] = pad
+                if name in self.not_sequence:
+                    del batch[f"{name}_lengths"]
         return list(cast("Sequence[str]", padded["id"])), batch
 
 
@@ -147,15 +122,13 @@ def _pairs(data: Sequence[EspnetItem]) -> tuple[list[str], list[Mapping[str, Arr
     if not data:
         raise FeatureError("a batch to pad has no utterances")
     ids, arrays = [id for id, _ in data], [utterance for _, utterance in data]
-    names = list(arrays[0])
     for id, utterance in zip(ids, arrays, strict=True):
-        if set(utterance) != set(names):
-            differing = sorted(set(utterance) ^ set(names))
+        if differing := sorted(utterance.keys() ^ arrays[0].keys()):
             raise FeatureError(
                 f"utterances {ids[0]!r} and {id!r} of one batch differ in what they have: "
                 f"{differing!r} is only in one"
             )
-    for name in names:
+    for name in arrays[0]:
         if name.endswith("_lengths"):
             raise FeatureError(
                 f"utterance {ids[0]!r}: {name!r} is reserved for the lengths, use another name"
@@ -163,21 +136,22 @@ def _pairs(data: Sequence[EspnetItem]) -> tuple[list[str], list[Mapping[str, Arr
     return ids, arrays
 
 
-def _check(name: str, id: str, array: ArrayOrTensor, first: ArrayOrTensor, first_id: str) -> None:
+def _misfit(array: ArrayOrTensor, first: ArrayOrTensor, first_id: str) -> str:
+    """Say why an array cannot be padded together with the first one; "" if it can."""
     if not isinstance(array, np.ndarray | torch.Tensor):
-        raise FeatureError(
-            f"utterance {id!r}, {name!r}: an array or tensor is needed, not {type(array).__name__}"
-        )
+        return f"an array or tensor is needed, not {type(array).__name__}"
     if array.ndim == 0:
-        raise FeatureError(
-            f"utterance {id!r}, {name!r}: a single number has no time axis; give an array of shape "
-            "(1,)"
-        )
-    if array.shape[1:] != first.shape[1:]:
-        raise FeatureError(
-            f"utterance {id!r}, {name!r}: shape {tuple(array.shape)} does not fit "
-            f"{tuple(first.shape)} of {first_id!r}; only the first axis may differ"
-        )
+        return "a single number has no time axis; give an array of shape (1,)"
+    shape, first_shape = tuple(array.shape), tuple(first.shape)
+    if shape[1:] != first_shape[1:]:
+        return f"shape {shape} does not fit {first_shape} of {first_id!r}; only axis 0 may differ"
+    return ""
+
+
+def _fill(out: Any, arrays: Sequence[ArrayOrTensor], pad: float) -> None:
+    for row, array in zip(out, arrays, strict=True):
+        row[: len(array)] = array
+        row[len(array) :] = pad
 
 
 def _tensor(array: ArrayOrTensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """`FeatureDataset`: utterances of a cache as torch items, and whole padded batches.
 
-Batches are padded straight from the cache's bytes.
+A batch is read straight from the cache's bytes into its padded tensors.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ class Plan:
 
 
 class _WholeBatch(Batch):
-    """The result of `__getitems__`.
-
-    torch's own collate function expects a list, and would fail without a hint.
-    """
+    """A batch that tells how to hand it on: torch's own collate function wants a list."""
 
     def __missing__(self, key: object) -> object:
         if key == 0:
@@ -70,8 +67,8 @@ class FeatureDataset(Dataset[Item]):
 
     Args:
         source: a cache or its path, or caches put together by `join` or `concat`.
-        features: those that are wanted, all by default.
-        dtypes: what features are converted to, e.g. {"ssl": "float32", "tokens": torch.int64}; else
+        features: names of the features to read, all by default.
+        dtypes: dtypes to convert features to, e.g. {"ssl": "float32", "tokens": torch.int64}; else
             as declared. As torch does it: what does not fit into a smaller dtype overflows.
         transform: called with each item, returns an item. It runs where the reading runs. A tensor
             that it adds with "<name>_lengths" beside it is padded along axis 0, other tensors and
@@ -112,15 +109,11 @@ class FeatureDataset(Dataset[Item]):
             with errors_about(f"dtypes, feature {name!r}"):
                 self._dtypes[name] = torch_dtype(dtype)
         if not wanted:
-            raise ConfigError(
-                f"no feature is asked for; there are {', '.join(map(repr, self.table.features))}"
-            )
+            known = ", ".join(map(repr, self.table.features))
+            raise ConfigError(f"no feature is asked for; there are {known}")
         for name in wanted:
             if name == "id" or f"{name}_lengths" in wanted:
-                raise ConfigError(
-                    f"features {', '.join(map(repr, wanted))}: an item has other uses for these "
-                    "names"
-                )
+                raise ConfigError(f"features {wanted!r}: an item has other uses for these names")
         self._transform = transform
         self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
 
@@ -149,53 +142,45 @@ class FeatureDataset(Dataset[Item]):
         return next(self._items(self._read(self.plan([self._from_the_end(index)]), fresh)))
 
     def __getitems__(self, indices: Sequence[Index]) -> Batch:
-        return _WholeBatch(
-            self.read(self.plan(indices), fresh if get_worker_info() is None else worker_memory())
-        )
+        allocate = fresh if get_worker_info() is None else worker_memory()
+        return _WholeBatch(self.read(self.plan(indices), allocate))
 
     @staticmethod
     def collate(batch: Batch | list[Item]) -> Batch:
-        """Hand on a batch, and pad a list of items.
-
-        It is the `collate_fn` of a DataLoader over this data set.
-        """
+        """Hand on a batch, and pad a list of items: the `collate_fn` of a DataLoader."""
         return pad(batch) if isinstance(batch, list) else dict(batch)
 
     def plan(self, indices: Sequence[Index]) -> Plan:
-        """Find out what a batch will hold and how large it becomes, without reading any array."""
+        """Return the rows, frames and size of a batch, without reading any array."""
         if isinstance(indices, str) or not isinstance(indices, Sized):
             raise ConfigError(f"a batch is a list of row numbers or ids, not {indices!r}")
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
-        numbering: Numbering | None = getattr(indices, "numbering", None)
-        if numbering is not None and numbering.table is not self.table:
-            self._require_rows(numbering)
-        for index in indices:
-            if isinstance(index, tuple) and not (len(index) == 2 and isinstance(index[1], slice)):
-                raise ConfigError(
-                    "an index is a row number, an id, or one of them with frames, [id, 100:200], "
-                    f"not {index!r}"
-                )
-        keys = [index[0] if isinstance(index, tuple) else index for index in indices]
-        cuts = [
-            (place, index[1]) for place, index in enumerate(indices) if isinstance(index, tuple)
-        ]
+        self.require_rows(indices)
+        keys, slices = zip(*map(_key_and_slice, indices), strict=True)
+        cuts = [(place, cut) for place, cut in enumerate(slices) if cut is not None]
         rows = self.table.numbers(keys)
         spans, shapes, nbytes = {}, {}, 0
         for name, dtype in self._dtypes.items():
             lengths = self.table.lengths(name, rows=rows)
             starts = np.zeros_like(lengths)
+            shape = self.table.dims(name)
             if self.table.has_frames(name):
                 for place, cut in cuts:
-                    starts[place], lengths[place] = self._span(
-                        name, keys[place], int(lengths[place]), cut
-                    )
-                shapes[name] = (len(rows), int(lengths.max()), *self.table.dims(name))
-            else:
-                shapes[name] = (len(rows), *self.table.dims(name))
-            spans[name] = starts, lengths
+                    whole = int(lengths[place])
+                    starts[place], lengths[place] = _span(name, keys[place], whole, cut)
+                shape = (int(lengths.max()), *shape)
+            spans[name], shapes[name] = (starts, lengths), (len(rows), *shape)
             nbytes += math.prod(shapes[name]) * dtype.itemsize
         return Plan(rows, spans, shapes, nbytes)
+
+    def require_rows(self, numbers: object) -> None:
+        """Raise `ConfigError` for a batch or a sampler whose numbers count other utterances."""
+        numbering = getattr(numbers, "numbering", None)
+        if isinstance(numbering, Numbering) and numbering.table is not self.table:
+            if numbering.proof != self._proof:
+                require_rows_of(self.table, numbering)
+            self._proof = numbering.proof
 
     def read(self, plan: Plan, allocate: Allocate) -> Batch:
         """Read a planned batch into tensors that `allocate` makes."""
@@ -226,39 +211,41 @@ class FeatureDataset(Dataset[Item]):
                 if self.table.has_frames(name):
                     length = item[f"{name}_lengths"] = int(batch[f"{name}_lengths"][number])
                     item[name] = item[name][:length]
-            yield item if self._transform is None else self._transformed(item, self._transform)
-
-    def _transformed(self, item: Item, transform: Transform) -> Item:
-        id = item["id"]  # it may be taken out of the item
-        try:
-            return transform(item)
-        except Exception as error:
-            error.add_note(f"in the transform of utterance {id!r}")
-            raise
-
-    def _require_rows(self, numbering: Numbering) -> None:
-        if numbering.proof != self._proof:
-            require_rows_of(self.table, numbering)
-            self._proof = numbering.proof
+            if self._transform is not None:
+                try:
+                    item = self._transform(item)
+                except Exception as error:
+                    error.add_note(f"in the transform of utterance {id!r}")
+                    raise
+            yield item
 
     def _from_the_end(self, index: Index) -> Index:
         """Return an index whose row, if it is negative, is counted from the end."""
-        if isinstance(index, tuple) and len(index) == 2:
-            return cast(int | str, self._from_the_end(index[0])), index[1]
-        if isinstance(index, int | np.integer) and -len(self) <= index < 0:
-            return int(index) + len(self)
-        return index
+        key, cut = _key_and_slice(index)
+        if isinstance(key, int | np.integer) and -len(self) <= key < 0:
+            key = int(key) + len(self)
+        return key if cut is None else (key, cut)
 
-    def _span(self, name: str, key: int | str, length: int, cut: slice) -> tuple[int, int]:
-        start, stop = (
-            0 if cut.start is None else cut.start,
-            length if cut.stop is None else cut.stop,
+
+def _key_and_slice(index: Index) -> tuple[int | str, slice | None]:
+    if not isinstance(index, tuple):
+        return index, None
+    if len(index) == 2 and isinstance(index[1], slice):
+        return index
+    raise ConfigError(
+        f"an index is a row number, an id, or one of them with frames, [id, 100:200], not {index!r}"
+    )
+
+
+def _span(feature: str, key: int | str, length: int, cut: slice) -> tuple[int, int]:
+    """Return the first frame and the number of frames of a cut through `length` frames."""
+    start = 0 if cut.start is None else cut.start
+    stop = length if cut.stop is None else cut.stop
+    whole = isinstance(start, int | np.integer) and isinstance(stop, int | np.integer)
+    if cut.step is not None or not whole or not 0 <= start <= stop <= length:
+        steps = "" if cut.step is None else f" in steps of {cut.step}"
+        raise WindowError(
+            f"utterance {key!r}, feature {feature!r}: frames {start} to {stop}{steps} are not "
+            f"within 0 to {length}{'' if whole else ', in whole numbers'}"
         )
-        whole = isinstance(start, int | np.integer) and isinstance(stop, int | np.integer)
-        if cut.step is not None or not whole or not 0 <= start <= stop <= length:
-            steps = "" if cut.step is None else f" in steps of {cut.step}"
-            raise WindowError(
-                f"utterance {key!r}, feature {name!r}: frames {start} to {stop}{steps} are not "
-                f"within 0 to {length}{'' if whole else ', in whole numbers'}"
-            )
-        return start, stop - start
+    return start, stop - start

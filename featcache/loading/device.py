@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -26,29 +27,29 @@ def on_device(batches: Iterable[T], device: torch.device) -> Iterator[T]:
 
 def usable_device(device: torch.device | str) -> torch.device:
     """Return a device; raises `ConfigError` for one that is not there, or torch does not know."""
-    try:
+    with _refused(f"device={str(device)!r}"):
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device={str(device)!r} cannot be used here: {reason}") from error
     return found
 
 
 def check_pinned() -> None:
     """Raise `ConfigError` where memory cannot be pinned, which a GPU is needed for."""
-    try:
+    with _refused("pin_memory=True"):
         torch.empty(1, pin_memory=True)
-    except (RuntimeError, AssertionError) as error:
+
+
+@contextmanager
+def _refused(setting: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"pin_memory=True cannot be used here: {reason}") from error
+        raise ConfigError(f"{setting} cannot be used here: {reason}") from error
 
 
 def to_device(data: T, device: torch.device) -> T:
-    """Move all tensors of a batch.
-
-    Those of mappings, lists and tuples, and of whatever has a method `to`.
-    """
+    """Move the tensors in mappings, lists and tuples, and whatever has a method `to`."""
     moved: Any = data
     if hasattr(data, "to"):
         moved = data.to(device, non_blocking=True)

@@ -13,7 +13,7 @@ import torch
 from typing_extensions import TypeVar
 
 from featcache._checks import named_settings
-from featcache.errors import ConfigError, StateError
+from featcache.errors import ConfigError
 from featcache.loading.dataset import Dtype, FeatureDataset, Index, Plan, Transform
 from featcache.loading.device import check_pinned, on_device, usable_device
 from featcache.loading.memory import Allocate, Recycler, pinned
@@ -22,7 +22,6 @@ from featcache.loading.position import LoaderState, Position
 from featcache.loading.prefetch import Job, Prefetch
 from featcache.samplers.plain import PlainBatchSampler
 from featcache.store.reading.cache import Cache, CachePath
-from featcache.tables.numbering import Numbering, require_rows_of
 from featcache.tables.table import FeatureTable
 
 T = TypeVar("T", default=Batch)
@@ -39,25 +38,24 @@ class FeatureLoader(Generic[T]):
     Args:
         source: a cache or its path, caches put together by `join` or `concat`, or a
             `FeatureDataset`.
-        features: those that are wanted, all by default.
+        features: names of the features to read, all by default.
         batch_sampler: gives the batches as lists of row numbers, ids, or `(row or id, slice)`; one
-            of `featcache.samplers` or any other. Its `set_epoch` and state are used where it has
-            them.
+            of `featcache.samplers` or any other. Its `set_epoch` is called where it has one.
         batch_size: utterances of a batch, in place of a batch sampler; ranks share them as with a
             sampler.
         shuffle: whether these are drawn at random, anew in each epoch; else they come in the order
             of the rows.
         seed: draws another order.
-        dtypes: what features are converted to, e.g. {"ssl": "float32"} or {"ssl": torch.float32};
+        dtypes: dtypes to convert features to, e.g. {"ssl": "float32"} or {"ssl": torch.float32};
             else as declared.
         transform: called with each item, in the reading threads; see `FeatureDataset`.
-        collate: what is made of each batch, in the reading threads, e.g.
+        collate: makes of each batch what the loop gets, in the reading threads, e.g.
             `featcache.interop.speechbrain.padded_batch`.
-        threads: how many batches are read side by side; 0 reads each when it is asked for.
-        prefetch_bytes: batches are read ahead as long as those that wait take no more than this.
+        threads: number of batches that are read side by side; 0 reads each when it is asked for.
+        prefetch_bytes: most bytes of the batches that are read ahead and wait.
         pin_memory: read into memory that a GPU can copy from while the CPU goes on; by default for
             a CUDA `device`.
-        device: where tensors are copied, one batch ahead, asynchronously from pinned memory.
+        device: copies the tensors there, one batch ahead, asynchronously from pinned memory.
         allow_incomplete: also read caches that their writer has not finished; else these are
             refused.
 
@@ -69,6 +67,8 @@ class FeatureLoader(Generic[T]):
     >>> loader = FeatureLoader("features/train", "fbank", batch_sampler=batches)  # doctest: +SKIP
     >>> for batch in loader: batch["fbank"], batch["fbank_lengths"]  # doctest: +SKIP
     """
+
+    prefetch_factor = None  # HuggingFace's Trainer asks for it: a DataLoader's, without workers
 
     @named_settings("a FeatureLoader")
     def __init__(
@@ -103,26 +103,20 @@ class FeatureLoader(Generic[T]):
                 "give them there"
             )
         if threads < 0 or prefetch_bytes < 0:
-            raise ConfigError(
-                f"threads={threads}, prefetch_bytes={prefetch_bytes}: neither can be negative"
-            )
+            raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
         if batch_sampler is None:
             batch_sampler = _plain_sampler(source.table, batch_size, shuffle, seed)
         elif (batch_size, shuffle, seed) != (None, None, None):
-            raise ConfigError(
-                "give either batch_sampler, or batch_size, shuffle and seed; not both"
-            )
+            raise ConfigError("give either batch_sampler, or batch_size, shuffle and seed")
         if isinstance(batch_sampler, Iterator) or not isinstance(batch_sampler, Iterable):
             raise ConfigError(
                 f"batch_sampler must be a list of batches or a sampler, not {batch_sampler!r}"
             )
-        numbering = getattr(batch_sampler, "numbering", None)
-        if isinstance(numbering, Numbering):
-            require_rows_of(source.table, numbering)
+        source.require_rows(batch_sampler)
         self.dataset = source
         self.batch_sampler = batch_sampler
         self.waited_s = 0.0
-        self._position = Position(batch_sampler)
+        self._position = Position(batch_sampler, source.table)
         self._collate = collate
         self._threads = threads
         self._prefetch_bytes = prefetch_bytes
@@ -139,17 +133,14 @@ class FeatureLoader(Generic[T]):
         """The loader itself: Lightning looks here for `set_epoch`."""
         return self
 
-    @property
-    def collate_fn(self) -> Callable[[Batch | list[Item]], T]:
-        """Function by which a DataLoader over `dataset` and `batch_sampler` gives the same batches.
+    def collate_fn(self, batch: Batch | list[Item]) -> T:
+        """Make the loader's batch of one that `dataset` read, or of a list of items.
 
-        HuggingFace's Trainer makes such a DataLoader to skip what was trained on before a resume.
+        HuggingFace's Trainer gives it to a DataLoader over `dataset` and `batch_sampler`, by which
+        it skips the batches that came before a resume.
         """
-        return self._collated
-
-    @property
-    def prefetch_factor(self) -> None:
-        """None, which that DataLoader needs: it has no workers."""
+        made = FeatureDataset.collate(batch)
+        return cast(T, made) if self._collate is None else self._collate(made)
 
     def __len__(self) -> int:
         return len(cast(Sized, self.batch_sampler))
@@ -165,9 +156,7 @@ class FeatureLoader(Generic[T]):
         self.waited_s = 0.0
         prefetch = Prefetch(self._jobs(), self._threads, self._prefetch_bytes)
         self._running.add(prefetch)
-        batches: Iterator[T] = (
-            prefetch if self._device is None else on_device(prefetch, self._device)
-        )
+        batches = prefetch if self._device is None else on_device(prefetch, self._device)
         try:
             while True:
                 began = time.perf_counter()
@@ -197,35 +186,22 @@ class FeatureLoader(Generic[T]):
             prefetch.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration.
-
-        The batch sampler's order follows it where it has one for each.
-        """
+        """Choose the epoch of the next iteration, also for a batch sampler with `set_epoch`."""
         self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, object]:
-        """Return where the running or the last iteration is, exact to the batch.
+        """Return the place of the running or the last iteration, exact to the batch.
 
-        It is made of plain numbers and strings.
+        JSON can hold it.
         """
-        return {**self._position.state_dict(), "data": self.dataset.table.digest}
+        return self._position.state_dict()
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Have the next iteration go on from there.
+        """Let the next iteration go on from a state.
 
-        Raises `StateError` for the state of other data or samplers.
+        Raises `StateError` for a state of other data or of another sampler.
         """
-        if not isinstance(state, Mapping) or "data" not in state:
-            kind = type(self.batch_sampler).__name__
-            raise StateError(f"this is no state of a FeatureLoader over a {kind}: {state!r}")
-        if state["data"] != self.dataset.table.digest:
-            raise StateError(
-                "the state is that of a loader over other utterances than those of "
-                f"{self.dataset!r}"
-            )
-        self._position.load_state_dict(
-            {key: value for key, value in state.items() if key != "data"}
-        )
+        self._position.load_state_dict(state)
 
     def _jobs(self) -> Iterator[Job[T]]:
         for indices in self._position.begin():
@@ -233,11 +209,7 @@ class FeatureLoader(Generic[T]):
             yield plan.nbytes, partial(self._read, plan)
 
     def _read(self, plan: Plan) -> T:
-        return self._collated(self.dataset.read(plan, self._allocate))
-
-    def _collated(self, batch: Batch | list[Item]) -> T:
-        made = FeatureDataset.collate(batch)
-        return cast(T, made) if self._collate is None else self._collate(made)
+        return self.collate_fn(self.dataset.read(plan, self._allocate))
 
 
 def _plain_sampler(

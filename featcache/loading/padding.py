@@ -15,13 +15,15 @@ from featcache.loading.memory import Allocate, fresh
 
 Item = dict[str, Any]
 Batch = dict[str, Any]
+NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float)
 
 
 def pad(items: Sequence[Item], allocate: Allocate = fresh) -> Batch:
-    """Make a batch of items.
+    """Make one batch of items.
 
-    A tensor that has "<name>_lengths" beside it is padded along axis 0 with zeros, its lengths
-    anew; other tensors, arrays and numbers are stacked; all else is listed.
+    A tensor of shape (frames, ...) with "<name>_lengths" beside it is padded along axis 0 with
+    zeros, and its lengths are counted again, int64. Other tensors, arrays and numbers are stacked
+    along a new axis 0, all else is listed.
 
     Raises `FeatureError` for items whose keys or shapes do not fit each other.
 
@@ -43,12 +45,8 @@ def pad(items: Sequence[Item], allocate: Allocate = fresh) -> Batch:
         name = key.removesuffix("_lengths")
         if name != key and isinstance(items[0].get(name), torch.Tensor | np.ndarray):
             values = [len(item[name]) for item in items]
-        if all(
-            isinstance(value, torch.Tensor | np.ndarray | np.generic | bool | int | float)
-            for value in values
-        ):
-            tensors = list(map(torch.as_tensor, values))
-            batch[key] = _joined(key, items, tensors, allocate, padded=f"{key}_lengths" in items[0])
+        if all(isinstance(value, NUMBERS) for value in values):
+            batch[key] = _joined(key, items, list(map(torch.as_tensor, values)), allocate)
         else:
             batch[key] = values
     return batch
@@ -61,29 +59,21 @@ def torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def _joined(
-    key: str,
-    items: Sequence[Item],
-    tensors: Sequence[torch.Tensor],
-    allocate: Allocate,
-    *,
-    padded: bool,
+    key: str, items: Sequence[Item], tensors: list[torch.Tensor], allocate: Allocate
 ) -> torch.Tensor:
-    first, axis = tensors[0], int(padded)
+    first, padded = tensors[0], f"{key}_lengths" in items[0]
+    kind = first.dtype, first.shape[padded:]
     for item, tensor in zip(items, tensors, strict=True):
-        if (
-            tensor.shape[axis:] != first.shape[axis:]
-            or tensor.ndim < axis
-            or tensor.dtype != first.dtype
-        ):
+        if (tensor.dtype, tensor.shape[padded:]) != kind or tensor.ndim < padded:
             raise FeatureError(
                 f"{key!r} of items {items[0].get('id')!r} and {item.get('id')!r} do not fit into "
-                "one tensor: "
-                f"{first.dtype} {tuple(first.shape)} and {tensor.dtype} {tuple(tensor.shape)}"
+                f"one tensor: {first.dtype} {tuple(first.shape)} and "
+                f"{tensor.dtype} {tuple(tensor.shape)}"
                 f"{'' if padded else f'; to have it padded, give {key}_lengths, too'}"
             )
     if not padded:
         out = allocate((len(tensors), *first.shape), first.dtype)
-        torch.stack(list(tensors), out=out)
+        torch.stack(tensors, out=out)
         return out
     out = allocate((len(tensors), max(map(len, tensors)), *first.shape[1:]), first.dtype)
     for row, tensor in zip(out, tensors, strict=True):

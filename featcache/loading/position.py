@@ -1,4 +1,4 @@
-"""Place of a loader within its epochs: batches that it delivered, not those read ahead."""
+"""Place of a loader within its epochs: counts batches that it delivered, not those read ahead."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from featcache.errors import StateError
 from featcache.loading.dataset import Index
 from featcache.samplers.epoch import EpochSampler
 from featcache.samplers.iteration import Iteration
+from featcache.tables.table import FeatureTable
 
 LoaderState = Mapping[str, object]
 IndexBatches = Iterable[Sequence[Index]]
@@ -25,29 +26,16 @@ class SupportsEpoch(Protocol):
         ...
 
 
-@runtime_checkable
-class SupportsState(Protocol):
-    """A batch sampler that can go on from where it was."""
-
-    def state_dict(self, steps: int | None = None) -> dict[str, object]:
-        """Return the state after `steps` batches of the running iteration."""
-        ...
-
-    def load_state_dict(self, state: LoaderState) -> None:
-        """Have the next iteration go on from there."""
-        ...
-
-
 class Position:
     """The epoch that a loader is in, and how many of its batches were delivered, for any sampler.
 
-    featcache's samplers know their epoch and what was delivered; for others it is counted here.
-    Other people's samplers move on as they like; those that show their `epoch` are told the next
-    one when an iteration came to its end.
+    featcache's samplers know both. For all others both are counted here, and a sampler that shows
+    its `epoch` is told the next one when an iteration came to its end.
     """
 
-    def __init__(self, sampler: IndexBatches) -> None:
+    def __init__(self, sampler: IndexBatches, table: FeatureTable) -> None:
         self._sampler = sampler
+        self._table = table
         self._epoch = 0
         self._start = 0  # batches that the running or the next iteration leaves out
         self._delivered = 0
@@ -76,7 +64,7 @@ class Position:
         """Note that the iteration came to its end."""
         if self._iteration is not None:
             self._iteration.ended = True
-        elif not isinstance(self._sampler, SupportsState):
+        else:
             self._follow()
             self._delivered, self._start = self._start + self._delivered, 0
             self._ended = not self._told
@@ -90,46 +78,46 @@ class Position:
         self._enter(number)
 
     def state_dict(self) -> dict[str, object]:
-        """Return epoch and place in it, as plain numbers and strings."""
-        sampler = self._sampler
+        """Return epoch, place in it and a digest of the data, as plain numbers and strings."""
+        sampler, data = self._sampler, self._table.digest
         if isinstance(sampler, EpochSampler):
             state = sampler.state_dict()
-            return {"epoch": state["epoch"], "sampler": state}
+            return {"epoch": state["epoch"], "sampler": state, "data": data}
         self._follow()
-        if isinstance(sampler, SupportsState):
-            return {"epoch": self._epoch, "sampler": sampler.state_dict(self._delivered)}
         done = self._start + self._delivered
-        return {"epoch": self._epoch, "batches": done, "of": self._count(), "ended": self._ended}
+        here = {"batches": done, "of": self._count(), "ended": self._ended}
+        return {"epoch": self._epoch, **here, "data": data}
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Have the next iteration go on from there."""
+        """Let the next iteration go on from a state.
+
+        Raises `StateError` for the state of other data or samplers; all then stays as it was.
+        """
         sampler = self._sampler
-        stateful = isinstance(sampler, SupportsState)
-        if state.keys() != (
-            {"epoch", "sampler"} if stateful else {"epoch", "batches", "of", "ended"}
-        ):
+        counted = {"sampler"} if isinstance(sampler, EpochSampler) else {"batches", "of", "ended"}
+        if not isinstance(state, Mapping) or state.keys() != {"epoch", "data", *counted}:
             raise StateError(
                 f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}"
             )
+        if state["data"] != self._table.digest:
+            raise StateError(
+                f"the state is that of a loader over other utterances than those of {self._table!r}"
+            )
         epoch = number_in_state("epoch", state)
-        if isinstance(sampler, SupportsState):
-            # refused, all stays as it was
+        if isinstance(sampler, EpochSampler):
             sampler.load_state_dict(cast(LoaderState, state["sampler"]))
-            self._epoch, self._start = epoch, 0
-        else:
-            if state["of"] != self._count():
-                raise StateError(
-                    f"the state is that of {state['of']} batches, but there are {self._count()} now"
-                )
-            done = number_in_state("batches", state)
-            self.set_epoch(epoch)
-            self._start, self._ended = done, state["ended"] is True
-        self._delivered = 0
+            return
+        if state["of"] != self._count():
+            raise StateError(
+                f"the state is that of {state['of']} batches, but there are {self._count()} now"
+            )
+        done = number_in_state("batches", state)
+        self.set_epoch(epoch)
+        self._start, self._delivered, self._ended = done, 0, state["ended"] is True
 
     def _follow(self) -> None:
         """Enter the epoch that the sampler shows, which another may have told it."""
-        if not isinstance(self._sampler, EpochSampler):
-            self._enter(getattr(self._sampler, "epoch", self._epoch))
+        self._enter(getattr(self._sampler, "epoch", self._epoch))
 
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -137,7 +125,7 @@ class Position:
             self._told, self._ended = True, False
 
     def _move_on(self) -> None:
-        """Enter the next epoch; a sampler that does not show its own keeps its own rule."""
+        """Enter the next epoch; a sampler with `set_epoch` that shows none goes by its own rule."""
         shows = hasattr(self._sampler, "epoch")
         if isinstance(self._sampler, SupportsEpoch):
             if shows:

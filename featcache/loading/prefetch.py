@@ -8,8 +8,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from os import getpid
-from typing import Any, Generic, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from featcache.errors import ClosedError
 
@@ -18,18 +19,18 @@ T = TypeVar("T")
 Job = tuple[int, Callable[[], T]]  # the bytes of its result, and what makes it
 
 
-class Prefetch(Generic[T]):
-    """Iterator over the results of jobs, in their order; the next ones are worked on meanwhile.
+class Prefetch(Iterator[T]):
+    """Iterator over the results of jobs, in their order; threads work on the next ones meanwhile.
 
     Jobs are taken from their iterator in the caller's thread. Threads live only while there is a
-    job to do: who stops to iterate, by an exception or otherwise, leaves none behind once the few
-    jobs that were taken are done.
+    job to do: an iteration that is left, by an exception or otherwise, leaves none behind once the
+    few jobs that were taken are done.
 
     Args:
-        jobs: what to do.
-        threads: how many jobs are worked on side by side; 0 does each when its result is asked for.
-        most_bytes: jobs are taken ahead as long as their results, with those that wait, are not
-            more than this, nor their number more than `MOST_AHEAD`; one is taken in any case.
+        jobs: the size of a result in bytes, and the function that makes it.
+        threads: number of jobs at a time; 0 does each when its result is asked for.
+        most_bytes: most bytes of the results that wait or are worked on; at least one job is taken
+            in any case, and `MOST_AHEAD` at most.
 
     An error of a job, or of their iterator, is raised in its place: after the results before it.
     """
@@ -39,7 +40,6 @@ class Prefetch(Generic[T]):
         self._next: Job[T] | None = None
         self._most_threads = threads
         self._most_bytes = most_bytes if threads else 0
-        self._error: Exception | None = None
         self._process = getpid()
         self._results: deque[tuple[int, Future[T]]] = deque()
         self._todo: deque[tuple[Future[T], Callable[[], T]]] = deque()
@@ -54,9 +54,6 @@ class Prefetch(Generic[T]):
         self._advance()
         _open.add(self)
 
-    def __iter__(self) -> Iterator[T]:
-        return self
-
     def __next__(self) -> T:
         if getpid() != self._process:
             raise ClosedError(
@@ -66,8 +63,7 @@ class Prefetch(Generic[T]):
         self._take_jobs()
         with self._state:
             if not self._results:
-                error, self._error = self._error or StopIteration(), None
-                raise error
+                raise StopIteration
             nbytes, future = self._results.popleft()
         if not self._most_threads:
             self._busy += 1
@@ -78,13 +74,13 @@ class Prefetch(Generic[T]):
         return result
 
     def close(self) -> None:
-        """Drop what is not begun, and wait for what is."""
+        """Drop the jobs that have not begun, and wait for those that have."""
         if self._is_over or getpid() != self._process:
             return  # a fork has none of the threads, and one of them may have held the lock
         me = threading.get_ident()
         with self._state:
             self._closed = True
-            self._next = self._error = None
+            self._next = None
             self._results.clear()
             self._todo.clear()
             # also for one that iterates without threads
@@ -95,40 +91,39 @@ class Prefetch(Generic[T]):
         self._is_over = True
 
     def _take_jobs(self) -> None:
-        while self._take_job():
+        """Take jobs as long as there is room for their results."""
+        while True:
+            with self._state:
+                if self._next is None:
+                    return
+                nbytes, make = self._next
+                fits = len(self._results) < MOST_AHEAD and self._bytes + nbytes <= self._most_bytes
+                if self._results and not fits:
+                    return
+                future: Future[T] = Future()
+                self._bytes += nbytes
+                self._results.append((nbytes, future))
+                self._todo.append((future, make))
+                if self._busy < self._most_threads:
+                    self._start_thread()
             self._advance()
 
-    def _take_job(self) -> bool:
-        """Take the next job if there is room for its result; says whether it did."""
-        with self._state:
-            if self._next is None or (self._results and not self._has_room_for(self._next[0])):
-                return False
-            nbytes, make = self._next
-            future: Future[T] = Future()
-            self._bytes += nbytes
-            self._results.append((nbytes, future))
-            self._todo.append((future, make))
-            if self._busy < self._most_threads:
-                # as a daemon: else the interpreter would wait at its end until all jobs that were
-                # taken are done
-                thread = threading.Thread(target=self._work, name="featcache-loader", daemon=True)
-                thread.start()
-                self._busy += 1
-                self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
-            return True
-
-    def _has_room_for(self, nbytes: int) -> bool:
-        return len(self._results) < MOST_AHEAD and self._bytes + nbytes <= self._most_bytes
+    def _start_thread(self) -> None:
+        # as a daemon: else the interpreter would wait at its end until all jobs that were taken
+        # are done
+        thread = threading.Thread(target=self._work, name="featcache-loader", daemon=True)
+        thread.start()
+        self._busy += 1
+        self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
 
     def _advance(self) -> None:
-        job, failure = None, None
         try:
             job = next(self._jobs, None)
         except Exception as error:
-            failure = error
+            job = 0, partial(_raise, error)  # in its place: after the results before it
         with self._state:
             if not self._closed:  # by another thread, when the interpreter ends
-                self._next, self._error = job, failure
+                self._next = job
 
     def _work(self) -> None:
         me = threading.get_ident()
@@ -143,12 +138,14 @@ class Prefetch(Generic[T]):
                 self._at_work.add(me)
             try:
                 future.set_result(make())
-            except (
-                StopIteration
-            ) as error:  # where the result is asked for, it would look like the end
-                future.set_exception(RuntimeError(f"a job raised {error!r}"))
             except BaseException as error:  # it is raised where the result is asked for
-                future.set_exception(error)
+                # and would look like the end there
+                stops = isinstance(error, StopIteration)
+                future.set_exception(RuntimeError(f"a job raised {error!r}") if stops else error)
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 # An iteration that is left may live as long as the interpreter. Closed when that begins to end, it

@@ -8,11 +8,10 @@ Small tensors are sent by value.
 
 from __future__ import annotations
 
-import functools
 import math
 import mmap
 import os
-import weakref
+from functools import cache, partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from featcache.loading.memory import ROUND_BYTES, SMALL_BYTES, Allocate, fresh
+from featcache.loading.memory import ROUND_BYTES, SMALL_BYTES, Allocate, Shape, fresh, leased
 
 PAGE = mmap.PAGESIZE
 MOST_FREE = 8
@@ -28,10 +27,7 @@ AVAILABLE = hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()  # Li
 
 
 class _Segment:
-    """A piece of memory that two processes map.
-
-    Its last page begins with 1 while the other one holds it.
-    """
+    """Memory that two processes map; its last page begins with 1 while the other one holds it."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -62,7 +58,7 @@ class Segments:
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
 
-    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def __call__(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor that another process, once it was sent there, sees without a copy."""
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes <= SMALL_BYTES:
@@ -71,9 +67,9 @@ class Segments:
             return small
         segment = self._take(nbytes)
         segment.held_here = True
-        lease = memoryview(segment.memory)[:nbytes]
-        weakref.finalize(lease, setattr, segment, "held_here", False).atexit = False
-        tensor = torch.frombuffer(lease, dtype=dtype).view(shape).as_subclass(_SegmentTensor)
+        give_back = partial(setattr, segment, "held_here", False)
+        plain = leased(segment.memory, shape, dtype, give_back)
+        tensor = plain.as_subclass(_SegmentTensor)
         tensor.segment = segment
         return tensor
 
@@ -89,44 +85,33 @@ class Segments:
         return self._segments[-1]
 
 
-@functools.cache
+@cache
 def worker_memory() -> Allocate:
-    """Return what gives a DataLoader's worker the memory of its batches."""
+    """Return the memory for the batches of a DataLoader's worker, the same at each call."""
     return Segments() if AVAILABLE else fresh
 
 
 def _reduce(tensor: _SegmentTensor) -> Any:
     segment, plain = tensor.segment, tensor.as_subclass(torch.Tensor)
+    shape, dtype = tuple(plain.shape), plain.dtype
     if segment is None:
-        return _from_bytes, (
-            bytearray(plain.view(-1).view(torch.uint8).numpy()),
-            tuple(plain.shape),
-            plain.dtype,
-        )
+        return _from_bytes, (bytearray(plain.view(-1).view(torch.uint8).numpy()), shape, dtype)
     if segment.memory[segment.capacity]:  # it was sent before
         return reduce_tensor(plain)  # type: ignore[no-untyped-call]
     segment.memory[segment.capacity] = 1
-    return _mapped, (
-        os.getpid(),
-        segment.descriptor,
-        segment.capacity,
-        tuple(plain.shape),
-        plain.dtype,
-    )
+    return _mapped, (os.getpid(), segment.descriptor, segment.capacity, shape, dtype)
 
 
-def _from_bytes(data: bytearray, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _from_bytes(data: bytearray, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(data, dtype=dtype).view(shape) if data else fresh(shape, dtype)
 
 
 def _mapped(
-    pid: int, descriptor: int, capacity: int, shape: tuple[int, ...], dtype: torch.dtype
+    pid: int, descriptor: int, capacity: int, shape: Shape, dtype: torch.dtype
 ) -> torch.Tensor:
     with Path(f"/proc/{pid}/fd/{descriptor}").open("r+b", buffering=0) as file:
         memory = mmap.mmap(file.fileno(), capacity + PAGE)
-    lease = memoryview(memory)[: math.prod(shape) * dtype.itemsize]
-    weakref.finalize(lease, memory.__setitem__, capacity, 0).atexit = False
-    return torch.frombuffer(lease, dtype=dtype).view(shape)
+    return leased(memory, shape, dtype, partial(memory.__setitem__, capacity, 0))
 
 
 ForkingPickler.register(_SegmentTensor, _reduce)

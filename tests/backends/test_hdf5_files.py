@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import resource
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import h5py
@@ -86,10 +88,15 @@ def test_the_same_arrays_give_the_same_file() -> None:
 def test_an_array_is_whole_where_the_system_writes_it_in_pieces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pwrite = os.pwrite  # writes at most 2 GiB at once
-    monkeypatch.setattr(os, "pwrite", lambda file, data, offset: pwrite(file, data[:1000], offset))
-    with write([FBANK], [("a", 50)]) as written:
-        assert written.blocks("a", "fbank") == [written.arrays["a", "fbank"].tobytes()]
+    class Pieces(io.FileIO):  # a system writes at most 2 GiB at once
+        def write(self, data: Any, /) -> int:
+            return super().write(memoryview(data)[:1000])
+
+    monkeypatch.setattr(Path, "open", lambda path, mode="r", buffering=-1: Pieces(path, mode))
+    monkeypatch.delattr(os, "pwrite")  # Windows has none
+    with write([FBANK], [("a", 50), ("b", 9)]) as written:
+        for id in "ab":
+            assert written.blocks(id, "fbank") == [written.arrays[id, "fbank"].tobytes()]
 
 
 def test_an_existing_file_is_not_touched(tmp_path: Path) -> None:
@@ -114,6 +121,7 @@ def test_an_id_given_twice_is_refused_by_name(tmp_path: Path) -> None:
 WRITE_FLUSH_AND_DIE = """
 import json, os, signal, sys
 from pathlib import Path
+from typing import Any
 import hdf5_helpers as t
 
 features = [t.FBANK, t.FeatureSpec("gzip", "int16", (30,), codec=t.GzipCodec(level=1))]

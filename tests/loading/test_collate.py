@@ -190,7 +190,7 @@ def test_it_says_how_it_pads() -> None:
     collate = CommonCollateFn(0.5, -1, "spk")
     assert (
         repr(collate)
-        == "CommonCollateFn(float_pad_value=0.5, int_pad_value=-1, not_sequence=['spk'])"
+        == "CommonCollateFn(float_pad_value=0.5, int_pad_value=-1, not_sequence=('spk',))"
     )
 
 

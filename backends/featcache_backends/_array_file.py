@@ -1,0 +1,81 @@
+"""One file a feature: a header, where the format has one, then the arrays without gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from featcache.container_files import PagedFile, Pages, end_file, misplaced, open_left, write_all
+from featcache.interface import EncodedArray, Extent, FeatureSpec, Written
+
+Header = Callable[[FeatureSpec, int], bytes]
+
+
+def no_header(feature: FeatureSpec, rows: int) -> bytes:
+    """Return the header of a format that has none."""
+    return b""
+
+
+class ArrayFile:
+    """A `FeatureFile` that appends arrays to one file.
+
+    Args:
+        path: of the file.
+        feature: that it holds.
+        header: returns the header for a number of rows; it has one size for all numbers.
+    """
+
+    def __init__(self, path: Path, feature: FeatureSpec, header: Header = no_header) -> None:
+        self._name = path.name
+        self._feature = feature
+        self._header = header
+        self._rows = 0
+        self._file = PagedFile(path)
+        self._file.append(header(feature, 0))
+
+    def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
+        """Write an array behind the one before."""
+        self._rows += array.rows
+        return tuple(
+            Extent(self._name, self._file.append(block), len(block)) for block in array.blocks
+        )
+
+    def flush(self) -> None:
+        """Make all arrays durable."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write the header of all rows, and close the file durably."""
+        self._file.patch(0, self._header(self._feature, self._rows))
+        self._file.close()
+
+    def abort(self) -> None:
+        """Close the file as it is."""
+        self._file.abort()
+
+    def pages(self) -> dict[str, Pages]:
+        """Return the digests of the pages of the file."""
+        return {self._name: self._file.pages}
+
+
+def finish_array_file(
+    path: Path, feature: FeatureSpec, written: Written, header: Header = no_header
+) -> None:
+    """Leave the file of a dead writer as `ArrayFile.close` would have after these utterances.
+
+    Raises `CorruptCacheError` if it is not such a file.
+    """
+    end, total = len(header(feature, 0)), 0
+    for id, arrays in written:
+        rows, extents = arrays[feature.name]
+        expected = end + rows * feature.row_bytes if feature.codec is None else None
+        for extent in extents:
+            if extent != Extent(path.name, end, extent.nbytes):
+                raise misplaced(id)
+            end += extent.nbytes
+        if expected not in (None, end):
+            raise misplaced(id)
+        total += rows
+    with open_left(path.parent, path.name, end) as file:
+        write_all(file, header(feature, total))
+        end_file(file, end)
