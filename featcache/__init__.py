@@ -5,10 +5,31 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
+from featcache import errors as errors
+from featcache.errors import CacheError as CacheError
+from featcache.errors import CacheLockedError as CacheLockedError
+from featcache.errors import ClosedError as ClosedError
+from featcache.errors import ComputeError as ComputeError
+from featcache.errors import ConfigError as ConfigError
+from featcache.errors import CorruptCacheError as CorruptCacheError
+from featcache.errors import DuplicateIdError as DuplicateIdError
+from featcache.errors import FeatcacheError as FeatcacheError
+from featcache.errors import FeatureError as FeatureError
+from featcache.errors import FormatVersionError as FormatVersionError
+from featcache.errors import IncompleteError as IncompleteError
+from featcache.errors import KeyNotFoundError as KeyNotFoundError
+from featcache.errors import MissingDependencyError as MissingDependencyError
+from featcache.errors import NotACacheError as NotACacheError
+from featcache.errors import RowError as RowError
+from featcache.errors import StaleCacheError as StaleCacheError
+from featcache.errors import StateError as StateError
+from featcache.errors import StorageFullError as StorageFullError
+from featcache.errors import UnknownNameError as UnknownNameError
+from featcache.errors import WindowError as WindowError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from featcache import errors as errors
     from featcache import iterators as iterators
     from featcache import samplers as samplers
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
@@ -18,26 +39,6 @@ if TYPE_CHECKING:
     from featcache.cluster.worker_env import worker_env as worker_env
     from featcache.collect_stats.runner import CollectStatsRunner as CollectStatsRunner
     from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
-    from featcache.errors import CacheError as CacheError
-    from featcache.errors import CacheLockedError as CacheLockedError
-    from featcache.errors import ClosedError as ClosedError
-    from featcache.errors import ComputeError as ComputeError
-    from featcache.errors import ConfigError as ConfigError
-    from featcache.errors import CorruptCacheError as CorruptCacheError
-    from featcache.errors import DuplicateIdError as DuplicateIdError
-    from featcache.errors import FeatcacheError as FeatcacheError
-    from featcache.errors import FeatureError as FeatureError
-    from featcache.errors import FormatVersionError as FormatVersionError
-    from featcache.errors import IncompleteError as IncompleteError
-    from featcache.errors import KeyNotFoundError as KeyNotFoundError
-    from featcache.errors import MissingDependencyError as MissingDependencyError
-    from featcache.errors import NotACacheError as NotACacheError
-    from featcache.errors import RowError as RowError
-    from featcache.errors import StaleCacheError as StaleCacheError
-    from featcache.errors import StateError as StateError
-    from featcache.errors import StorageFullError as StorageFullError
-    from featcache.errors import UnknownNameError as UnknownNameError
-    from featcache.errors import WindowError as WindowError
     from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
@@ -93,32 +94,10 @@ _HOMES = {
     "with_worker_env": "featcache.cluster.worker_env",
     "worker_env": "featcache.cluster.worker_env",
 }
-_ERRORS = (
-    "CacheError",
-    "CacheLockedError",
-    "ClosedError",
-    "ComputeError",
-    "ConfigError",
-    "CorruptCacheError",
-    "DuplicateIdError",
-    "FeatcacheError",
-    "FeatureError",
-    "FormatVersionError",
-    "IncompleteError",
-    "KeyNotFoundError",
-    "MissingDependencyError",
-    "NotACacheError",
-    "RowError",
-    "StaleCacheError",
-    "StateError",
-    "StorageFullError",
-    "UnknownNameError",
-    "WindowError",
-)
-_HOMES |= dict.fromkeys(_ERRORS, "featcache.errors")
-_MODULES = ("errors", "iterators", "samplers")
+_MODULES = ("iterators", "samplers")
+_ERRORS = [name for name in vars(errors) if name.endswith("Error")]
 
-__all__ = sorted([*_HOMES, *_MODULES])
+__all__ = sorted([*_HOMES, *_MODULES, *_ERRORS, "errors"])
 __version__ = "0.1.0"
 
 
@@ -127,8 +106,6 @@ def __getattr__(name: str) -> object:
         return import_module(f"featcache.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
-    from featcache.errors import MissingDependencyError
-
     try:
         value = getattr(import_module(_HOMES[name]), name)
     except MissingDependencyError as error:  # of use, not of a look: help() and autodoc look at all
@@ -141,8 +118,6 @@ def _raising(name: str, message: str) -> Callable[..., NoReturn]:
     """Stand in for a function whose library is not installed."""
 
     def stand_in(*args: object, **kwargs: object) -> NoReturn:
-        from featcache.errors import MissingDependencyError
-
         raise MissingDependencyError(message)
 
     stand_in.__name__ = stand_in.__qualname__ = name
