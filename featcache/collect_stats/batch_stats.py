@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
-from featcache.extraction.dataset_batches import to_device
 from featcache.interface import Array
+from featcache.loading.device import to_device
 from featcache.stats import FeatureStats
 from featcache.store.format.ids import check_id
 

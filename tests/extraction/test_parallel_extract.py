@@ -278,8 +278,8 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
             {"publish_every_s": "5"},
             "publish_every_s is a number of seconds, above 0, or None, not '5'",
         ),
-        ({"batch_size": 0}, "batch_size is a whole number from 1 on, not 0"),
-        ({"retries": -1}, "retries is a whole number from 0 on, not -1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, not 0"),
+        ({"retries": -1}, "retries must be an integer of at least 0, not -1"),
         ({"parallel": {"env": "local", "workers": 2}}, "no setting 'workers'"),
     ]
     for settings, message in refused:
