@@ -56,6 +56,31 @@ def test_the_cache_is_the_same_on_any_number_of_workers(
     assert len(calls(tmp_path)) == 40
 
 
+class Single(Provider):
+    """Gives its items one by one."""
+
+    def build_env_local(self) -> dict[str, object]:
+        env = super().build_env_local()
+        compute: Any = env["compute_features"]
+        kwargs = {"batch_size": None, "collate_fn": as_it_is}
+        return {
+            **env,
+            "compute_features": lambda item: compute([item]),
+            "loader_kwargs": kwargs,
+        }
+
+
+def as_it_is(item: int) -> int:
+    return item
+
+
+@pytest.mark.parametrize("parallel", [None, LOCAL])
+def test_single_items_are_all_computed_whatever_the_size_of_a_batch(
+    tmp_path: Path, parallel: Any
+) -> None:
+    assert_holds(extract(Single(tmp_path), parallel=parallel, batch_size=4), range(40))
+
+
 def test_several_caches_are_computed_by_the_workers_of_one_client(tmp_path: Path) -> None:
     with get_client({"env": "local", "n_workers": 2}, lambda: {"mine": 1}) as client:
         assert_holds(extract(Provider(tmp_path / "a", fails_once=[3]), parallel=client), range(40))
