@@ -166,7 +166,7 @@ def _checked(result: Any, ids: list[str] | None) -> Utterances:
 
 
 def _check_ids(returned: list[str], ids: list[str]) -> None:
-    for id in (*returned, *ids):
+    for id in dict.fromkeys((*returned, *ids)):
         if id not in ids:
             raise FeatureError(
                 f"compute_features returned {id!r}, which is not in the batch: {nearest(id, ids)}"
