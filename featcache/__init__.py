@@ -95,9 +95,9 @@ _HOMES = {
     "worker_env": "featcache.cluster.worker_env",
 }
 _MODULES = ("iterators", "samplers")
-_errors = [name for name in globals() if name.endswith("Error")]
+_ERRORS = [name for name in vars(errors) if name.endswith("Error")]
 
-__all__ = sorted([*_HOMES, *_MODULES, *_errors, "errors"])
+__all__ = sorted([*_HOMES, *_MODULES, *_ERRORS, "errors"])
 __version__ = "0.1.0"
 
 

@@ -19,10 +19,9 @@ from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.here import LocalExecutor
-from featcache.extraction.provenance import find_ingredients, items_of, modules_of
+from featcache.extraction.provenance import find_ingredients, items_of, roots_of
 from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.run import Executor, Run
-from featcache.extraction.settings import check_settings
+from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
@@ -138,19 +137,18 @@ class FeatureCacheMixin:
         is empty or belongs to another split, `CacheError` for a cache that lacks something and
         cannot be written to. In each case what was computed before is kept.
         """
+        kwargs = loader_kwargs or {}
         check_settings(on_error, retries, publish_every_s)
         check_source(dataset)
-        check_loader_kwargs(loader_kwargs or {})
+        check_loader_kwargs(kwargs)
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
         with kept_random_state(), Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
-            to = Destination(
-                storage, split, visible_ids(dataset), on_error == "skip", append, shared
-            )
+            ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
+            to = Destination(storage, split, ids, on_error == "skip", append, shared)
             most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
-            kwargs = loader_kwargs or {}
             executor: Executor
             if parallel is None:
                 compute = partial(features_of, self, stage)
@@ -158,24 +156,17 @@ class FeatureCacheMixin:
                     to, dataset, compute, kwargs, retries, most_batches=most, ranks=ranks
                 )
             else:
-                to.ids = ids_for_workers(dataset, ranks.size)
+                client, lengths = config_or_client(parallel), visible_lengths(dataset)
+                build = partial(environment_of, self, dataset, stage, kwargs, ingredients.modules)
                 executor = WorkersExecutor(
-                    to,
-                    config_or_client(parallel),
-                    partial(environment_of, self, dataset, stage, kwargs, ingredients.modules),
-                    kwargs,
-                    retries,
-                    publish_every_s,
-                    visible_lengths(dataset),
-                    most,
+                    to, client, build, kwargs, retries, publish_every_s, lengths, most
                 )
             if progressbar is None:
                 progressbar = not getattr(self, "noprogressbar", False)
             colour = getattr(self, "tqdm_barcolor", {}).get(_name(stage).lower())
             run = Run(to, executor, publish_every_s, progressbar, colour, ranks)
-            return run.run(
-                lambda: ingredients.fingerprint(made_from), resume=resume, overwrite=overwrite
-            )
+            identify = partial(ingredients.fingerprint, made_from)
+            return run.run(identify, resume=resume, overwrite=overwrite)
 
     def make_dataloader(
         self,
@@ -186,10 +177,9 @@ class FeatureCacheMixin:
     ) -> Any:
         """Return a `FeatureLoader` as it is, as `Brain.fit` and `evaluate` do with a DataLoader.
 
-        It is told each epoch of training, and saved with SpeechBrain's checkpoints: a training that
-        is stopped in the middle of an epoch goes on with the very next batch. Its samplers share
-        out their batches over ranks. The loader arguments are not for it. Everything else is left
-        to SpeechBrain.
+        SpeechBrain tells it each epoch and saves it with its checkpoints: a training stopped in the
+        middle of an epoch goes on with the very next batch. Its samplers share out their batches
+        over ranks. `loader_kwargs` do not concern it. Any other dataset is left to SpeechBrain.
         """
         if isinstance(dataset, FeatureLoader):
             from featcache.interop.speechbrain import use_loader
@@ -217,10 +207,9 @@ def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[
     core = sys.modules.get("speechbrain.core")  # a Brain can only come from a loaded SpeechBrain
     if core is None or not isinstance(extractor, core.Brain):
         return split, split
-    for prefix, name in (("valid", "VALID"), ("dev", "VALID"), ("test", "TEST")):
-        if split.lower().startswith(prefix):
-            return split, core.Stage[name]
-    return split, core.Stage.TRAIN
+    kinds = {"valid": "VALID", "dev": "VALID", "test": "TEST"}
+    found = [name for prefix, name in kinds.items() if split.lower().startswith(prefix)]
+    return split, core.Stage[found[0] if found else "TRAIN"]
 
 
 def _name(stage: Any) -> str:
@@ -229,62 +218,37 @@ def _name(stage: Any) -> str:
 
 def _find_storage(extractor: object) -> FeatureStorage:
     hparams = items_of(getattr(extractor, "hparams", {}))
-    found = {
-        id(value): name for name, value in hparams.items() if isinstance(value, FeatureStorage)
-    }
-    if len(found) != 1:
-        there = (
-            f"they have several: {', '.join(map(repr, found.values()))}"
-            if found
-            else _no_storage(hparams)
-        )
-        raise ConfigError(
-            f"give storage=, a FeatureStorage, or declare exactly one in hparams; {there}"
-        )
-    (name,) = found.values()
-    storage: FeatureStorage = hparams[name]
-    return storage
-
-
-def _no_storage(hparams: Mapping[str, object]) -> str:
-    """Say what hparams have instead, above all a declaration whose `!new:` was forgotten."""
-    for name, value in hparams.items():
-        if isinstance(value, Mapping) and {"root", "features"} <= value.keys():
-            return f"{name!r} is a plain dict: in YAML write {name}: !new:featcache.FeatureStorage"
-    return (
-        f"they have none, only {', '.join(map(repr, hparams))}"
-        if hparams
-        else "there are no hparams"
+    found = {name: value for name, value in hparams.items() if isinstance(value, FeatureStorage)}
+    if len(set(map(id, found.values()))) == 1:
+        return next(iter(found.values()))
+    there = "there are no hparams"
+    if found:
+        there = f"they have several: {', '.join(map(repr, found))}"
+    elif hparams:
+        there = f"they have none, only {', '.join(map(repr, hparams))}"
+    for name, value in hparams.items():  # above all a declaration whose `!new:` was forgotten
+        if not found and isinstance(value, Mapping) and {"root", "features"} <= value.keys():
+            there = f"{name!r} is a plain dict: in YAML write {name}: !new:featcache.FeatureStorage"
+    raise ConfigError(
+        f"give storage=, a FeatureStorage, or declare exactly one in hparams; {there}"
     )
 
 
 def _settings(extractor: object) -> dict[str, object]:
     """Return what counts for features whatever `compute_features` names."""
     settings: dict[str, object] = {}
-    precision = getattr(extractor, "eval_precision", None)
-    if isinstance(precision, str):
+    if isinstance(precision := getattr(extractor, "eval_precision", None), str):
         settings["precision"] = precision
-    sample_rate = items_of(getattr(extractor, "hparams", {})).get("sample_rate")
-    if isinstance(sample_rate, int | float):
+    hparams = items_of(getattr(extractor, "hparams", {}))
+    if isinstance(sample_rate := hparams.get("sample_rate"), int | float):
         settings["sample_rate"] = sample_rate
     return settings
 
 
 @contextlib.contextmanager
 def _evaluating(extractor: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Put all modules into evaluation mode, without gradients.
-
-    Then give each of their submodules its mode back.
-    """
-    container = (
-        extractor if isinstance(extractor, torch.nn.Module) else getattr(extractor, "modules", None)
-    )
-    modules = (
-        [container]
-        if isinstance(container, torch.nn.Module)
-        else list(modules_of(extractor).values())
-    )
-    modules += others
+    """Put all modules into evaluation mode, without gradients; then each has its own mode again."""
+    modules = [*roots_of(extractor), *others]
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
         for module in modules:

@@ -33,9 +33,7 @@ class TakesDynamicItems(Protocol):
 
 
 class FeatureStorage:
-    """Declare where the features of all splits are stored, and how.
-
-    One cache a split at `root/split`.
+    """Where and how the features of all splits are stored: a cache a split, at `root/split`.
 
     Touches no disk when made. Usable from Python and as a HyperPyYAML `!new:` block.
 
@@ -81,9 +79,8 @@ class FeatureStorage:
         except NotACacheError as error:
             raise NotACacheError(f"{error}; {self._missing(split)}") from error
         declared = {name: feature.to_json() for name, feature in self.features.items()}
-        changed = differences(cache.fingerprint["features"], declared, "features")
-        if changed:
-            lines = "".join(f"\n  {line}" for line in changed)
+        if changed := differences(cache.fingerprint["features"], declared, "features"):
+            lines = "\n  ".join(["", *changed])
             raise StaleCacheError(
                 f"cache {str(cache.path)!r} was declared in another way:{lines}\n"
                 "declare it as it was, or compute it again with overwrite=True"
@@ -93,9 +90,8 @@ class FeatureStorage:
     def reader(self, split: str, feature: str) -> FeatureReader:
         """Return a reader of one feature of a split; opens the cache at its first call."""
         if feature not in self.features:
-            raise UnknownNameError(
-                f"feature {feature!r} is not declared; {nearest(feature, self.features)}"
-            )
+            known = nearest(feature, self.features)
+            raise UnknownNameError(f"feature {feature!r} is not declared; {known}")
         return FeatureReader(self.path(split), feature)
 
     def attach(
@@ -121,10 +117,8 @@ class FeatureStorage:
                 f"{type(dataset).__name__!r}; featcache.FeatureDataset and FeatureLoader need none"
             )
         if not isinstance(features, Iterable):
-            raise ConfigError(
-                f"features are names, not {features!r}; known: "
-                f"{', '.join(map(repr, self.features))}"
-            )
+            known = ", ".join(map(repr, self.features))
+            raise ConfigError(f"features are names, not {features!r}; known: {known}")
         names = [features] if isinstance(features, str) else list(features)
         readers = {name: self.reader(split, name) for name in names}
         keys = _keys(dataset)
@@ -146,8 +140,8 @@ class FeatureStorage:
             dataset.add_dynamic_item(reader, takes="id", provides=name)
 
     def _missing(self, split: str) -> str:
-        others = [path.parent.name for path in self.root.glob("*/featcache.json")]
-        there = f"splits there: {', '.join(map(repr, sorted(others)))}; " if others else ""
+        others = sorted(path.parent.name for path in self.root.glob("*/featcache.json"))
+        there = f"splits there: {', '.join(map(repr, others))}; " if others else ""
         return (
             f"{there}call cache_features(dataset, stage, split={split!r}) first, "
             f"or write it with writer({split!r})"
@@ -176,8 +170,8 @@ def _keys(dataset: object) -> dict[str, object]:
     pipeline = getattr(dataset, "pipeline", None)
     keys: dict[str, object] = dict.fromkeys(getattr(pipeline, "key_to_node", ()))
     for item in getattr(pipeline, "dynamic_items", ()):
-        keys.update(dict.fromkeys(getattr(item, "provides", ()), getattr(item, "func", None)))
+        keys |= dict.fromkeys(getattr(item, "provides", ()), getattr(item, "func", None))
     data = getattr(dataset, "data", None)
     for item in data.values() if isinstance(data, Mapping) else ():
-        keys.update(dict.fromkeys(item))
+        keys |= dict.fromkeys(item)
     return keys

@@ -35,8 +35,8 @@ from featcache.collect_stats.batch_stats import (
 from featcache.collect_stats.collected_feats import NewFeatures, NpyWriter
 from featcache.collect_stats.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
 from featcache.errors import ConfigError, FeatureError
-from featcache.extraction.dataset_batches import to_device
 from featcache.interface import Array
+from featcache.loading.device import to_device
 
 
 class Hooks:

@@ -1,4 +1,1 @@
-"""Filling a cache from a data set and a function.
-
-In this process, on the ranks of torchrun, or on workers.
-"""
+"""Filling a cache from a data set and a function: here, on the ranks of torchrun, or on workers."""

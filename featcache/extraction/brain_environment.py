@@ -1,4 +1,4 @@
-"""The environment of a worker that calls `compute_features` of a `Brain`, or the like."""
+"""The environment of a worker that computes with a copy of a `Brain`, or the like."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featcache.errors import ConfigError
 from featcache.extraction.computation import features_of
 from featcache.extraction.datasets import is_map_style
 from featcache.extraction.id_numbers import check_ids
-from featcache.extraction.provenance import modules_of
+from featcache.extraction.provenance import roots_of
 from featcache.extraction.workers.tasks import Environment, checked_environment
 
 # what a Brain has for training only, some of it large
@@ -52,9 +52,9 @@ def environment_of(
     loader_kwargs: Mapping[str, object],
     others: Mapping[str, torch.nn.Module],
 ) -> partial[Environment]:
-    """Return what builds in a worker the environment of `extractor.compute_features`.
+    """Return a function that builds, in a worker, an environment with a copy of `extractor`.
 
-    The extractor is sent there as it is now.
+    The copy is the extractor as it is now, without what only training needs.
 
     Args:
         extractor: the object, whose modules are to be evaluated.
@@ -69,39 +69,28 @@ def environment_of(
     for name in _FOR_TRAINING:
         if name in vars(sent):
             setattr(sent, name, None)
-    named = {
-        "brain": sent,
-        "dataset": dataset,
-        "stage": stage,
-        "loader_kwargs": loader_kwargs,
-        "others": dict(others),
-    }
-    return partial(_build, pack(named))
+    named = {"brain": sent, "dataset": dataset, "stage": stage, "loader_kwargs": loader_kwargs}
+    return partial(_build, pack({**named, "others": dict(others)}))
 
 
 def _build(packed: bytes) -> Environment:
     found = unpack(packed)
-    extractor, dataset, stage = found["brain"], found["dataset"], found["stage"]
+    extractor = found["brain"]
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    own = [extractor] if isinstance(extractor, torch.nn.Module) else modules_of(extractor).values()
-    for module in [*own, *found["others"].values()]:
+    for module in [*roots_of(extractor), *found["others"].values()]:
         module.to(device)
     _tell_device(extractor, device)
-    return {
-        "dataset": dataset,
-        "compute_features": partial(features_of, extractor, stage),
-        "loader_kwargs": found["loader_kwargs"],
-    }
+    compute = partial(features_of, extractor, found["stage"])
+    given = {name: found[name] for name in ("dataset", "loader_kwargs")}
+    return {**given, "compute_features": compute}
 
 
 def _tell_device(extractor: Any, device: str) -> None:
     """Let an object know where its modules are now; the precision of evaluation stays."""
-    before = torch.device(extractor.device).type
+    before, now = torch.device(extractor.device).type, torch.device(device).type
     if str(extractor.device) != device:
         extractor.device = device
     autocast = getattr(getattr(extractor, "evaluation_ctx", None), "context", None)
-    if isinstance(autocast, torch.autocast) and not device.startswith(before):
-        enabled = autocast._enabled  # noqa: SLF001  # it has no public name
-        extractor.evaluation_ctx = torch.autocast(
-            torch.device(device).type, dtype=autocast.fast_dtype, enabled=enabled
-        )
+    if isinstance(autocast, torch.autocast) and now != before:
+        dtype, enabled = autocast.fast_dtype, autocast._enabled  # noqa: SLF001  # no public name
+        extractor.evaluation_ctx = torch.autocast(now, dtype=dtype, enabled=enabled)

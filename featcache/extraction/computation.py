@@ -4,67 +4,64 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
-from featcache.errors import ComputeError, FeatureError, describe
-from featcache.extraction.dataset_batches import (
-    Batch,
-    DatasetBatches,
-    LoaderBatches,
-    checked_utterances,
-    to_device,
-    worker_failed,
-)
+from featcache.errors import ComputeError, FeatureError, describe, nearest
+from featcache.extraction.dataset_batches import Batch, DatasetBatches, worker_failed
 from featcache.extraction.datasets import named
 from featcache.extraction.failures import Failure, failure_of
 from featcache.extraction.left_padding import uncut
+from featcache.extraction.progress import TaskProgress
+from featcache.loading.device import to_device
+from featcache.store.format.ids import as_id
 from featcache.store.writing.part_writer import PartWriter
 
+Utterances = list[tuple[str, dict[str, Any]]]  # ids, and their arrays by feature
 
+
+@dataclass
 class Computation:
     """Computes batches and writes what comes out; a batch that fails is taken again one by one.
 
     Args:
         compute: makes a list of dicts, "id" and arrays, of a batch's data.
-        batches: where the batches come from.
+        batches: loads utterances of a batch again; None: they cannot be loaded again.
         writer: takes what is computed.
         skip_failures: note failures and go on; otherwise they raise `ComputeError`.
-        retries: how often an utterance that failed is tried again.
         only_missing: the batches hold nothing that is in the cache; otherwise it is looked up for
             each utterance.
+        retries: how often an utterance that failed is tried again.
         check_new: called with ids of the batches that are not in the cache, unless `only_missing`;
             may raise.
     """
 
-    def __init__(
-        self,
-        compute: Callable[[Any], Any],
-        batches: DatasetBatches | LoaderBatches,
-        writer: PartWriter,
-        *,
-        skip_failures: bool,
-        only_missing: bool,
-        retries: int = 0,
-        check_new: Callable[[Sequence[str]], object] = lambda ids: None,
-    ) -> None:
+    compute: Callable[[Any], Any]
+    batches: DatasetBatches | None
+    writer: PartWriter
+    skip_failures: bool
+    only_missing: bool
+    retries: int = 0
+    check_new: Callable[[Sequence[str]], object] = lambda ids: None
+
+    def __post_init__(self) -> None:
         self.failures: list[Failure] = []
         self.processed = 0  # utterances that were written, failed, or were known already
         self.seen: set[str] = set()  # their ids, unless `only_missing`
-        self._compute = compute
-        self._batches = batches
-        self._writer = writer
-        self._skip_failures = skip_failures
-        self._only_missing = only_missing
-        self._retries = retries
-        self._check_new = check_new
+        self._bytes_before = self.writer.bytes_written
         self._warned = False  # of padding that was left in
         self._new: set[str] = set()  # ids written now, unless `only_missing`
+
+    def progress(self, task: int = 0) -> TaskProgress:
+        """Return what has been done of a task so far."""
+        nbytes = self.writer.bytes_written - self._bytes_before
+        return TaskProgress(task, self.processed, nbytes, len(self.failures))
 
     def process(self, batch: Batch, tried: int = 0) -> None:
         """Compute and write one batch, or what of it can be computed."""
         if batch.ids and all(map(self._was_known, batch.ids)):
-            self._known(batch.ids)
+            self._count(batch.ids)
             return
         self._admit(batch.ids or ())
         try:
@@ -82,27 +79,25 @@ class Computation:
         # out here, so that the next error does not come with this one
         self._failed(batch, error, tried)
 
-    def _features(self, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
+    def _features(self, batch: Batch) -> Utterances:
         if batch.error is not None:
             raise batch.error
-        utterances = checked_utterances(self._compute(batch.data), batch.ids)
+        utterances = _checked(self.compute(batch.data), batch.ids)
         if not self._warned:
-            timed = [f.name for f in self._writer.features.values() if f.time_axis == 0]
-            sentence = uncut(batch.data, utterances, timed)
-            self._warned = sentence is not None
-            if sentence is not None:
+            timed = [f.name for f in self.writer.features.values() if f.time_axis == 0]
+            if sentence := uncut(batch.data, utterances, timed):
+                self._warned = True
                 warnings.warn(sentence, stacklevel=2)
         return utterances
 
     def _failed(self, batch: Batch, error: Exception, tried: int) -> None:
         several = len(batch.indices) > 1  # perhaps it is one of them, perhaps they were too many
         # a result of the wrong form is a fault of the code, which another try does not mend
-        may_pass = tried < self._retries and not isinstance(error, FeatureError)
-        again = may_pass or (several and self._skip_failures)
-        if again and isinstance(self._batches, DatasetBatches):
-            for single in self._batches.singly(batch):
+        may_pass = tried < self.retries and not isinstance(error, FeatureError)
+        if self.batches is not None and (may_pass or (several and self.skip_failures)):
+            for single in self.batches.singly(batch):
                 self.process(single, tried if several else tried + 1)
-        elif self._skip_failures:
+        elif self.skip_failures:
             for id in batch.ids or (None,):
                 self._note(id, error)
         else:
@@ -111,39 +106,35 @@ class Computation:
             raise ComputeError(text) from error
 
     def _write(self, id: str, arrays: Mapping[str, Any]) -> None:
-        if self._was_known(id):
-            self._known([id])
-            return
-        try:
-            self._writer.write(id, arrays)
-        except FeatureError as error:
-            if not self._skip_failures:
-                raise
-            self._note(id, error)
-            return
-        self.processed += 1
-        if not self._only_missing:
-            self._new.add(id)
-            self.seen.add(id)
+        if not self._was_known(id):
+            try:
+                self.writer.write(id, arrays)
+            except FeatureError as error:
+                if not self.skip_failures:
+                    raise
+                self._note(id, error)
+                return
+            if not self.only_missing:
+                self._new.add(id)
+        self._count([id])
 
-    def _known(self, ids: Sequence[str]) -> None:
+    def _note(self, id: str | None, error: Exception) -> None:
+        self.failures.append(failure_of(id, error))
+        self._count([id])
+
+    def _count(self, ids: Sequence[str | None]) -> None:
         self.processed += len(ids)
-        self.seen.update(ids)
+        if not self.only_missing:
+            self.seen.update(id for id in ids if id is not None)
 
     def _admit(self, ids: Sequence[str]) -> None:
-        if not self._only_missing and (new := [id for id in ids if not self._was_known(id)]):
-            self._check_new(new)
+        if not self.only_missing and (new := [id for id in ids if not self._was_known(id)]):
+            self.check_new(new)
 
     def _was_known(self, id: str) -> bool:
         # one that was written in this run is not known: the writer says where it came from the
         # first time
-        return not self._only_missing and id not in self._new and id in self._writer
-
-    def _note(self, id: str | None, error: Exception) -> None:
-        self.failures.append(failure_of(id, error))
-        self.processed += 1
-        if id is not None and not self._only_missing:
-            self.seen.add(id)
+        return not self.only_missing and id not in self._new and id in self.writer
 
 
 def features_of(extractor: Any, stage: Any, data: Any) -> Any:
@@ -152,3 +143,33 @@ def features_of(extractor: Any, stage: Any, data: Any) -> Any:
         utterances = extractor.compute_features(to_device(data, extractor.device), stage)
         # in that precision, too
         return list(utterances) if isinstance(utterances, Iterator) else utterances
+
+
+def _checked(result: Any, ids: list[str] | None) -> Utterances:
+    """Return (id, arrays) of what `compute_features` returned.
+
+    Raises `FeatureError` unless it fits the batch.
+    """
+    must = "compute_features must return"
+    if not isinstance(result, Iterable):
+        raise FeatureError(f"{must} a list of dicts, one per utterance, not {result!r}")
+    utterances: Utterances = []
+    for utterance in result:
+        if not isinstance(utterance, Mapping) or "id" not in utterance:
+            given = list(utterance) if isinstance(utterance, Mapping) else type(utterance).__name__
+            raise FeatureError(f"{must} dicts with the key 'id', not of {given!r}")
+        arrays = {key: value for key, value in utterance.items() if key != "id"}
+        utterances.append((cast(str, as_id(utterance["id"])), arrays))
+    if ids is not None:
+        _check_ids([id for id, _ in utterances], ids)
+    return utterances
+
+
+def _check_ids(returned: list[str], ids: list[str]) -> None:
+    for id in dict.fromkeys((*returned, *ids)):
+        if id not in ids:
+            raise FeatureError(
+                f"compute_features returned {id!r}, which is not in the batch: {nearest(id, ids)}"
+            )
+        if (times := returned.count(id)) != 1:
+            raise FeatureError(f"compute_features returned {times} dicts for {id!r} instead of one")

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from featcache.errors import ConfigError, FeatureError, nearest
-from featcache.extraction.datasets import ids_of_batch, is_map_style, size_of
-from featcache.store.format.ids import as_id
+from featcache.errors import ConfigError, nearest
+from featcache.extraction.datasets import ids_of_batch, is_map_style
+from featcache.interface import Ints
+from featcache.samplers.batches import Batches
 
 # of a loader for training; here each utterance comes once, in the order of the dataset or of a
 # given sampler
-_NOT_FOR_CACHING = ("shuffle", "drop_last", "ckpt_prefix", "looped_nominal_epoch", "in_order")
+_NOT_FOR_CACHING = {"shuffle", "drop_last", "ckpt_prefix", "looped_nominal_epoch", "in_order"}
+_OF_BATCHES = {"batch_size", "sampler", "batch_sampler"}
 
 
 @dataclass(frozen=True)
@@ -28,25 +29,13 @@ class Batch:
     data: Any
     ids: list[str] | None  # None: neither dataset nor batch shows them
     error: Exception | None = None
-    indices: list[int] = field(default_factory=list)  # in the dataset; empty: unknown
-
-
-class LoaderBatches:
-    """The batches of a given loader, as they come."""
-
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self.loader = loader
-        self.total = size_of(loader)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for data in self.loader:
-            yield Batch(data, ids_of_batch(data))
+    indices: Sequence[int] = ()  # in the dataset; empty: unknown
 
 
 def worker_failed(error: Exception) -> bool:
     """Say whether a loader's worker died or hangs.
 
-    PyTorch raises the first from a signal handler, at any moment.
+    Of a death PyTorch tells from a signal handler, at any moment.
     """
     return isinstance(error, RuntimeError) and str(error).startswith(
         ("DataLoader worker", "DataLoader timed out")
@@ -54,7 +43,7 @@ def worker_failed(error: Exception) -> bool:
 
 
 class DatasetBatches:
-    """Batches of some utterances of a map-style dataset.
+    """Batches of some utterances of a map-style dataset, to be gone through once.
 
     Args:
         dataset: the dataset; untouched, also where only some of it is asked for.
@@ -67,34 +56,33 @@ class DatasetBatches:
     def __init__(
         self,
         dataset: Any,
-        indices: Sequence[int],
+        indices: Ints | Sequence[int],
         loader_kwargs: Mapping[str, Any],
         ids: Sequence[str] | None,
     ) -> None:
-        self.total = len(indices)
-        self._dataset = dataset
-        self._ids = ids
-        self._sampler = _Recorded(indices, len(dataset), loader_kwargs)
-        given = ("batch_size", "sampler", "batch_sampler", *_NOT_FOR_CACHING)
-        options = {key: value for key, value in loader_kwargs.items() if key not in given}
-        if self._sampler.batched:
-            options["batch_sampler"] = self._sampler
+        self._dataset, self._ids = dataset, ids
+        self._batches = wanted_batches(indices, len(dataset), loader_kwargs)
+        options = _options(loader_kwargs, _OF_BATCHES)
+        batch_sampler = loader_kwargs.get("batch_sampler")
+        self._batched = batch_sampler is not None or loader_kwargs.get("batch_size", 1) is not None
+        if self._batched:
+            # not the batches themselves: to iterate over them makes a list of all that they hold
+            options["batch_sampler"] = map(self._batches.batch, range(len(self._batches)))
         else:
-            options |= {"batch_size": None, "sampler": self._sampler}
+            options |= {"batch_size": None, "sampler": map(int, self._batches.items)}
         self._loader = _make_loader(dataset, options)
 
     def __iter__(self) -> Iterator[Batch]:
         loaded = iter(self._loader)
-        while True:
+        # a loader does not say what it failed on, but it keeps the order
+        for number in range(len(self._batches)):
             try:
                 data, error = next(loaded), None
-            except StopIteration:
-                return
             except Exception as failure:
-                if not self._sampler.taken or worker_failed(failure):
-                    raise  # not the failure of one batch
+                if worker_failed(failure):
+                    raise
                 data, error = None, failure
-            yield self._batch(data, self._sampler.taken.popleft(), error)
+            yield self._batch(data, cast(list[int], self._batches.batch(number)), error)
 
     def singly(self, batch: Batch) -> Iterator[Batch]:
         """Load the utterances of a batch that failed one by one."""
@@ -102,80 +90,54 @@ class DatasetBatches:
         for index in batch.indices:
             try:
                 item = self._dataset[index]
-                data, error = collate([item] if self._sampler.batched else item), None
+                data, error = collate([item] if self._batched else item), None
             except Exception as failure:
                 data, error = None, failure
             yield self._batch(data, [index], error)
 
-    def _batch(self, data: Any, indices: list[int], error: Exception | None) -> Batch:
-        ids = (
-            [self._ids[index] for index in indices] if self._ids is not None else ids_of_batch(data)
-        )
+    def _batch(self, data: Any, indices: Sequence[int], error: Exception | None) -> Batch:
+        shown = self._ids
+        ids = ids_of_batch(data) if shown is None else [shown[index] for index in indices]
         return Batch(data, ids, error, indices)
 
 
-class _Recorded:
-    """Yields the indices of each batch and keeps them in `taken`.
-
-    A loader does not say what it failed on.
-    """
-
-    def __init__(self, indices: Sequence[int], size: int, loader_kwargs: Mapping[str, Any]) -> None:
-        self.taken: deque[list[int]] = deque()
-        self._batches = loader_kwargs.get("batch_sampler")
-        self._order = loader_kwargs.get("sampler")
-        self._batch_size = loader_kwargs.get("batch_size", 1)
-        self.batched = self._batches is not None or self._batch_size is not None
-        self._indices = np.asarray(indices, np.int64)
-        self._wanted = np.zeros(size, bool)
-        self._wanted[self._indices] = True
-
-    def __iter__(self) -> Iterator[Any]:
-        self.taken.clear()
-        for batch in self.wanted_batches():
-            self.taken.append(batch)
-            yield batch if self.batched else batch[0]
-
-    def wanted_batches(self) -> Iterator[list[int]]:
-        """Iterate over the batches to be loaded."""
-        if self._batches is not None:
-            for batch in self._batches:
-                if wanted := [int(index) for index in batch if self._wanted[index]]:
-                    yield wanted
-            return
-        if self._order is not None:
-            self._indices = np.array(
-                [index for index in self._order if self._wanted[index]], np.int64
-            )
-        size = self._batch_size or 1
-        for start in range(0, len(self._indices), size):
-            yield self._indices[start : start + size].tolist()
-
-
 def wanted_batches(
-    indices: Sequence[int], size: int, loader_kwargs: Mapping[str, Any]
-) -> list[list[int]]:
-    """Return the batches that a sampler or batch sampler makes, less what is not wanted.
+    indices: Ints | Sequence[int], size: int, loader_kwargs: Mapping[str, Any]
+) -> Batches:
+    """Return the batches that a loader makes of some utterances of a dataset of `size`.
 
-    They are of a dataset of `size`.
+    A batch sampler or sampler keeps its order, less what is not in `indices`; without one, the
+    order is that of `indices`.
     """
-    return list(_Recorded(indices, size, loader_kwargs).wanted_batches())
+    indices = np.asarray(indices, np.int64)
+    sampler: Any = loader_kwargs.get("sampler")
+    batch_sampler = loader_kwargs.get("batch_sampler")
+    if sampler is not None or batch_sampler is not None:
+        wanted = np.zeros(size, bool)
+        wanted[indices] = True
+        if batch_sampler is not None:
+            kept = ([int(index) for index in batch if wanted[index]] for batch in batch_sampler)
+            return Batches.of([batch for batch in kept if batch])
+        indices = np.array([index for index in sampler if wanted[index]], np.int64)
+    batch_size = loader_kwargs.get("batch_size", 1) or 1
+    return Batches(indices, np.append(np.arange(0, len(indices), batch_size), len(indices)))
 
 
-def batches_of_stream(source: Any, loader_kwargs: Mapping[str, Any]) -> LoaderBatches:
+def batches_of_stream(source: Any, loader_kwargs: Mapping[str, Any]) -> Iterator[Batch]:
     """Return the batches of a loader as it is, or of an iterable dataset."""
     if isinstance(source, IterableDataset):
-        source = _make_loader(
-            source, {k: v for k, v in loader_kwargs.items() if k not in _NOT_FOR_CACHING}
-        )
-    return LoaderBatches(source)
+        source = _make_loader(source, _options(loader_kwargs))
+    return (Batch(data, ids_of_batch(data)) for data in source)
+
+
+def _options(loader_kwargs: Mapping[str, Any], less: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the arguments that count in an extraction."""
+    left_out = _NOT_FOR_CACHING.union(less)
+    return {key: value for key, value in loader_kwargs.items() if key not in left_out}
 
 
 def _make_loader(dataset: Any, options: Mapping[str, Any]) -> Any:
-    """Make a DataLoader, with SpeechBrain's defaults where it is in use.
-
-    Its checkpointer does not get to know it.
-    """
+    """Make a DataLoader, with SpeechBrain's defaults where it is in use, but no checkpoints."""
     if "speechbrain" in sys.modules:
         from speechbrain.dataio.dataloader import make_dataloader
 
@@ -188,10 +150,11 @@ def learnt_ids(source: Any, loader_kwargs: Mapping[str, Any]) -> list[str] | Non
 
     None if its batches do not show them either, or some of it cannot be loaded.
     """
-    batches: LoaderBatches | DatasetBatches = batches_of_stream(source, loader_kwargs)
     if is_map_style(source):
         options = {key: value for key, value in loader_kwargs.items() if "sampler" not in key}
-        batches = DatasetBatches(source, range(len(source)), options, None)
+        batches = iter(DatasetBatches(source, range(len(source)), options, None))
+    else:
+        batches = batches_of_stream(source, loader_kwargs)
     found: list[str] = []
     for batch in batches:
         if batch.ids is None or batch.error is not None:
@@ -201,62 +164,11 @@ def learnt_ids(source: Any, loader_kwargs: Mapping[str, Any]) -> list[str] | Non
 
 
 def check_loader_kwargs(loader_kwargs: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for what is no argument of a DataLoader.
-
-    This comes before one is made in the middle of a run.
-    """
-    known = {*inspect.signature(DataLoader).parameters, *_NOT_FOR_CACHING} - {"dataset"}
+    """Raise `ConfigError` for what is no argument of a DataLoader, before the run has begun."""
+    known = _NOT_FOR_CACHING.union(inspect.signature(DataLoader).parameters) - {"dataset"}
     for key in loader_kwargs:
         if key not in known:
             raise ConfigError(
                 f"loader_kwargs has {key!r}, which is no argument of a DataLoader; "
                 f"{nearest(key, known)}"
             )
-
-
-def to_device(data: Any, device: Any) -> Any:
-    """Move all tensors of a batch."""
-    if hasattr(data, "to"):
-        return data.to(device)
-    if isinstance(data, Mapping):
-        return {key: to_device(value, device) for key, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(to_device(value, device) for value in data))
-    if isinstance(data, list | tuple):
-        return type(data)(to_device(value, device) for value in data)
-    return data
-
-
-def checked_utterances(result: Any, ids: list[str] | None) -> list[tuple[str, dict[str, Any]]]:
-    """Return (id, arrays) of what `compute_features` returned.
-
-    Raises `FeatureError` unless it fits the batch.
-    """
-    if not isinstance(result, Iterable):
-        raise FeatureError(
-            f"compute_features must return a list of dicts, one per utterance, not {result!r}"
-        )
-    checked: list[tuple[str, dict[str, Any]]] = []
-    for utterance in result:
-        if not isinstance(utterance, Mapping) or "id" not in utterance:
-            given = list(utterance) if isinstance(utterance, Mapping) else type(utterance).__name__
-            raise FeatureError(
-                f"compute_features must return dicts with the key 'id', not of {given!r}"
-            )
-        arrays = {key: value for key, value in utterance.items() if key != "id"}
-        checked.append((cast(str, as_id(utterance["id"])), arrays))
-    if ids is not None:
-        returned = [id for id, _ in checked]
-        for id in returned:
-            if id not in ids:
-                raise FeatureError(
-                    f"compute_features returned {id!r}, which is not in the batch: "
-                    f"{nearest(id, ids)}"
-                )
-        for id in ids:
-            if returned.count(id) != 1:
-                raise FeatureError(
-                    f"compute_features returned {returned.count(id)} dicts for {id!r} instead of "
-                    "one"
-                )
-    return checked

@@ -22,13 +22,10 @@ def check_source(source: object) -> None:
             "set: a list of its items, or an object with __getitem__ and __len__, or a torch "
             "IterableDataset"
         )
-    no_set = isinstance(source, str | bytes | os.PathLike | Mapping) or not (
-        hasattr(source, "__getitem__") or hasattr(source, "__iter__")
-    )
-    if no_set:
+    iterable = hasattr(source, "__getitem__") or hasattr(source, "__iter__")
+    if not iterable or isinstance(source, str | bytes | os.PathLike | Mapping):
         raise ConfigError(
-            "a data set with items by number, an IterableDataset or a loader is needed, "
-            f"not {kind!r}"
+            f"give a data set with items by number, an IterableDataset or a loader, not {kind!r}"
         )
     if is_map_style(source) and not hasattr(source, "__len__"):
         raise ConfigError(f"a data set needs a length, too; give {kind!r} a method __len__")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.errors import (
     CacheError,
@@ -27,6 +26,7 @@ from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
 from featcache.extraction.patience import retry_while_locked
+from featcache.interface import Ints
 from featcache.storage import FeatureStorage
 from featcache.store.format.committed import committed
 from featcache.store.format.fingerprint import cache_fingerprint, differences
@@ -36,11 +36,26 @@ from featcache.store.reading.cache import Cache
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
 
-EMPTY = (
-    "the data set is empty: not one utterance came of it; look at what filters it, or at what it "
-    "reads"
-)
+EMPTY = "the data set is empty: not one utterance came of it; look at what filters or feeds it"
 _log = logging.getLogger("featcache")
+
+
+class Outcome(NamedTuple):
+    """The end of an executor's work: whether all was computed."""
+
+    left_out: int = 0  # utterances that a given sampler did not ask for
+    stopped: bool = True  # before all was computed
+    seen: set[str] | None = None  # ids of all utterances, where the dataset does not show them
+
+    @classmethod
+    def of_all(cls, ranks: Sequence[Outcome]) -> Outcome:
+        """Return the outcome of several ranks' work."""
+        seen = [rank.seen for rank in ranks if rank.seen is not None]
+        return cls(
+            sum(rank.left_out for rank in ranks),
+            any(rank.stopped for rank in ranks),
+            set().union(*seen) if len(seen) == len(ranks) else None,
+        )
 
 
 @dataclass
@@ -96,10 +111,9 @@ class Destination:
         # of a stream; others have been looked at before
         if self.ids is not None and not len(self.ids):
             raise ConfigError(EMPTY)
-        cache = None if overwrite else self.current(fingerprint)
-        self.full = cache is not None and cache.complete
-        missing: Sequence[str] | None = self.ids
-        if cache is not None:
+        missing = self.ids
+        if not overwrite and (cache := self.current(fingerprint)) is not None:
+            self.full = cache.complete
             if self.skip_failures and len(cache) and (resume or self.full):
                 self.accepted = frozenset(cache.failed)
             missing = self._missing_from(cache)
@@ -111,9 +125,8 @@ class Destination:
         with self._refusal_explained(missing):
             if not resume and not overwrite:
                 # what a killed run left is published; the cache is then built anew beside that
-                self._writer(fingerprint, False).close(complete=False)
-                overwrite = True
-            writer = self._writer(fingerprint, overwrite)
+                self._writer(overwrite=False).close(complete=False)
+            writer = self._writer(overwrite=overwrite or not resume)
         if self.ids is not None:
             writer.expect(self.ids)
         return writer
@@ -131,25 +144,9 @@ class Destination:
         if not self.shared:
             self._others.refuse(ids)
 
-    def publish(
-        self,
-        writer: CacheWriter,
-        failures: Sequence[Failure],
-        *,
-        seen: Collection[str] | None,
-        left_out: int,
-        stopped: bool,
-    ) -> None:
-        """Publish what was written, and say what could not be computed.
-
-        Args:
-            writer: the writer of the cache.
-            failures: of this run.
-            seen: ids of all utterances, if the data set did not show them; None if it was not gone
-                through.
-            left_out: utterances that a sampler did not ask for.
-            stopped: before the end.
-        """
+    def publish(self, writer: CacheWriter, failures: Sequence[Failure], outcome: Outcome) -> None:
+        """Publish what was written, and say what could not be computed in this run."""
+        left_out, stopped, seen = outcome
         if stopped and (is_overwriting(self.path) or (self.full and self.ids is None)):
             # the old cache stays as it is; the parts of the new one wait for the same call
             writer.abort()
@@ -159,40 +156,34 @@ class Destination:
                 writer.abort()
                 raise ConfigError(EMPTY)
             writer.expect(seen)
-        for id in {*self.accepted, *(failure["id"] for failure in failures)} - {None}:
+        failed = {failure["id"] for failure in failures}
+        for id in self.accepted | failed - {None}:
             writer.fail(cast(str, id))
-        unnamed = any(failure["id"] is None for failure in failures)
-        writer.close(complete=not (unnamed or left_out or stopped))
+        writer.close(complete=not (None in failed or left_out or stopped))
         if left_out:
             text = f"{counted(left_out)} were not in the given sampler"
             _log.warning("%s: %r stays incomplete", text, str(self.path))
         self._record(failures)
 
     def publish_early(self, writer: CacheWriter) -> None:
-        """Let readers see what is there so far.
-
-        Not while they still have the complete cache that is computed anew.
-        """
+        """Let readers see what is there so far, unless they still have the old cache, complete."""
         if not is_overwriting(self.path):
             writer.publish()
 
     def add_resume_note(self, error: BaseException) -> None:
-        """Note on an error what is kept."""
+        """Add a note to an error: what is kept, and that the same call goes on."""
         # the same call would end in the same way
         if isinstance(error, ConfigError | MissingDependencyError):
             return
         # a cache that cannot be read says nothing of how to go on
         with contextlib.suppress(OSError):
-            stored = sum(1 for _ in committed(self.path))
+            stored, cache = sum(1 for _ in committed(self.path)), f"cache {str(self.path)!r}"
+            number = counted(stored)
+            if self.ids is not None:
+                number = f"{stored} of {counted(len(self.ids))}"
+            text = f"{number} {'is' if stored == 1 else 'are'} in {cache}"
             if is_overwriting(self.path):
-                text = (
-                    f"cache {str(self.path)!r} is as it was; what was computed anew waits beside it"
-                )
-            else:
-                number = (
-                    counted(stored) if self.ids is None else f"{stored} of {counted(len(self.ids))}"
-                )
-                text = f"{number} {'is' if stored == 1 else 'are'} in cache {str(self.path)!r}"
+                text = f"{cache} is as it was; what was computed anew waits beside it"
             text += "; the same call goes on from there"
             error.add_note(text)
             if isinstance(error, KeyboardInterrupt):
@@ -213,11 +204,11 @@ class Destination:
         self._tell_what_is_left_out(sorted(failed & self.accepted))
         return [id for id in lacking if id not in self.accepted]
 
-    def _tell_what_is_beside(self, cache: Cache, rows: NDArray[np.int64]) -> None:
+    def _tell_what_is_beside(self, cache: Cache, rows: Ints) -> None:
         beside = np.ones(len(cache), bool)
         beside[rows[rows >= 0]] = False
-        numbers = np.flatnonzero(beside).tolist()
-        if numbers:
+        if beside.any():
+            numbers = np.flatnonzero(beside).tolist()
             level = logging.INFO if self.append else logging.WARNING
             text = "cache %r holds %d utterances, %d of them not in this data set: %s"
             some = named([cache.ids[row] for row in numbers[:3]])
@@ -230,8 +221,8 @@ class Destination:
             some, where = named(failed, 3), str(self.path / FAILURES)
             _log.warning("%s: %s, see %r; on_error='raise' tries again", text, some, where)
 
-    def _writer(self, fingerprint: Mapping[str, object], overwrite: bool) -> CacheWriter:
-        make = partial(self.storage.writer, self.split, fingerprint, overwrite=overwrite)
+    def _writer(self, *, overwrite: bool) -> CacheWriter:
+        make = partial(self.storage.writer, self.split, self.fingerprint, overwrite=overwrite)
         # a part's writer that has lost its run ends soon; another run of the cache does not
         return retry_while_locked(make, unless=partial(is_locked, self.path))
 
@@ -246,13 +237,14 @@ class Destination:
             if not (self.path / NAME).exists():
                 text = "cannot be made; give another directory, or ask for the right to write there"
             elif missing is None:
-                shows = "and the data set shows no ids to compare; give it an attribute `ids`"
-                text = f"cannot be written to, {shows}"
+                text = (
+                    "cannot be written to, and the data set shows no ids to compare; give it an "
+                    "attribute `ids`"
+                )
             else:
-                these = "this utterance" if len(missing) == 1 else "these utterances"
                 text = (
                     f"lacks {named(missing, 3)} and cannot be written to: copy it to where you may "
-                    f"write, or leave {these} out of the data set"
+                    "write, or leave what it lacks out of the data set"
                 )
             raise CacheError(f"cache {str(self.path)!r} {text} ({describe(error)})") from error
 
@@ -264,12 +256,12 @@ class Destination:
         write_failures(self.path, [*earlier, *failures])
         if not failures:
             return
-        path, first = str(self.path / FAILURES), failures[0]
+        number, path, first = counted(len(failures)), str(self.path / FAILURES), failures[0]
         told = f"{first['id']!r} with {first['type']}: {first['error']}"
-        text = f"failed, see {path!r}; the first, {told}"
+        text = f"{number} failed, see {path!r}; the first, {told}"
         if not len(cache):
-            raise ComputeError(f"all {counted(len(failures))} {text}")
-        _log.warning("%s %s", counted(len(failures)), text)
+            raise ComputeError(f"all {text}")
+        _log.warning("%s", text)
 
 
 def is_overwriting(path: Path) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class EnvironmentProvider(ABC):
-    """Say how a process builds what it computes with, once: the data set, the model.
+    """Builds what a process computes with, once: the data set, the model.
 
     The interface of ESPnet3's class of this name. An environment is a dict by name. Nothing of it
     travels from process to process: each one builds its own, workers as this process does unless

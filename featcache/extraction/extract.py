@@ -4,34 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from numbers import Integral
 from os import PathLike
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from featcache._checks import directory
+from featcache._checks import directory, whole_number
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.cluster.pickling import pack, unpack
 from featcache.declaration.feature_config import Features
-from featcache.errors import ConfigError
 from featcache.extraction.datasets import check_source, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.here import LocalExecutor
 from featcache.extraction.id_numbers import check_ids
-from featcache.extraction.module_state import describe_module
 from featcache.extraction.provenance import find_ingredients
 from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.run import Executor, Run
-from featcache.extraction.settings import check_settings
+from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.workers.executor import WorkersExecutor
-from featcache.extraction.workers.tasks import (
-    Environment,
-    checked_environment,
-    loader_options,
-)
+from featcache.extraction.workers.tasks import Environment, checked_environment, loader_options
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -112,8 +104,7 @@ def extract(
     [3, 4]
     """
     check_settings(on_error, retries, publish_every_s)
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise ConfigError(f"batch_size is a whole number from 1 on, not {batch_size!r}")
+    whole_number("batch_size", batch_size, 1)
     where = directory(path, "a cache")
     with kept_random_state():
         env = checked_environment(provider.build_env_local())
@@ -124,26 +115,16 @@ def extract(
         # the same ids
         storage = FeatureStorage(where.parent, features)
         to = Destination(storage, where.name, env["ids"], on_error == "skip", append, shared=True)
+        kwargs = {"batch_size": batch_size, **loader_options(env)}
         executor: Executor
         if parallel is None:
             executor = LocalExecutor(
-                to,
-                env["dataset"],
-                env["compute_features"],
-                {"batch_size": batch_size, **loader_options(env)},
-                retries,
-                lengths,
+                to, env["dataset"], env["compute_features"], kwargs, retries, lengths
             )
         else:
-            executor = WorkersExecutor(
-                to,
-                config_or_client(parallel),
-                partial(_sent, provider),
-                {"batch_size": batch_size},
-                retries,
-                publish_every_s,
-                lengths,
-            )
+            client, build = config_or_client(parallel), partial(_sent, provider)
+            kwargs = {"batch_size": kwargs["batch_size"]}  # no more is planned with
+            executor = WorkersExecutor(to, client, build, kwargs, retries, publish_every_s, lengths)
         made_from = _made_from(env, fingerprint or {})
         del env  # in the driver of other processes, a model would only take memory
         run = Run(to, executor, publish_every_s, progressbar)
@@ -160,33 +141,22 @@ def _build(packed: bytes) -> Environment:
 
 
 def _made_from(env: Environment, given: Mapping[str, object]) -> dict[str, object]:
-    """Return the fingerprint of what `compute_features` makes.
-
-    It covers its code and all modules that it can be given.
-    """
+    """Return the fingerprint of features: the code of `compute_features`, and all modules there."""
     compute, named = env["compute_features"], dict(env)
     while isinstance(compute, partial):
-        named |= {
-            str(number): value for number, value in enumerate(compute.args)
-        } | compute.keywords
+        named |= {str(number): value for number, value in enumerate(compute.args)}
+        named |= compute.keywords
         compute = compute.func
     extractor = getattr(compute, "__self__", compute)
     named |= {"compute_features": extractor}
-    found = find_ingredients(_stand_in(compute, extractor)).fingerprint(given)
-    if "modules" not in given:
-        modules = {
-            name: value for name, value in named.items() if isinstance(value, torch.nn.Module)
-        }
-        described = {name: describe_module(module) for name, module in modules.items()}
-        found["modules"] = {**cast(dict[str, object], found["modules"]), **described}
-    return found
+    found = find_ingredients(_stand_in(compute, extractor))
+    modules = {name: value for name, value in named.items() if isinstance(value, torch.nn.Module)}
+    found.modules.update(modules)
+    return found.fingerprint(given)
 
 
 def _stand_in(compute: Any, extractor: Any) -> object:
-    """Return an object like `extractor` with `compute` as its `compute_features`.
-
-    Whatever that is called there.
-    """
+    """Return an object like `extractor` that has `compute` by the name `compute_features`."""
     function = getattr(compute, "__func__", compute)
     if isinstance(function, FunctionType):
         base = object if extractor is compute else type(extractor)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.extraction.computation import Computation
 from featcache.extraction.dataset_batches import (
+    Batch,
     DatasetBatches,
-    LoaderBatches,
     batches_of_stream,
     learnt_ids,
 )
 from featcache.extraction.datasets import is_map_style, size_of
 from featcache.extraction.destination import Destination
-from featcache.extraction.progress import ProgressBar, TaskProgress
+from featcache.extraction.progress import ProgressBar
 from featcache.extraction.run import Outcome, Publish
 from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.plan import check_lengths, longest_first
@@ -62,58 +61,51 @@ class LocalExecutor:
 
     def compute(self, missing: Ints | None, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
         """Compute utterances in one pass, and seal them."""
+        wanted = self.size or 0 if missing is None else len(missing)
         with contextlib.ExitStack() as stack:
             # nobody writes before all ranks can
             self.ranks.together(partial(self._open, missing, stack))
             # not inference_mode, as in `FeatureCacheMixin`
             stack.enter_context(torch.no_grad())
-            return self._compute(bar, publish_if_due)
+            return self._compute(wanted, bar, publish_if_due)
 
     def _open(self, missing: Ints | None, stack: contextlib.ExitStack) -> None:
         """Prepare the batches of this rank, and open a part of the cache for them."""
         to = self.destination
         if missing is None and self.ranks.size > 1:
             raise ConfigError(
-                "under torchrun cache_features needs a map-style dataset, to give each rank its "
-                "share of it"
+                "under torchrun cache_features needs a map-style dataset, to share it out to ranks"
             )
         self._writer = stack.enter_context(PartWriter(to.path, to.storage.features, to.fingerprint))
-        self._batches: DatasetBatches | LoaderBatches
+        self._batches: DatasetBatches | Iterator[Batch]
         if missing is None:
             self._batches = batches_of_stream(self.source, self.loader_kwargs)
             return
-        lengths: NDArray[Any] | None = None
-        if self.lengths is not None:
-            lengths = check_lengths(self.lengths, len(self.source))
+        lengths = None if self.lengths is None else check_lengths(self.lengths, len(self.source))
         self._writer.expect_more(len(missing))
-        order = longest_first(missing, lengths).tolist()
+        order = longest_first(missing, lengths)
         self._batches = DatasetBatches(self.source, order, self.loader_kwargs, to.ids)
 
-    def _compute(self, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
-        to, batches, writer = self.destination, self._batches, self._writer
+    def _compute(self, wanted: int, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
+        to, batches = self.destination, self._batches
         computation = Computation(
             self.compute_batch,
-            batches,
-            writer,
+            batches if isinstance(batches, DatasetBatches) else None,
+            self._writer,
             skip_failures=to.skip_failures,
-            retries=self.retries,
             # what is known is not even loaded
             only_missing=to.ids is not None and self.by_number,
+            retries=self.retries,
             check_new=to.check_new,
         )
-
-        def progress() -> TaskProgress:
-            failed = len(computation.failures)
-            return TaskProgress(0, computation.processed, writer.bytes_written, failed)
-
         try:
             for number, batch in enumerate(batches, start=1):
                 computation.process(batch)
-                publish_if_due(writer.seal)
-                bar.update(progress())
+                publish_if_due(self._writer.seal)
+                bar.update(computation.progress())
                 if number == self.most_batches:
                     return Outcome()
         finally:
-            bar.end(progress(), computation.failures)
-        left_out = max((batches.total or 0) - computation.processed, 0)
+            bar.end(computation.progress(), computation.failures)
+        left_out = max(wanted - computation.processed, 0)
         return Outcome(left_out, stopped=False, seen=computation.seen if to.ids is None else None)

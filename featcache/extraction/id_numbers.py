@@ -19,7 +19,7 @@ _AT_ONCE = 65536  # ids that are looked up together
 
 
 class IdNumbers:
-    """Finds utterances by id: by a sorted hash, then by the id itself.
+    """Finds utterances by id: in sorted hashes, then by the id itself.
 
     Args:
         ids: of the dataset; may make each when asked for it.
@@ -35,9 +35,15 @@ class IdNumbers:
         hashes = np.fromiter(map(_hash, ids), np.uint64, len(ids))
         self._order = np.argsort(hashes, kind="stable")
         self._hashes = hashes[self._order]
-        twice = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
-        for place in twice[np.argsort(self._order[twice])].tolist():
-            self._check_one(place)
+        alike = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
+        for number in np.sort(self._order[alike]).tolist():
+            same = self.find([ids[number]]).tolist()
+            if len(same) > 1:
+                raise DuplicateIdError(
+                    f"utterance {ids[number]!r} was given twice: as number {same[0]} and as number "
+                    f"{same[1]} of the dataset (counted from 0), which has {len(same)} utterances "
+                    f"of the id {ids[number]!r}; ids name one utterance each"
+                )
 
     def find(self, ids: Iterable[str]) -> Ints:
         """Return the numbers of those of some ids that the dataset has."""
@@ -51,10 +57,7 @@ class IdNumbers:
         return np.array(found, np.int64)
 
     def committed(self, cache: Path, parts: Iterable[str] | None = None) -> NDArray[np.bool_]:
-        """Say which utterances are committed in the build that is being written.
-
-        In some parts only, where these are given.
-        """
+        """Say which utterances are committed in the build under way, or in some of its parts."""
         stored = np.zeros(len(self._ids), bool)
         stored[self.find(committed(cache, parts))] = True
         return stored
@@ -64,17 +67,6 @@ class IdNumbers:
         while place < len(self._hashes) and self._hashes[place] == hash_:
             yield int(self._order[place])
             place += 1
-
-    def _check_one(self, place: int) -> None:
-        first = int(self._order[place])
-        id = self._ids[first]
-        same = [n for n in self._alike(place, int(self._hashes[place])) if self._ids[n] == id]
-        if len(same) > 1:
-            raise DuplicateIdError(
-                f"utterance {id!r} was given twice: as number {first} and as number {same[1]} of "
-                f"the dataset (counted from 0), which has {len(same)} utterances of the id {id!r}; "
-                "ids name one utterance each"
-            )
 
 
 def check_ids(ids: Iterable[str]) -> None:

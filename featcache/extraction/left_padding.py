@@ -1,4 +1,4 @@
-"""Padding left in what `compute_features` returns: noticed by the lengths that its batch tells."""
+"""Padding left in what `compute_features` returns: noticed by the lengths in its batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 def uncut(
     data: object, utterances: Sequence[tuple[str, Mapping[str, Any]]], features: Iterable[str]
 ) -> str | None:
-    """Say so if all utterances of a batch have the same frames, though they differ in length.
+    """Return a warning if the utterances of a batch have equal frames though they differ in length.
 
     Args:
         data: the batch. Only one with relative lengths, as SpeechBrain's `PaddedBatch`, can tell,
@@ -21,7 +21,8 @@ def uncut(
     if len(utterances) < 2:
         return None
     for name in features:
-        frames = {len(arrays[name]) for _, arrays in utterances if _has_frames(arrays.get(name))}
+        arrays: list[Any] = [computed.get(name) for _, computed in utterances]
+        frames = {len(array) for array in arrays if getattr(array, "shape", ())}
         if len(frames) == 1 and (count := frames.pop()) - shortest * count > 2:  # rounding aside
             return (
                 f"all utterances of the batch of {utterances[0][0]!r} have {count} frames of "
@@ -35,18 +36,12 @@ def uncut(
 def _relative_lengths(data: object) -> list[float]:
     """Return the lengths of a batch, relative to its longest utterance, as far as it shows any."""
     values = data.values() if isinstance(data, Mapping) else getattr(data, "__dict__", {}).values()
-    found = []
-    for value in values:
-        lengths: Any = getattr(value, "lengths", None)
-        if hasattr(lengths, "tolist") and hasattr(value, "data") and not _is_elsewhere(lengths):
-            found += [float(length) for length in lengths.tolist()]
+    padded: list[Any] = [getattr(part, "lengths", None) for part in values if hasattr(part, "data")]
+    found = [float(length) for each in padded if _is_here(each) for length in each.tolist()]
     return found if all(0 < length <= 1 for length in found) else []
 
 
-def _is_elsewhere(lengths: object) -> bool:
-    """Tell whether numbers are not in memory: on a GPU they would have to be waited for."""
-    return getattr(getattr(lengths, "device", None), "type", "cpu") != "cpu"
-
-
-def _has_frames(array: object) -> bool:
-    return bool(getattr(array, "shape", ()))
+def _is_here(lengths: object) -> bool:
+    """Say whether these are numbers in memory: on a GPU they would have to be waited for."""
+    device = getattr(lengths, "device", None)
+    return hasattr(lengths, "tolist") and getattr(device, "type", "cpu") == "cpu"

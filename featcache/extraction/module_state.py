@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterator
 
@@ -12,25 +13,21 @@ import xxhash
 from featcache.store.format.files import digest
 
 MAX_SETTINGS = 256  # of one module; beyond, their digest
+_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
 
 
 def describe_module(module: torch.nn.Module) -> dict[str, object]:
     """Return class, weights and settings of a module as JSON-able values."""
     module = unwrapped(module)
     settings = dict(sorted(_settings(module)))
-    return {
-        "weights": digest_weights(module),
-        "settings": settings if len(settings) <= MAX_SETTINGS else digest(repr(settings).encode()),
-    }
+    shown = settings if len(settings) <= MAX_SETTINGS else digest(repr(settings).encode())
+    return {"weights": digest_weights(module), "settings": shown}
 
 
 def digest_weights(module: torch.nn.Module) -> str:
-    """Return the xxh3-64 of all parameters and persistent buffers.
+    """Return the xxh3-64 of all parameters and persistent buffers: names, dtypes, shapes, values.
 
-    It covers names, dtypes, shapes and values, by name.
-
-    Whatever the device; parameters of a `DataParallel` or compiled module are named as those of the
-    module in it.
+    It is the same on any device, and for a module in a `DataParallel` or a compiled one.
     """
     state = xxhash.xxh3_64()
     for name, value in sorted(unwrapped(module).state_dict().items()):
@@ -57,20 +54,16 @@ def is_plain(value: object) -> bool:
         return all(map(is_plain, value))
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(is_plain, value.values()))
-    return (
-        value is None
-        or isinstance(value, bool | int)
-        or (isinstance(value, float) and value - value == 0)
-    )
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside of a parallel or compiled one."""
     while True:
         inner = getattr(module, "_orig_mod", None)
-        if inner is None and isinstance(
-            module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel
-        ):
+        if inner is None and isinstance(module, _PARALLEL):
             inner = module.module
         if not isinstance(inner, torch.nn.Module):
             return module

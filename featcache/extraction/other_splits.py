@@ -1,4 +1,4 @@
-"""A data set under the name of another split: noticed by its ids, before anything is computed."""
+"""A data set under the name of the wrong split: noticed by its ids, before anything is computed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OtherSplits:
         self._storage, self._split = storage, split
 
     def refuse(self, ids: Sequence[str]) -> None:
-        """Raise `ConfigError` if one of them has one of these utterances."""
+        """Raise `ConfigError` if another split has one of these utterances."""
         for split, cache in self._caches.items():
             there = rows_of(cache, ids) >= 0
             if there.any():

@@ -88,8 +88,6 @@ class ProgressBar:
         of_all = [self._done, *(progress[1:] for progress in self._running.values())]
         utterances, nbytes, failed = (sum(column) for column in zip(*of_all, strict=True))
         seconds = max(time.monotonic() - self._started, 1e-3)
-        self.bar.set_postfix_str(
-            f"{nbytes / 1e6 / seconds:.1f} MB/s" + (f", {failed} failed" if failed else ""),
-            refresh=False,
-        )
+        failures = f", {failed} failed" if failed else ""
+        self.bar.set_postfix_str(f"{nbytes / 1e6 / seconds:.1f} MB/s{failures}", refresh=False)
         self.bar.update(self._known + utterances - self.bar.n)

@@ -1,21 +1,21 @@
-"""Fingerprint of what a `compute_features` makes its features from.
+"""Fingerprint of what features are made from, found in the code of `compute_features`.
 
-It goes as far as the code tells.
-
-Followed are `compute_features`, the methods of its object and the functions and classes of its own
-file that it names, and those that these name in turn. What they name counts:
+The code is followed: `compute_features`, then the methods of its object and the functions and
+classes of its own file that it names, then those that these name. These count, where the code names
+them:
 
 - modules: `self.modules.X`, `self.modules["X"]`, `self.hparams.X`, `self.X`. Where they reach
   `self.modules` without a name (a loop, a variable as key), or name no module at all, all of
   `self.modules` count. A classifier that is trained on the features is not named, so training it
   makes no cache stale.
-- hparams: `self.hparams.X`, if it is a plain value. constants: plain values of the file and of the
-  class likewise; those of the object itself do not count, since they may change while it runs.
+- hparams: `self.hparams.X`, if it is a plain value.
+- constants: plain values of the file and of the class. Those of the object itself do not count,
+  since they may change while it runs.
 - source: the code that was followed, without comments, docstrings and formatting.
 
-Of a module count its weights (parameters and persistent buffers) and its settings: the classes of
-its submodules and the plain values that these keep under the names of their constructors'
-arguments. Strings that look like paths do not.
+A module counts by its weights (parameters and persistent buffers) and its settings: the classes of
+its submodules, and the plain values that these keep under the names of their constructors'
+arguments. Strings that look like paths do not count.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from featcache.extraction.module_state import describe_module, is_plain, unwrapp
 from featcache.store.format.files import digest
 
 # ast may fail in two threads at once: https://github.com/python/cpython/issues/106905.
-# The lock keeps our own threads apart. Those of other libraries parse, too (numpy the header of
-# each .npy file): then the same is tried again.
+# The lock keeps our own threads apart; other libraries parse, too (numpy the header of each .npy
+# file), so an attempt that fails is repeated.
 _PARSING = threading.Lock()
 PARSE_TRIES = 100
-# whose code is followed no further: versions do not count
+# their code is not followed: their versions do not count
 _LIBRARIES = ("featcache", "speechbrain", "torch")
+_DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _CONTAINERS = ("modules", "raw_modules", "hparams")
 
 
@@ -58,16 +59,11 @@ class Ingredients:
 
     def fingerprint(self, given: Mapping[str, object]) -> dict[str, object]:
         """Return the fingerprint; what the user has given takes the place of what was found."""
-        found: dict[str, object] = {"source": self.source}
-        if self.hparams:
-            found["hparams"] = self.hparams
-        if self.constants:
-            found["constants"] = self.constants
+        plain = {"hparams": self.hparams, "constants": self.constants}
+        found: dict[str, object] = {name: values for name, values in plain.items() if values}
         if "modules" not in given:  # reading large weights takes a moment
-            found["modules"] = {
-                name: describe_module(module) for name, module in self.modules.items()
-            }
-        return dict(sorted({**found, **given}.items()))
+            found["modules"] = {name: describe_module(part) for name, part in self.modules.items()}
+        return dict(sorted({"source": self.source, **found, **given}.items()))
 
 
 def find_ingredients(extractor: object) -> Ingredients:
@@ -83,19 +79,15 @@ def find_ingredients(extractor: object) -> Ingredients:
                 seen.add(item)
                 pending += _follow(item, type(extractor), names, found)
         _find_named(extractor, names, found)
-        classes = {
-            type(part): None for module in found.modules.values() for part in module.modules()
-        }
+        parts = [part for module in found.modules.values() for part in module.modules()]
+        classes = dict.fromkeys(map(type, parts))
         pending = [cls for cls in classes if cls.__module__ in files and cls not in seen]
         if not pending:
             return found
 
 
 def _follow(item: Any, cls: type, names: _Names, found: Ingredients) -> list[Any]:
-    """Note what a function or class names.
-
-    Returns the functions and classes to follow from there.
-    """
+    """Note what a function or class names; returns the functions and classes to follow next."""
     tree = _tree(item)
     if tree is None:  # defined where no source is kept
         names.modules.add(None)
@@ -103,9 +95,7 @@ def _follow(item: Any, cls: type, names: _Names, found: Ingredients) -> list[Any
         return [value for value in vars(item).values() if isinstance(value, FunctionType)]
     _add_source(found, item, ast.unparse(tree))
     names.add(tree)
-    following: list[Any] = [
-        method for name in sorted(names.attributes) for method in _definitions(cls, name)
-    ]
+    following: list[Any] = [m for name in sorted(names.attributes) for m in _definitions(cls, name)]
     for name, value in [*_namespace(item, tree), *_class_attributes(cls, names)]:
         if isinstance(value, FunctionType | type) and value.__module__ == item.__module__:
             following.append(value)
@@ -140,36 +130,26 @@ class _Names:
 
 def _member(node: ast.Attribute, parents: Mapping[ast.AST, ast.AST]) -> str | None:
     """Return X of <node>.X, <node>["X"] and getattr(<node>, "X")."""
-    parent = parents.get(node)
-    if isinstance(parent, ast.Attribute):
-        return parent.attr
-    key: ast.AST | None = None
-    if isinstance(parent, ast.Subscript):
-        key = parent.slice
-    elif (
-        isinstance(parent, ast.Call)
-        and getattr(parent.func, "id", "") == "getattr"
-        and len(parent.args) > 1
-    ):
-        key = parent.args[1]
-    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
+    match parents.get(node):
+        case ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(slice=ast.Constant(value=str(name))):
+            return name
+        case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]):
+            return name
+    return None
 
 
 def _find_named(extractor: object, names: _Names, found: Ingredients) -> None:
-    modules = modules_of(extractor)
-    hparams = items_of(getattr(extractor, "hparams", {}))
+    """Note the modules and hparams that code names, or all modules where it names none."""
+    modules, hparams = modules_of(extractor), items_of(getattr(extractor, "hparams", {}))
     own = {**vars(extractor), **vars(extractor).get("_modules", {})}
-    own = {name: own[name] for name in names.attributes - set(_CONTAINERS) if name in own}
-    named = {name: modules[name] for name in names.modules if name in modules}
-    named |= {name: hparams[name] for name in names.hparams if name in hparams} | own
-    found.modules.update(
-        (name, value) for name, value in named.items() if isinstance(value, torch.nn.Module)
-    )
-    found.hparams.update(
-        (name, hparams[name])
-        for name in names.hparams
-        if name is not None and is_plain(hparams.get(name, found))
-    )
+    named = {name: modules[name] for name in modules.keys() & names.modules}
+    settings = {name: hparams[name] for name in hparams.keys() & names.hparams}
+    named |= settings
+    named |= {name: own[name] for name in own.keys() & names.attributes - {*_CONTAINERS}}
+    found.modules.update((k, v) for k, v in named.items() if isinstance(v, torch.nn.Module))
+    found.hparams.update((k, v) for k, v in settings.items() if is_plain(v))
     if not names.modules <= modules.keys() or not found.modules:
         found.modules.update(modules)
 
@@ -185,16 +165,20 @@ def modules_of(extractor: object) -> dict[str, torch.nn.Module]:
     return items_of(modules)
 
 
+def roots_of(extractor: object) -> list[torch.nn.Module]:
+    """Return the modules that hold all others of a Brain or of anything like one."""
+    is_module = isinstance(extractor, torch.nn.Module)  # whose `modules` is a method
+    whole = extractor if is_module else getattr(extractor, "modules", None)
+    return [whole] if isinstance(whole, torch.nn.Module) else [*modules_of(extractor).values()]
+
+
 def items_of(container: Any) -> dict[str, Any]:
     """Return the items of a mapping or the attributes of a namespace."""
     return dict(container.items() if hasattr(container, "items") else vars(container))
 
 
 def _definitions(cls: type, name: str) -> Iterator[FunctionType]:
-    """Yield all definitions that an object of `cls` has of a method or property.
-
-    Those in libraries are left out.
-    """
+    """Yield the definitions of a method or property in `cls` and its bases, libraries aside."""
     for base in cls.__mro__:
         value: Any = vars(base).get(name)
         for attribute in ("fget", "func"):  # property; cached_property and partialmethod
@@ -227,12 +211,9 @@ def _namespace(item: Any, tree: ast.AST) -> Iterator[tuple[str, object]]:
 def _class_attributes(cls: type, names: _Names) -> Iterator[tuple[str, object]]:
     """Yield the plain values in the bodies of a class and its bases that code mentions."""
     for base in reversed(cls.__mro__):
-        if not _is_library(base):
-            yield from (
-                (name, value)
-                for name, value in vars(base).items()
-                if name in names.attributes and is_plain(value)
-            )
+        for name in sorted(vars(base).keys() & names.attributes):
+            if not _is_library(base) and is_plain(vars(base)[name]):
+                yield name, vars(base)[name]
 
 
 def _tree(item: Any) -> ast.AST | None:
@@ -242,10 +223,7 @@ def _tree(item: Any) -> ast.AST | None:
     except (OSError, TypeError, SyntaxError):
         return None
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            and ast.get_docstring(node) is not None
-        ):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
     return tree
 
@@ -271,9 +249,5 @@ def _bytecode(item: Any) -> object:
     code = item if isinstance(item, CodeType) else getattr(item, "__code__", None)
     if code is None:
         return None if isinstance(item, type) else item
-    return (
-        code.co_code,
-        [_bytecode(const) for const in code.co_consts],
-        code.co_names,
-        code.co_varnames,
-    )
+    constants = [_bytecode(constant) for constant in code.co_consts]
+    return (code.co_code, constants, code.co_names, code.co_varnames)

@@ -9,15 +9,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from featcache._checks import whole_number
 from featcache._closing import close_after
 from featcache._interval import Interval
-from featcache.errors import IncompleteError, describe
+from featcache.errors import ConfigError, IncompleteError, describe
 from featcache.extraction.datasets import counted
 from featcache.extraction.destination import Destination
+from featcache.extraction.destination import Outcome as Outcome  # executors return one
 from featcache.extraction.failures import Failure
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.patience import retry_while_locked
@@ -29,15 +31,8 @@ from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 
 Publish = Callable[[Callable[[], object]], None]
+_Opened = tuple[Sequence[str] | None, Mapping[str, object], bool, frozenset[str]]
 _log = logging.getLogger("featcache")
-
-
-class Outcome(NamedTuple):
-    """The end of an executor's work."""
-
-    left_out: int = 0  # utterances that a given sampler did not ask for
-    stopped: bool = True  # before all was computed
-    seen: set[str] | None = None  # ids of all utterances, where the dataset does not show them
 
 
 class Executor(Protocol):
@@ -62,24 +57,6 @@ class Executor(Protocol):
             bar: progress and failures are reported to it.
             publish_if_due: to be called often, with what seals the parts of this process.
         """
-
-
-class _Start(NamedTuple):
-    """The findings of rank 0, before anything is computed."""
-
-    complete: bool
-    fingerprint: Mapping[str, object] = {}
-    learnt: Sequence[str] | None = None  # ids of a dataset that does not show them
-    full: bool = False
-    accepted: frozenset[str] = frozenset()
-
-
-class _Report(NamedTuple):
-    """The end of a rank's share."""
-
-    error: str | None
-    failures: list[Failure]
-    outcome: Outcome
 
 
 @dataclass
@@ -113,11 +90,11 @@ class Run:
         self, fingerprint: Callable[[], Mapping[str, object]], *, resume: bool, overwrite: bool
     ) -> Cache:
         """Fill the cache and open it; `fingerprint` says what the features are made from."""
-        start = self.ranks.together(partial(self._start, fingerprint, resume, overwrite))[0]
+        opened = self.ranks.together(partial(self._open, fingerprint, resume, overwrite))[0]
         to = self.destination
-        if not start.complete:
-            to.ids = to.ids if start.learnt is None else start.learnt
-            to.fingerprint, to.full, to.accepted = start.fingerprint, start.full, start.accepted
+        if opened is not None:
+            learnt, to.fingerprint, to.full, to.accepted = opened
+            to.ids = to.ids if learnt is None else learnt
             try:
                 self._fill()
             except BaseException as error:
@@ -129,26 +106,30 @@ class Run:
     def _fill(self) -> None:
         error: BaseException | None = None
         try:
-            missing = self.ranks.together(self._find_missing)[0]
-            self._compute(missing)
+            self._compute(self.ranks.together(self._find_missing)[0])
         except BaseException as failure:
             error = failure
             raise
         finally:
             close_after(error, partial(self._finish, error))
 
-    def _start(
+    def _open(
         self, fingerprint: Callable[[], Mapping[str, object]], resume: bool, overwrite: bool
-    ) -> _Start:
-        """On rank 0, open the cache for writing unless nothing is missing."""
+    ) -> _Opened | None:
+        """On rank 0, open the cache for writing; None if nothing is missing.
+
+        Returns what the other ranks need to know: ids that had to be learnt, the fingerprint,
+        whether the cache was complete, and the ids that failed before and are left out.
+        """
         if self.ranks.rank:
-            return _Start(complete=False)
+            return None
         to, made_from = self.destination, fingerprint()
         learnt = None if overwrite else self._learn(made_from)
         if to.ids is not None and self.executor.by_number:
             self._numbers = IdNumbers(to.ids)
         self._publisher = to.open(made_from, resume=resume, overwrite=overwrite)
-        return _Start(self._publisher is None, made_from, learnt, to.full, to.accepted)
+        complete = self._publisher is None
+        return None if complete else (learnt, made_from, to.full, to.accepted)
 
     def _learn(self, fingerprint: Mapping[str, object]) -> Sequence[str] | None:
         """Load all of a dataset that shows no ids, to compare it with a complete cache."""
@@ -174,8 +155,7 @@ class Run:
         if self._numbers is None:
             return np.arange(self.executor.size or 0)
         missing = ~self._numbers.committed(self.destination.path)
-        if self.destination.accepted:
-            missing[self._numbers.find(self.destination.accepted)] = False
+        missing[self._numbers.find(self.destination.accepted)] = False
         return np.flatnonzero(missing)
 
     def _compute(self, missing: Ints | None) -> None:
@@ -185,15 +165,10 @@ class Run:
             known = (total or 0) - len(missing)
             missing = missing[ranks.rank :: ranks.size]
             total = known + len(missing)
-        bar = ProgressBar(
-            f"caching {self.destination.split}"
-            + (f", rank 0 of {ranks.size}" if ranks.size > 1 else ""),
-            total,
-            known,
-            self._failures,
-            shown=self.progressbar and ranks.rank == 0,
-            colour=self.colour,
-        )
+        of_ranks = f", rank 0 of {ranks.size}" if ranks.size > 1 else ""
+        text = f"caching {self.destination.split}{of_ranks}"
+        shown = self.progressbar and ranks.rank == 0
+        bar = ProgressBar(text, total, known, self._failures, shown=shown, colour=self.colour)
         with bar.bar:
             self._outcome = self.executor.compute(missing, bar, self._publish_if_due)
 
@@ -207,35 +182,22 @@ class Run:
     def _finish(self, error: BaseException | None) -> None:
         """Wait for all ranks, and publish what they have written."""
         text = None if error is None else describe(error)
-        reports = self.ranks.gather(_Report(text, self._failures, self._outcome))
-        self.ranks.together(partial(self._publish, reports))
-        for rank, report in enumerate(reports):
-            if report.error is not None and rank != self.ranks.rank:
-                raise IncompleteError(
-                    f"rank {rank} failed with {report.error}; what was computed is kept"
-                )
+        ends = self.ranks.gather((text, self._failures, self._outcome))
+        failures = [failure for _, failed, _ in ends for failure in failed]
+        outcome = Outcome.of_all([outcome for _, _, outcome in ends])
+        self.ranks.together(partial(self._publish, failures, outcome))
+        self.ranks.refuse_failures(text for text, _, _ in ends)
 
-    def _publish(self, reports: Sequence[_Report]) -> None:
+    def _publish(self, failures: Sequence[Failure], outcome: Outcome) -> None:
         """On rank 0, gather what all have written, those that died included, and publish it."""
         writer, to = self._publisher, self.destination
         if writer is None:
             return
-        failures = [failure for report in reports for failure in report.failures]
-        outcomes = [report.outcome for report in reports]
-        seen = [outcome.seen for outcome in outcomes if outcome.seen is not None]
-        left_out = sum(outcome.left_out for outcome in outcomes)
-        stopped = any(outcome.stopped for outcome in outcomes)
         try:
             retry_while_locked(writer.recover)
             remove_runs(to.path)
-            lost = 0 if stopped else self._lost(left_out, failures)
-            to.publish(
-                writer,
-                failures,
-                seen=set().union(*seen) if len(seen) == len(reports) else None,
-                left_out=left_out,
-                stopped=stopped or lost > 0,
-            )
+            lost = 0 if outcome.stopped else self._lost(outcome.left_out, failures)
+            to.publish(writer, failures, outcome._replace(stopped=outcome.stopped or lost > 0))
         except BaseException:
             writer.abort()  # of nothing: what is sealed stays
             raise
@@ -251,3 +213,16 @@ class Run:
         if missing is None:
             return 0
         return len(missing) - left_out - len({failure["id"] for failure in failures})
+
+
+def check_settings(on_error: str, retries: int, publish_every_s: float | None) -> None:
+    """Raise `ConfigError` for settings of an extraction that cannot work."""
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
+    whole_number("retries", retries, 0)
+    if publish_every_s is not None and not (
+        isinstance(publish_every_s, int | float) and publish_every_s > 0
+    ):
+        raise ConfigError(
+            f"publish_every_s is a number of seconds, above 0, or None, not {publish_every_s!r}"
+        )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -36,12 +35,7 @@ class Ranks:
             self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=365))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._group is not None:
             torch.distributed.destroy_process_group(self._group)
 
@@ -69,7 +63,11 @@ class Ranks:
         outcomes = self.gather((result, describe(error) if error is not None else None))
         if error is not None:
             raise error
-        for rank, (_, text) in enumerate(outcomes):
-            if text is not None:
-                raise IncompleteError(f"rank {rank} failed with {text}; what was computed is kept")
+        self.refuse_failures(text for _, text in outcomes)
         return [result for result, _ in outcomes]  # type: ignore[misc]
+
+    def refuse_failures(self, errors: Iterable[str | None]) -> None:
+        """Raise `IncompleteError` if another rank has failed, given each one's error, or None."""
+        for rank, error in enumerate(errors):
+            if error is not None and rank != self.rank:
+                raise IncompleteError(f"rank {rank} failed with {error}; what was computed is kept")

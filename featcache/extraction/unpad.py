@@ -44,10 +44,9 @@ def unpad(
     >>> unpad(["a", "b"], [2, 1], {"fbank": np.arange(4).reshape(2, 2)})
     [{'id': 'a', 'fbank': array([0, 1])}, {'id': 'b', 'fbank': array([2])}]
     """
-    if isinstance(ids, str):
-        raise FeatureError(f"ids are a list of strings, not the one string {ids!r}")
-    if not isinstance(ids, Iterable):
-        raise FeatureError(f"ids are a list of strings, not {ids!r}")
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        one = "the one string " if isinstance(ids, str) else ""
+        raise FeatureError(f"ids are a list of strings, not {one}{ids!r}")
     if not isinstance(features, Mapping):
         raise FeatureError(
             "features are padded tensors or arrays by name, such as {'fbank': fbank}, not "
@@ -57,79 +56,71 @@ def unpad(
     if len(set(ids)) < len(ids):
         twice = next(id for id in ids if ids.count(id) > 1)
         raise FeatureError(f"utterance {twice!r} is in the batch twice")
-    utterances: list[dict[str, object]] = [{"id": id} for id in ids]
     per_feature = lengths if isinstance(lengths, Mapping) else dict.fromkeys(features, lengths)
     for name in per_feature:
         if name not in features:
+            known = nearest(name, features)
             raise FeatureError(
-                f"lengths are given for {name!r}, which is not in the batch; "
-                f"{nearest(name, features)}"
+                f"lengths are given for {name!r}, which is not in the batch; {known}"
             )
-    for name, value in features.items():
-        if name not in per_feature:
-            raise FeatureError(
-                f"feature {name!r} has no lengths; give them, or None if it has no time axis"
-            )
-        for utterance, array in zip(
-            utterances, _cut(ids, name, value, per_feature[name]), strict=True
-        ):
-            utterance[name] = array
-    return utterances
+    cut = [_cut(ids, name, value, per_feature) for name, value in features.items()]
+    return [dict(zip(["id", *features], row, strict=True)) for row in zip(ids, *cut, strict=True)]
 
 
-def _cut(ids: Sequence[str], name: str, value: Padded, lengths: Lengths | None) -> list[Padded]:
+def _cut(
+    ids: Sequence[str], name: str, value: Padded, lengths: Mapping[str, Lengths | None]
+) -> list[Padded]:
+    """Return the arrays of one feature, one for each id."""
     if name == "id":
         raise FeatureError("a feature cannot be called 'id': that is the key of the utterance id")
-    array = _on_host(name, value)
-    if array.ndim == 0 or len(array) != len(ids):
+    feature = f"feature {name!r}"
+    if name not in lengths:
+        raise FeatureError(f"{feature} has no lengths; give them, or None if it has no time axis")
+    array = _on_host(feature, value)
+    shape, of_feature = tuple(array.shape), lengths[name]
+    if not shape or shape[0] != len(ids):
         raise FeatureError(
-            f"feature {name!r} of shape {tuple(array.shape)} does not have a row for each of "
-            f"{len(ids)} ids"
+            f"{feature} of shape {shape} does not have a row for each of {len(ids)} ids"
         )
-    if lengths is None:
+    if of_feature is None:
         return list(array)
-    if array.ndim == 1:
+    if len(shape) == 1:
         raise FeatureError(
-            f"feature {name!r} of shape {tuple(array.shape)} has no time axis; give None for its "
-            "lengths"
+            f"{feature} of shape {shape} has no time axis; give None for its lengths"
         )
-    frames = _integers(name, lengths)
+    frames = _integers(feature, of_feature)
     if len(frames) != len(ids):
-        raise FeatureError(f"feature {name!r}: {len(frames)} lengths do not fit {len(ids)} ids")
+        raise FeatureError(f"{feature}: {len(frames)} lengths do not fit {len(ids)} ids")
     for id, length in zip(ids, frames, strict=True):
-        if not 0 <= length <= array.shape[1]:
+        if not 0 <= length <= shape[1]:
             raise FeatureError(
-                f"utterance {id!r}, feature {name!r}: length {length} is not within 0 to "
-                f"{array.shape[1]}"
+                f"utterance {id!r}, {feature}: length {length} is not within 0 to {shape[1]}"
             )
     return [row[:length] for row, length in zip(array, frames, strict=True)]
 
 
-def _on_host(name: str, value: Padded) -> Padded:
+def _on_host(feature: str, value: Padded) -> Padded:
     loaded = sys.modules.get("torch")  # a tensor can only come from a loaded torch
     if loaded is not None and isinstance(value, loaded.Tensor):
         host: torch.Tensor = value.detach().cpu()
         return host
     if isinstance(value, np.ndarray):
         return value
-    raise FeatureError(
-        f"feature {name!r}: a padded torch tensor or numpy array is needed, not "
-        f"{type(value).__name__}"
-    )
+    kind = type(value).__name__
+    raise FeatureError(f"{feature}: a padded torch tensor or numpy array is needed, not {kind}")
 
 
-def _integers(name: str, lengths: Lengths) -> list[int]:
+def _integers(feature: str, lengths: Lengths) -> list[int]:
     listed = lengths.tolist() if hasattr(lengths, "tolist") else lengths
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         raise FeatureError(
-            f"feature {name!r}: lengths are one number of frames for each utterance, such as "
-            f"[5, 3], not {listed!r}"
+            f"{feature}: lengths are one number of frames for each utterance, such as [5, 3], not "
+            f"{listed!r}"
         )
     try:
         return [operator.index(length) for length in listed]
     except TypeError:
         raise FeatureError(
-            f"feature {name!r}: lengths must be frames, integers, not {listed!r}; relative lengths "
-            "do not carry over from one axis to another (round(length * frames) is often off by "
-            "one)"
+            f"{feature}: lengths must be frames, integers, not {listed!r}; relative lengths do not "
+            "carry over from one axis to another (round(length * frames) is often off by one)"
         ) from None

@@ -38,10 +38,7 @@ class Clip(Mapping[str, Any]):
         self._sample_rate_hz = sample_rate_hz
 
     def recording(self, id: str) -> Recording:
-        """Return the lhotse recording, of which only the header is read.
-
-        In memory if it has no file.
-        """
+        """Return the lhotse recording, in memory if it has no file; only the header is read."""
         try:
             from lhotse import Recording
         except ImportError as error:
@@ -87,10 +84,8 @@ class Clip(Mapping[str, Any]):
             )
         import soundfile
 
-        suffix = (
-            Path(self.path or "").suffix
-            or f".{soundfile.info(io.BytesIO(self.data)).format.lower()}"
-        )
+        suffix = Path(self.path or "").suffix
+        suffix = suffix or f".{soundfile.info(io.BytesIO(self.data)).format.lower()}"
         # few files a folder
         path = folder / f"{number // 1000:06}" / f"{number}-{digest(self.data)}{suffix}"
         # by its size: a sync for each of many small files would take long, and without one a power
@@ -134,9 +129,8 @@ class Rows:
         for name in audio:
             dataset = dataset.cast_column(name, Audio(decode=False))
         self.encoded = dataset.with_format(None)
-        self.sample_rates_hz: dict[str, int | None] = {
-            name: kind.sampling_rate for name, kind in audio.items()
-        }
+        rates = {name: kind.sampling_rate for name, kind in audio.items()}
+        self.sample_rates_hz: dict[str, int | None] = rates
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -150,9 +144,7 @@ class Rows:
 
 
 def as_float32(samples: Any) -> NDArray[np.float32]:
-    """Return samples as float32, integers scaled as a file's.
-
-    The range of their dtype is -1 to just below 1.
+    """Return samples as float32; of integers, the dtype's range becomes -1 to just below 1.
 
     Unsigned ones have their zero in the middle, as those of an 8-bit WAV file.
 

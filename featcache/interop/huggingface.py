@@ -50,9 +50,7 @@ def cutset_from_huggingface(
     *,
     audio_folder: str | os.PathLike[str] | None = None,
 ) -> CutSet:
-    """Make a lhotse `CutSet` of a HuggingFace data set.
-
-    This is done on the workers of a Dask client or in this process.
+    """Make a lhotse `CutSet` of a HuggingFace data set, here or on the workers of a Dask client.
 
     The cuts are those of the first `dataset_length` rows, in order; the id of a cut, its recording
     and its supervision is the number of the row, as a string. A clip is decoded at most once, and
@@ -80,28 +78,26 @@ def cutset_from_huggingface(
     for name in data_info:
         if name in _RESERVED:
             raise ConfigError(
-                f"data_info cannot give {name!r}: it is made of the row; call the field something "
-                "else"
+                f"data_info cannot give {name!r}: it is made of the row; give another field"
             )
     if dataset_length < 0:
         raise ConfigError(f"dataset_length is a number of rows, not {dataset_length}")
-    where = Path(dataset_id)
-    source = _Source(str(where.resolve() if where.exists() else dataset_id), split, dataset_length)
-    convert = partial(
-        _cuts, dict(data_info), None if audio_folder is None else Path(audio_folder).resolve()
-    )
+    where, rows = Path(dataset_id), range(dataset_length)
+    name = str(where.resolve() if where.exists() else dataset_id)
+    source = _Source(name, split, dataset_length, uuid.uuid4().hex)
+    folder = None if audio_folder is None else Path(audio_folder).resolve()
+    convert = partial(_cuts, dict(data_info), folder, source)
     if client is None:
-        return lhotse.CutSet.from_cuts(convert(source, _open(source), range(dataset_length)))
+        cuts = convert(rows)
+        _open.cache_clear()
+        return lhotse.CutSet.from_cuts(cuts)
     if not hasattr(client, "gather"):
         raise ConfigError(
             f"client is a Dask client or None, not {client!r}; of a configuration, "
             "featcache.get_client makes one: with get_client(config) as client: ..."
         )
     size = min(_ROWS, max(1, math.ceil(dataset_length / (8 * max(1, len(client.nthreads()))))))
-    ranges = [
-        range(start, min(start + size, dataset_length)) for start in range(0, dataset_length, size)
-    ]
-    parts = _map(client, partial(_cuts_in_worker, convert, source, uuid.uuid4().hex), ranges)
+    parts = _map(client, convert, [rows[start : start + size] for start in rows[::size]])
     return lhotse.CutSet.from_cuts(cut for part in parts for cut in part)
 
 
@@ -134,48 +130,34 @@ class _Source(NamedTuple):
     dataset_id: str
     split: str | None
     length: int
-
-
-def _cuts_in_worker(
-    convert: Callable[[_Source, Rows, range], list[MonoCut]],
-    source: _Source,
-    run: str,
-    numbers: range,
-) -> list[MonoCut]:
-    return convert(source, _open_once(source, run), numbers)
+    run: str  # another run may find other data there
 
 
 @lru_cache(maxsize=1)
-def _open_once(source: _Source, run: str) -> Rows:
-    """Open a data set once in each process of a run; another run may find other data there."""
-    return _open(source)
-
-
 def _open(source: _Source) -> Rows:
-    where = Path(source.dataset_id)
-    if any((where / name).is_file() for name in ("state.json", "dataset_dict.json")):
-        loaded = datasets.load_from_disk(source.dataset_id)
-        if isinstance(loaded, datasets.DatasetDict) and source.split is not None:
-            if source.split not in loaded:
-                known = nearest(source.split, loaded)
-                raise ConfigError(f"no split {source.split!r} in {source.dataset_id!r}; {known}")
-            loaded = loaded[source.split]
+    """Open a data set, once in each process of a run."""
+    dataset_id, split, length, _ = source
+    if any((Path(dataset_id) / file).is_file() for file in ("state.json", "dataset_dict.json")):
+        loaded = datasets.load_from_disk(dataset_id)
+        if isinstance(loaded, datasets.DatasetDict) and split is not None:
+            if split not in loaded:
+                raise ConfigError(f"no split {split!r} in {dataset_id!r}; {nearest(split, loaded)}")
+            loaded = loaded[split]
     else:
-        loaded = datasets.load_dataset(source.dataset_id, split=source.split)
+        loaded = datasets.load_dataset(dataset_id, split=split)
     if not isinstance(loaded, datasets.Dataset):
-        raise ConfigError(
-            f"{source.dataset_id!r} has several splits, give one: {', '.join(map(repr, loaded))}"
-        )
-    if len(loaded) < source.length:
-        raise ConfigError(f"{source.dataset_id!r} has {len(loaded)} rows, not {source.length}")
+        splits = ", ".join(map(repr, loaded))
+        raise ConfigError(f"{dataset_id!r} has several splits, give one: {splits}")
+    if len(loaded) < length:
+        raise ConfigError(f"{dataset_id!r} has {len(loaded)} rows, not {length}")
     return Rows(loaded)
 
 
 def _cuts(
-    data_info: DataInfo, folder: Path | None, source: _Source, rows: Rows, numbers: range
+    data_info: DataInfo, folder: Path | None, source: _Source, numbers: range
 ) -> list[MonoCut]:
     """Return the cuts of some rows."""
-    cuts = []
+    cuts, rows = [], _open(source)
     folder = folder or _beside(rows.encoded)
     for number in numbers:
         try:
@@ -183,9 +165,8 @@ def _cuts(
         except ConfigError as error:
             raise ConfigError(f"row {number} of {source.dataset_id!r}: {error}") from error
         except Exception as error:  # of a user's function, or a decoder
-            raise ComputeError(
-                f"row {number} of {source.dataset_id!r} failed with {describe(error)}"
-            ) from error
+            text = f"row {number} of {source.dataset_id!r} failed with {describe(error)}"
+            raise ComputeError(text) from error
     return cuts
 
 
@@ -196,22 +177,13 @@ def _beside(dataset: datasets.Dataset) -> Path | None:
 
 def _cut(data_info: DataInfo, folder: Path | None, row: Mapping[str, Any], number: int) -> MonoCut:
     recording = _recording(data_info.get(_AUDIO), folder, row, number)
-    fields = {
-        name: _plain(name, function(row)) for name, function in data_info.items() if name != _AUDIO
-    }
+    fields = {name: _plain(name, give(row)) for name, give in data_info.items() if name != _AUDIO}
     custom = {name: fields.pop(name) for name in list(fields) if name not in _FIELDS}
-    cut = recording.to_cut()
-    cut.supervisions = [
-        lhotse.SupervisionSegment(
-            id=recording.id,
-            recording_id=recording.id,
-            start=0.0,
-            duration=recording.duration,
-            channel=cut.channel,
-            custom=custom or None,
-            **fields,
-        )
-    ]
+    cut, id = recording.to_cut(), recording.id
+    supervision = lhotse.SupervisionSegment(
+        id, id, 0.0, recording.duration, cut.channel, custom=custom or None, **fields
+    )
+    cut.supervisions = [supervision]
     return cast("MonoCut", cut)
 
 
@@ -248,9 +220,8 @@ def _recording(
 def _wav(samples: Any, sample_rate_hz: int) -> bytes:
     array = as_float32(samples)
     if array.ndim != 1:
-        raise ConfigError(
-            f"data_info['audio'] gives an array of shape {array.shape}, not (samples,)"
-        )
+        shape = array.shape
+        raise ConfigError(f"data_info['audio'] gives an array of shape {shape}, not (samples,)")
     file = io.BytesIO()
     soundfile.write(file, array, sample_rate_hz, format="WAV", subtype="FLOAT")
     return file.getvalue()
@@ -260,7 +231,6 @@ def _sample_rate_hz(row: Mapping[str, Any]) -> int:
     places = [row, *(value for value in row.values() if isinstance(value, Mapping))]
     rates = {place["sampling_rate"] for place in places if "sampling_rate" in place}
     if len(rates) != 1:
-        raise ConfigError(
-            f"it has the sampling rates {sorted(rates)}; samples of data_info['audio'] need one"
-        )
+        there = f"it has the sampling rates {sorted(rates)}"
+        raise ConfigError(f"{there}; samples of data_info['audio'] need one")
     return int(rates.pop())

@@ -1,6 +1,4 @@
-"""SpeechBrain: batches of a cache as `PaddedBatch`, and a loader for `Brain`.
-
-That is a `FeatureLoader` that `Brain` and `Checkpointer` know.
+"""SpeechBrain: batches of a cache as `PaddedBatch`, and `FeatureLoader` in its checkpoints.
 
 `FeatureCacheMixin` lets `Brain.fit` and `Brain.evaluate` take a `FeatureLoader` as it is. Once this
 module is imported, any `Checkpointer` saves and loads a `FeatureLoader` among its recoverables, as
@@ -34,9 +32,7 @@ except ImportError as error:
 
 
 def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
-    """Make a SpeechBrain batch of one that a `FeatureLoader` gives, without copying it.
-
-    It may also come from a `FeatureDataset`.
+    """Make a SpeechBrain batch of one of a `FeatureLoader` or `FeatureDataset`, without a copy.
 
     A feature becomes `PaddedData`: its tensor, and float32 lengths relative to the longest, so that
     `torch.round(lengths * data.shape[1])` are its frames; a feature without a time axis has lengths
@@ -54,14 +50,12 @@ def padded_batch(batch: Batch | list[Item]) -> PaddedBatch:
     batch = FeatureDataset.collate(batch)
     lengths = {f"{key}_lengths" for key, value in batch.items() if _is_feature(value)}
     values = {key: _value(key, batch) for key in batch if key not in lengths}
-    on_device = [
-        key for key, value in values.items() if isinstance(value, torch.Tensor | PaddedData)
-    ]
+    moved = [key for key, value in values.items() if isinstance(value, torch.Tensor | PaddedData)]
     # of the examples it takes their number and keys; the values are here already
     made = PaddedBatch(
         [dict.fromkeys(values)] * len(next(iter(batch.values()))),
         padded_keys=[],
-        device_prep_keys=on_device,
+        device_prep_keys=moved,
         apply_default_convert=False,
         nonpadded_stack=False,
     )

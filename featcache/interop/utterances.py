@@ -31,9 +31,7 @@ Sound = tuple[NDArray[np.float32], int]
 
 
 class Utterances:
-    """A data set for `featcache.extract`.
-
-    Its items are an id, samples and their rate, loaded when asked for.
+    """A data set for `featcache.extract`: ids, and samples with their rate, loaded when asked for.
 
     Args:
         ids: one for each utterance.
@@ -60,17 +58,12 @@ class Utterances:
 
     @cached_property
     def lengths(self) -> Sequence[float] | None:
-        """The lengths of the utterances.
-
-        Their duration, or the size of their audio, whatever is known unloaded.
-        """
+        """Durations of the utterances or sizes of their audio, as far as known without loading."""
         return self._measure()
 
 
 def utterances(source: Any, *, audio: str = "audio", id: str | None = None) -> Utterances:
-    """Make a data set for `featcache.extract` of what holds utterances.
-
-    Nothing is decoded before it is needed.
+    """Make a data set for `featcache.extract` of what holds utterances, decoded one by one.
 
     Args:
         source: a lhotse `CutSet`, a `datasets.Dataset`, a list of dicts, or any map-style dataset
@@ -129,11 +122,10 @@ def _load_cut(cuts: Sequence[Any], index: int) -> Sound:
 
 
 def _of_huggingface(source: Any, audio: str, id: str | None) -> Utterances:
-    for column in (audio, *([] if id is None else [id])):
+    for column in (audio, audio if id is None else id):
         if column not in source.column_names:
-            raise ConfigError(
-                f"the data set has no column {column!r}; {nearest(column, source.column_names)}"
-            )
+            known = nearest(column, source.column_names)
+            raise ConfigError(f"the data set has no column {column!r}; {known}")
     if id is None and "id" in source.column_names:
         id = "id"
     ids = list(map(_as_id, range(len(source)) if id is None else source.with_format(None)[id]))
@@ -152,30 +144,23 @@ def _sizes_of_column(rows: Any, audio: str) -> Sequence[float] | None:
         column = table[audio].combine_chunks()
         lengths = pc.binary_length(pc.struct_field(column, "bytes")).to_pylist()
         paths = pc.struct_field(column, "path").to_pylist()
-        sizes += (
-            _file_size(path) if size is None else size
-            for size, path in zip(lengths, paths, strict=True)
-        )
+        both = zip(lengths, paths, strict=True)
+        sizes += (_file_size(path) if size is None else size for size, path in both)
     return sizes
 
 
 def _file_size(path: object) -> int:
-    return (
-        Path(path).stat().st_size
-        if isinstance(path, str | os.PathLike) and Path(path).is_file()
-        else 0
-    )
+    if isinstance(path, str | os.PathLike) and Path(path).is_file():
+        return Path(path).stat().st_size
+    return 0
 
 
 def _of_items(items: Sequence[Any], audio: str, id: str) -> Utterances:
     for number, item in enumerate(items):
+        is_dict = isinstance(item, Mapping)
         for key in (id, audio):
-            if not isinstance(item, Mapping) or key not in item:
-                found = (
-                    f"has {', '.join(map(repr, item))}"
-                    if isinstance(item, Mapping)
-                    else "is no dict"
-                )
+            if not is_dict or key not in item:
+                found = f"has {', '.join(map(repr, item))}" if is_dict else "is no dict"
                 raise ConfigError(f"item {number} has no {key!r}: it {found}")
     ids = [_as_id(item[id]) for item in items]
     return Utterances(ids, partial(_load_item, items, audio), partial(_sizes, items, audio))
@@ -189,14 +174,19 @@ def _as_id(value: object) -> str:
 
 
 def _sizes(items: Sequence[Any], audio: str) -> Sequence[float]:
-    return [_size(item[audio]) for item in items]
+    return [_size(_as_dict(item[audio])) for item in items]
 
 
-def _size(audio: Any) -> int:
-    if isinstance(audio, Mapping):
-        known = audio.get("array") if audio.get("array") is not None else audio.get("bytes")
-        return len(known) if known is not None else _file_size(audio.get("path"))
-    return _file_size(audio)
+def _size(audio: Mapping[str, Any]) -> int:
+    known = [audio[key] for key in ("array", "bytes") if audio.get(key) is not None]
+    return len(known[0]) if known else _file_size(audio.get("path"))
+
+
+def _as_dict(audio: Any) -> Mapping[str, Any]:
+    """Return audio as a dict with "path", "bytes" or "array"; an empty one for what is none."""
+    if isinstance(audio, str | os.PathLike):
+        return {"path": os.fspath(audio)}
+    return audio if isinstance(audio, Mapping) else {}
 
 
 def _load_item(items: Any, audio: str, index: int) -> Sound:
@@ -207,21 +197,17 @@ def _load_item(items: Any, audio: str, index: int) -> Sound:
 
 
 def _decoded(audio: Any) -> Sound:
-    if isinstance(audio, Mapping) and "array" in audio and "sampling_rate" in audio:
-        samples = np.asarray(audio["array"])
+    found = _as_dict(audio)
+    if "array" in found and "sampling_rate" in found:
+        samples = np.asarray(found["array"])
         if samples.ndim != 1:
             raise FeatureError(f"an 'array' of audio has the shape (samples,), not {samples.shape}")
-        return as_float32(samples), int(audio["sampling_rate"])
-    if isinstance(audio, Mapping) and (
-        audio.get("bytes") is not None or audio.get("path") is not None
-    ):
-        path, data = audio.get("path"), audio.get("bytes")
-    elif isinstance(audio, str | os.PathLike):
-        path, data = os.fspath(audio), None
-    else:
+        return as_float32(samples), int(found["sampling_rate"])
+    path, data = found.get("path"), found.get("bytes")
+    if path is None and data is None:
+        kind = type(audio).__name__
         raise FeatureError(
-            "audio is a path, or a dict with 'path', 'bytes' or 'array', not "
-            f"{type(audio).__name__!r}"
+            f"audio is a path, or a dict with 'path', 'bytes' or 'array', not {kind!r}"
         )
     clip = Clip(path, data)
     return clip.array, clip.sampling_rate

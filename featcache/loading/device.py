@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -48,17 +49,22 @@ def _refused(setting: str) -> Iterator[None]:
         raise ConfigError(f"{setting} cannot be used here: {reason}") from error
 
 
-def to_device(data: T, device: torch.device) -> T:
-    """Move the tensors in mappings, lists and tuples, and whatever has a method `to`."""
+def to_device(data: T, device: torch.device | str, *, non_blocking: bool = False) -> T:
+    """Move all tensors of a batch.
+
+    Those of mappings, lists and tuples, and of whatever has a method `to`, which `non_blocking` is
+    passed on to if it is true.
+    """
+    move = partial(to_device, device=device, non_blocking=non_blocking)
     moved: Any = data
     if hasattr(data, "to"):
-        moved = data.to(device, non_blocking=True)
+        moved = data.to(device, non_blocking=True) if non_blocking else data.to(device)
     elif isinstance(data, Mapping):
-        moved = {key: to_device(value, device) for key, value in data.items()}
+        moved = {key: move(value) for key, value in data.items()}
     elif isinstance(data, tuple) and hasattr(data, "_fields"):
-        moved = type(data)(*(to_device(value, device) for value in data))
+        moved = type(data)(*map(move, data))
     elif isinstance(data, list | tuple):
-        moved = type(data)(to_device(value, device) for value in data)
+        moved = type(data)(map(move, data))
     return cast(T, moved)
 
 
@@ -66,11 +72,11 @@ def _moved(
     batch: T, device: torch.device, stream: torch.cuda.Stream | None
 ) -> tuple[T, torch.cuda.Event | None]:
     if stream is None:
-        return to_device(batch, device), None
+        return to_device(batch, device, non_blocking=True), None
     # what was begun before may still read memory that is free by now: copy into it only after that
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        return to_device(batch, device), stream.record_event()
+        return to_device(batch, device, non_blocking=True), stream.record_event()
 
 
 def _ready(batch: T, copied: torch.cuda.Event | None, device: torch.device) -> T:

@@ -56,6 +56,31 @@ def test_the_cache_is_the_same_on_any_number_of_workers(
     assert len(calls(tmp_path)) == 40
 
 
+class Single(Provider):
+    """Gives its items one by one."""
+
+    def build_env_local(self) -> dict[str, object]:
+        env = super().build_env_local()
+        compute: Any = env["compute_features"]
+        kwargs = {"batch_size": None, "collate_fn": as_it_is}
+        return {
+            **env,
+            "compute_features": lambda item: compute([item]),
+            "loader_kwargs": kwargs,
+        }
+
+
+def as_it_is(item: int) -> int:
+    return item
+
+
+@pytest.mark.parametrize("parallel", [None, LOCAL])
+def test_single_items_are_all_computed_whatever_the_size_of_a_batch(
+    tmp_path: Path, parallel: Any
+) -> None:
+    assert_holds(extract(Single(tmp_path), parallel=parallel, batch_size=4), range(40))
+
+
 def test_several_caches_are_computed_by_the_workers_of_one_client(tmp_path: Path) -> None:
     with get_client({"env": "local", "n_workers": 2}, lambda: {"mine": 1}) as client:
         assert_holds(extract(Provider(tmp_path / "a", fails_once=[3]), parallel=client), range(40))
@@ -278,8 +303,8 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
             {"publish_every_s": "5"},
             "publish_every_s is a number of seconds, above 0, or None, not '5'",
         ),
-        ({"batch_size": 0}, "batch_size is a whole number from 1 on, not 0"),
-        ({"retries": -1}, "retries is a whole number from 0 on, not -1"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, not 0"),
+        ({"retries": -1}, "retries must be an integer of at least 0, not -1"),
         ({"parallel": {"env": "local", "workers": 2}}, "no setting 'workers'"),
     ]
     for settings, message in refused:

@@ -601,9 +601,9 @@ def test_54_57_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: Featu
     assert len(brain.cache_features(Hidden(make_dataset(4)), loader_kwargs=COLLATED)) == 4
     with pytest.raises(CacheError) as caught:
         brain.cache_features(make_dataset(5))
-    says(
-        "/train'", "lacks 'spk/utt-4'", "cannot be written to", "copy it", "this utterance out of"
-    )(caught.value)
+    says("/train'", "lacks 'spk/utt-4'", "cannot be written to", "copy it", "what it lacks out of")(
+        caught.value
+    )
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(CacheError, match=r"/valid' cannot be made; give another directory"):
         brain.cache_features(numbered(4, 6), VALID)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from featcache.extraction.dataset_batches import to_device
 from featcache.extraction.datasets import ids_of_batch, size_of, visible_ids
+from featcache.loading.device import to_device
 
 Padded = namedtuple("Padded", ["data", "lengths"])  # as SpeechBrain's
 
@@ -85,7 +85,9 @@ def test_a_batch_shows_its_ids_under_id(batch: Any, ids: list[str] | None) -> No
 
 def test_all_tensors_of_a_batch_are_moved() -> None:
     tensor = torch.zeros(1)
-    moved = to_device({"a": [tensor, "text"], "b": (3, tensor), "c": Padded(tensor, None)}, "meta")
+    moved: Any = to_device(
+        {"a": [tensor, "text"], "b": (3, tensor), "c": Padded(tensor, None)}, "meta"
+    )
     assert moved["a"][0].is_meta
     assert moved["b"][1].is_meta
     assert moved["c"].data.is_meta

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,9 +86,7 @@ class WorkersExecutor:
     def _batches(self, missing: Ints, lengths: NDArray[np.float64] | None) -> Batches:
         if "sampler" not in self.loader_kwargs and "batch_sampler" not in self.loader_kwargs:
             return batches_of(missing, lengths, self.loader_kwargs.get("batch_size", 1) or 1)
-        batches = Batches.of(
-            wanted_batches(cast(Sequence[int], missing), self.size, self.loader_kwargs)
-        )
+        batches = wanted_batches(missing, self.size, self.loader_kwargs)
         numbers, times = np.unique(batches.items, return_counts=True)
         if len(numbers) < len(batches.items):
             id = self._ids[int(numbers[times.argmax()])]

@@ -138,7 +138,7 @@ def make_batches(env: Environment, directory: Path, task: Task) -> DatasetBatche
     options = loader_options(env)
     if "batch_size" not in options:
         options["batch_sampler"] = wanted
-    return DatasetBatches(env["dataset"], cast(Sequence[int], wanted.items), options, env["ids"])
+    return DatasetBatches(env["dataset"], wanted.items, options, env["ids"])
 
 
 def loader_options(env: Environment) -> dict[str, Any]:
