@@ -86,7 +86,7 @@ class DaskExecutor:
         dispatch = Dispatch[ShardTask](self._workers, attempts, _make, settings, self._workers.env)
         for task in tasks:
             dispatch.add(task)
-        with closed_after(dispatch.finish):
+        with dispatch:
             for task, outcome in dispatch.outcomes():
                 if isinstance(outcome, Exception):
                     raise outcome
@@ -137,8 +137,8 @@ def _inspect(hooks: Hooks, sample: Ints | None, env: str) -> Inspection | Except
     return returned(lambda: _maker(env).inspect(hooks, sample))
 
 
-def _make(task: ShardTask, settings: StatsSettings, env: str) -> Exception | None:
-    return returned(lambda: _maker(env).make(settings, task))
+def _make(number: int, task: ShardTask, settings: StatsSettings, env: str) -> Exception | None:
+    return returned(lambda: _maker(env).make(settings, task._replace(number=number)))
 
 
 def _maker(env: str) -> ShardMaker:

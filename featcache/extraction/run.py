@@ -208,15 +208,19 @@ class Run:
         """Wait for all ranks, and publish what they have written."""
         text = None if error is None else describe(error)
         reports = self.ranks.gather(_Report(text, self._failures, self._outcome))
-        self.ranks.together(partial(self._publish, reports))
+        interrupted = isinstance(error, KeyboardInterrupt)
+        self.ranks.together(partial(self._publish, reports, interrupted))
         for rank, report in enumerate(reports):
             if report.error is not None and rank != self.ranks.rank:
                 raise IncompleteError(
                     f"rank {rank} failed with {report.error}; what was computed is kept"
                 )
 
-    def _publish(self, reports: Sequence[_Report]) -> None:
-        """On rank 0, gather what all have written, those that died included, and publish it."""
+    def _publish(self, reports: Sequence[_Report], interrupted: bool) -> None:
+        """On rank 0, gather what all have written, those that died included, and publish it.
+
+        After Ctrl-C nobody waits for those that still write: the next run gathers that.
+        """
         writer, to = self._publisher, self.destination
         if writer is None:
             return
@@ -226,7 +230,7 @@ class Run:
         left_out = sum(outcome.left_out for outcome in outcomes)
         stopped = any(outcome.stopped for outcome in outcomes)
         try:
-            retry_while_locked(writer.recover)
+            retry_while_locked(writer.recover, unless=lambda: interrupted)
             remove_runs(to.path)
             lost = 0 if stopped else self._lost(left_out, failures)
             to.publish(

@@ -4,6 +4,7 @@ first.
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,10 @@ from featcache.errors import CacheLockedError, ComputeError, ConfigError, Duplic
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.workers.driver import _some_of
 from featcache.extraction.workers.plan import (
-    PLAN,
-    Task,
     batches_of,
     check_lengths,
     cut,
     digest_of,
-    load_batches,
-    save_batches,
 )
 from featcache.extraction.workers.tasks import RunSettings, TaskRunner
 from featcache.samplers.batches import Batches
@@ -46,16 +43,14 @@ def test_every_utterance_is_in_one_task_and_no_task_is_too_long(
     weights = np.array(values, float) if known else np.ones(len(values))
     missing = np.flatnonzero(np.arange(len(values)) % 3 != 1)
     batches = batches_of(missing, lengths, batch_size)
-    ranges = cut(batches, lengths, tasks)
+    cuts = cut(batches, lengths, tasks)
     assert sorted(batches.items.tolist()) == missing.tolist()
-    assert [number for start, stop in ranges for number in range(start, stop)] == list(
-        range(len(batches))
-    )
-    assert len(ranges) <= tasks
+    assert [batch for task in cuts for batch in task] == list(batches)
+    assert len(cuts) <= tasks
     assert all(0 < len(batch) <= batch_size for batch in batches)
     share = weights[missing].sum() / tasks
-    for start, stop in ranges:
-        heavy = [weights[np.array(batch)].sum() for batch in batches[start:stop]]
+    for task in cuts:
+        heavy = [weights[np.array(batch)].sum() for batch in task]
         last = max([number for number, weight in enumerate(heavy) if weight], default=0)
         assert sum(heavy[:last]) <= share * (1 + 1e-9) + 1e-9
 
@@ -86,10 +81,11 @@ def test_batches_less_some_utterances_keep_their_order(
     assert list(_some_of(batches, wanted)) == left
 
 
-def test_workers_find_the_plan_as_it_was_made(tmp_path: Path) -> None:
-    batches = Batches.of([[3, 1], [2]])
-    save_batches(tmp_path, "plan", batches)
-    assert list(load_batches(tmp_path, "plan")) == [[3, 1], [2]]
+def test_a_task_is_sent_as_its_own_utterances_alone() -> None:
+    first, *_ = cut(batches_of(np.arange(100_000), None, 4), None, 100)
+    sent = pickle.dumps(first)
+    assert len(sent) < 20_000
+    assert list(pickle.loads(sent)) == list(first)  # noqa: S301
 
 
 def write(writer: part_writer.PartWriter, numbers: range) -> None:
@@ -165,7 +161,6 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
     path, directory = tmp_path / "cache", tmp_path / "cache" / "extraction-0"
     with CacheWriter(path, FEATURES):
         directory.mkdir()
-        save_batches(directory, PLAN, batches_of(np.arange(5), None, 1))
         declared = {feature.name: feature for feature in FEATURES}
         ids = digest_of(Numbers(5).ids)
         settings = RunSettings(
@@ -173,7 +168,7 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
         )
         runner = TaskRunner(settings, lambda: env)
         with pytest.raises(ComputeError, match="cannot compute 3"):
-            runner.run(Task(PLAN, 0, 5), lambda progress: None)
+            runner.run(0, batches_of(np.arange(5), None, 1), lambda progress: None)
         assert sorted(committed.committed(path)) == sorted(Numbers(5).ids[:3])
         runner.part.finish()
         shutil.rmtree(directory)

@@ -19,7 +19,7 @@ from featcache.extraction.destination import Destination
 from featcache.extraction.progress import ProgressBar
 from featcache.extraction.run import Outcome, Publish
 from featcache.extraction.workers.plan import (
-    PLAN,
+    LARGEST_TASK,
     RUN,
     TASKS_PER_WORKER,
     batches_of,
@@ -27,7 +27,6 @@ from featcache.extraction.workers.plan import (
     cut,
     digest_of,
     remove_runs,
-    save_batches,
 )
 from featcache.extraction.workers.tasks import Environment, RunSettings, TaskRunner
 from featcache.interface import Ints
@@ -77,9 +76,11 @@ class WorkersExecutor:
         lengths = None if self.lengths is None else check_lengths(self.lengths, self.size)
         batches = self._batches(wanted, lengths)
         computed = batches if self.most_batches is None else batches[: self.most_batches]
-        ranges = cut(computed, lengths, TASKS_PER_WORKER * number_of_workers(self.parallel))
-        if ranges:
-            self._work(self._start_run(computed), ranges, bar, partial(publish_if_due, _nothing))
+        number = TASKS_PER_WORKER * number_of_workers(self.parallel)
+        tasks = cut(computed, lengths, max(number, len(wanted) // LARGEST_TASK))
+        if tasks:
+            # workers seal their own parts
+            self._work(tasks, bar, lambda: publish_if_due(lambda: None))
         left_out = len(wanted) - len(batches.items)
         return Outcome(left_out, stopped=len(computed) < len(batches))
 
@@ -97,13 +98,23 @@ class WorkersExecutor:
             )
         return batches
 
-    def _start_run(self, batches: Batches) -> RunSettings:
-        """Write down what the workers need to know; removes what a killed run has left of it."""
+    def _work(self, tasks: Sequence[Batches], bar: ProgressBar, tend: Callable[[], None]) -> None:
+        from featcache.cluster.workers import workers_of
+        from featcache.extraction.workers.driver import Driver
+
+        parallel, settings = self.parallel, self._start_run()
+        # ssh has as many workers as there are hosts
+        if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":
+            parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(tasks)))
+        with workers_of(parallel, partial(_environment, settings, self.builder())) as workers:
+            Driver(workers, settings, self._ids, bar, tend).work(tasks)
+
+    def _start_run(self) -> RunSettings:
+        """Make a directory for the run; removes those of killed runs."""
         to = self.destination
         remove_runs(to.path)
         directory = to.path / f"{RUN}{secrets.token_hex(4)}"
         directory.mkdir()
-        save_batches(directory, PLAN, batches)
         return RunSettings(
             path=to.path.absolute(),
             features=to.storage.features,
@@ -115,29 +126,8 @@ class WorkersExecutor:
             seal_every_s=self.publish_every_s,
         )
 
-    def _work(
-        self,
-        settings: RunSettings,
-        ranges: Sequence[tuple[int, int]],
-        bar: ProgressBar,
-        tend: Callable[[], None],
-    ) -> None:
-        from featcache.cluster.workers import workers_of
-        from featcache.extraction.workers.driver import Driver
-
-        parallel = self.parallel
-        # ssh has as many workers as there are hosts
-        if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":
-            parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(ranges)))
-        with workers_of(parallel, partial(_environment, settings, self.builder())) as workers:
-            Driver(workers, settings, self._ids, bar, tend).work(ranges)
-
 
 def _environment(settings: RunSettings, build: Callable[[], Environment]) -> dict[str, object]:
     # built in the first task, which can fail as any other, and be counted
     runner = TaskRunner(settings, build)
     return {"work": runner, "part": runner.part}
-
-
-def _nothing() -> None:
-    """Workers seal their own parts."""
