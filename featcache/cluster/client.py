@@ -36,6 +36,7 @@ _SETTINGS: dict[str, object] = {
     "distributed.comm.timeouts.connect": "60s",
     "distributed.comm.timeouts.tcp": "60s",
 }
+WANTED: WeakKeyDictionary[Client, int] = WeakKeyDictionary()  # workers of clients of `get_client`
 # a worker that dies is started again at once, whereas Dask would give it up after 15 s
 _OF_LOCAL: dict[str, object] = {"distributed.deploy.lost-worker-timeout": "1 hour"}
 
@@ -87,23 +88,13 @@ def get_client(
         click.echo(f"dashboard of {workers}: {client.dashboard_link}", err=True)
         start_workers(cluster, checked)
         if not local:
-            click.echo(
-                f"waiting for the first of {workers}; if none comes, see the log of its job",
-                err=True,
-            )
+            text = f"waiting for the first of {workers}; if none comes, see the log of its job"
+            click.echo(text, err=True)
         client.wait_for_workers(checked.n_workers if local else 1)
-        _WANTED[client] = checked.n_workers
+        WANTED[client] = checked.n_workers
         if env is not None:
             register(client, env)
         yield client
-
-
-def wanted_workers(client: Client) -> int | None:
-    """Return how many workers a client of `get_client` is to have; None for another client."""
-    return _WANTED.get(client)
-
-
-_WANTED: WeakKeyDictionary[Client, int] = WeakKeyDictionary()
 
 
 @contextmanager

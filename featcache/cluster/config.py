@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from featcache._checks import named_settings, whole_number
+from featcache._checks import errors_about, named_settings, whole_number
 from featcache.errors import ConfigError, UnknownNameError, nearest
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class ParallelConfig:
             raise UnknownNameError(f"no parallel env {env!r}; {nearest(env, ENVS)}")
         object.__setattr__(self, "env", str(env))
         object.__setattr__(self, "n_workers", whole_number("n_workers", n_workers, 1))
-        object.__setattr__(self, "options", _options(env, options))
+        with errors_about(f"options of env {env!r}"):
+            object.__setattr__(self, "options", _options(env, options))
 
     @classmethod
     def of(cls, config: ParallelConfig | Mapping[str, object] | None) -> ParallelConfig:
@@ -96,9 +97,9 @@ def _options(env: str, options: Mapping[str, object] | None) -> dict[str, object
     if options is None:
         return {}
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
-        raise ConfigError(f"options of env {env!r} are a mapping by name, not {options!r}")
+        raise ConfigError(f"they are a mapping by name, not {options!r}")
     if "n_workers" in options:
-        raise ConfigError(f"options of env {env!r}: n_workers stands beside 'options', not in it")
+        raise ConfigError("n_workers stands beside 'options', not in it")
     copied = {name: _plain(value) for name, value in options.items()}
     if copied.get("walltime") is not None:
         copied["walltime"] = _walltime(env, copied["walltime"])
@@ -122,15 +123,13 @@ def _walltime(env: str, walltime: object) -> str:
             return walltime
         walltime = int(match[1]) * 60 + int(match[2])  # OAR would read it as hours and minutes
     if not isinstance(walltime, int) or isinstance(walltime, bool):
-        raise ConfigError(
-            f"options of env {env!r}: walltime is text such as '01:30:00', not {walltime!r}"
-        )
+        raise ConfigError(f"walltime is text such as '01:30:00', not {walltime!r}")
     # YAML 1.1 reads 30:00 to base 60, as 1800: https://yaml.org/type/int.html
     minutes, seconds = divmod(walltime, 60)
     if not minutes:
         raise ConfigError(
-            f"options of env {env!r}: walltime {walltime!r} is a number of seconds, under a "
-            "minute; write it as text: '01:30:00' is an hour and a half"
+            f"walltime {walltime!r} is a number of seconds, under a minute; write it as text: "
+            "'01:30:00' is an hour and a half"
         )
     if env == "lsf":
         return f"{minutes:02}:{seconds:02}"

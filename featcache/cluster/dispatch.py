@@ -124,12 +124,8 @@ class Dispatch(Generic[T]):
         # a share for each: all could go to a worker that hangs, and only that worker could give
         # them back
         at = Counter(one.address for one in self._under_way.values())
-        room = [
-            address
-            for turn in range(UNDER_WAY)
-            for address in self._workers.addresses
-            if at[address] <= turn
-        ]
+        there = self._workers.addresses
+        room = [one for turn in range(UNDER_WAY) for one in there if at[one] <= turn]
         for address in room[: len(self._waiting)]:
             number, task = next(self._numbers), self._waiting.popleft()
             future = self._workers.client.submit(

@@ -130,18 +130,16 @@ class WorkerEnv(WorkerPlugin):
     def _build_once(self, worker: Worker) -> None:
         with _BUILDING:
             built = _BUILT.setdefault(worker, {})
-            if self.name not in built:
-                built[self.name] = self._build(worker.address)
-
-    def _build(self, address: str) -> Mapping[str, object] | Exception:
-        try:
-            env = self._setup_fn()
-            if not isinstance(env, Mapping) or not all(isinstance(name, str) for name in env):
-                raise ConfigError(f"{self.title} returns {env!r}, not a dict by name")
-        except Exception as error:
-            error.add_note(f"raised by {self.title} in worker {address}")
-            return error
-        return env
+            if self.name in built:
+                return
+            try:
+                env = self._setup_fn()
+                if not isinstance(env, Mapping) or not all(isinstance(name, str) for name in env):
+                    raise ConfigError(f"{self.title} returns {env!r}, not a dict by name")
+                built[self.name] = env
+            except Exception as error:
+                error.add_note(f"raised by {self.title} in worker {worker.address}")
+                built[self.name] = error
 
 
 # by name, of each worker in this process; one that joins while an environment is registered may be

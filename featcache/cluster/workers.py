@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from featcache._closing import closed_after
 from featcache._interval import Interval
-from featcache.cluster.client import get_client, wanted_workers
+from featcache.cluster.client import WANTED, get_client
 from featcache.cluster.config import ParallelConfig
 from featcache.cluster.launch import names_of, replace_workers
 from featcache.cluster.pickling import returned
@@ -32,7 +32,7 @@ RESTARTING_S = 30.0  # how long Dask may take to restart workers that hang
 ASKING_S = 10.0  # how long the scheduler may take to list its workers
 STOPPING_S = 30.0  # how long a worker may take to finish its batch
 INTERRUPTED_S = 2.0  # the same after Ctrl-C
-FORGETTING_S = 10.0  # how long workers may take to let go of an environment
+FORGETTING_S = 2.0  # how long that workers let go of an environment is waited for
 SEALING_S = 600.0  # how long a worker between tasks may take to seal its part
 _log = logging.getLogger("featcache")
 
@@ -60,8 +60,7 @@ def number_of_workers(parallel: ParallelConfig | Client) -> int:
     """Return how many workers there are to be."""
     if isinstance(parallel, ParallelConfig):
         return parallel.n_workers
-    there = len(parallel.nthreads())  # type: ignore[no-untyped-call]
-    return wanted_workers(parallel) or max(there, 1)
+    return WANTED.get(parallel) or max(len(parallel.nthreads()), 1)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -94,7 +93,7 @@ class Workers:
         self.client, self.env = client, env
         self.addresses = list(client.nthreads())  # type: ignore[no-untyped-call]
         self._stay = stay
-        self._wanted = wanted_workers(client)  # None: somebody else sees to their number
+        self._wanted = WANTED.get(client)  # None: somebody else sees to their number
         self._seen: set[str] = set()  # names of all workers so far
         self._listing, self._replacing = Interval(1.0), Interval(REPLACE_AFTER_S)
         self._told = False  # whether a warning said that workers are missing
@@ -111,11 +110,9 @@ class Workers:
         if there >= self._wanted:
             self._replacing, self._told = Interval(REPLACE_AFTER_S), False
         elif self._replacing.due():
-            # in a full queue that may be for hours
-            level = logging.DEBUG if self._told else logging.WARNING
-            _log.log(
-                level, "%d of %d workers are there; asking for the others", there, self._wanted
-            )
+            if not self._told:  # once: in a full queue that may be for hours
+                text = "%d of %d workers are there; asking for the others"
+                _log.warning(text, there, self._wanted)
             self._told = True
             replace_workers(cluster, self._seen, self._wanted)
 

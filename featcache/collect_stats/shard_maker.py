@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -103,7 +104,7 @@ class ShardMaker:
         if settings.features is None:
             return {**self._env, "write_collected_feats": False}
         path = settings.directory / FEATS
-        writer = self.share.writer(path, settings.features, settings.made_from)
+        writer = self.share.writer(partial(PartWriter, path, settings.features, settings.made_from))
         part_writer = _NewOnly(writer, set(committed(path)) if task.retried else set())
         return {
             **self._env,

@@ -132,7 +132,7 @@ def test_numbers_of_workers_are_whole_and_positive(n_workers: object) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([("cores", 1)], r"options of env 'slurm' are a mapping by name, not \["),
+        ([("cores", 1)], r"options of env 'slurm': they are a mapping by name, not \["),
         ("cores=1", "are a mapping by name, not 'cores=1'"),
         ({1: 2}, "are a mapping by name, not {1: 2}"),
         ({"n_workers": 2}, "n_workers stands beside 'options'"),

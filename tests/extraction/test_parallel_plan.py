@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,9 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
         directory.mkdir()
         declared = {feature.name: feature for feature in FEATURES}
         ids = digest_of(Numbers(5).ids)
+        open_part = partial(part_writer.PartWriter, path, declared, {})
         settings = RunSettings(
-            path, declared, {}, directory, ids, skip_failures=False, retries=0, seal_every_s=None
+            path, open_part, directory, ids, skip_failures=False, retries=0, seal_every_s=None
         )
         runner = TaskRunner(settings, lambda: env)
         with pytest.raises(ComputeError, match="cannot compute 3"):

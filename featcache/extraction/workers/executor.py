@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,17 +19,17 @@ from featcache.extraction.progress import ProgressBar
 from featcache.extraction.run import Outcome, Publish
 from featcache.extraction.workers.plan import (
     LARGEST_TASK,
-    RUN,
     TASKS_PER_WORKER,
     batches_of,
     check_lengths,
     cut,
     digest_of,
-    remove_runs,
+    make_run,
 )
 from featcache.extraction.workers.tasks import Environment, RunSettings, TaskRunner
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
+from featcache.store.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -102,24 +101,21 @@ class WorkersExecutor:
         from featcache.cluster.workers import workers_of
         from featcache.extraction.workers.driver import Driver
 
-        parallel, settings = self.parallel, self._start_run()
+        parallel, settings = self.parallel, self._settings()
         # ssh has as many workers as there are hosts
         if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":
             parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(tasks)))
         with workers_of(parallel, partial(_environment, settings, self.builder())) as workers:
             Driver(workers, settings, self._ids, bar, tend).work(tasks)
 
-    def _start_run(self) -> RunSettings:
-        """Make a directory for the run; removes those of killed runs."""
+    def _settings(self) -> RunSettings:
+        """Return what the workers need to know."""
         to = self.destination
-        remove_runs(to.path)
-        directory = to.path / f"{RUN}{secrets.token_hex(4)}"
-        directory.mkdir()
+        path, directory = to.path.absolute(), make_run(to.path).absolute()
         return RunSettings(
-            path=to.path.absolute(),
-            features=to.storage.features,
-            fingerprint=to.fingerprint,
-            directory=directory.absolute(),
+            path=path,
+            open_part=partial(PartWriter, path, to.storage.features, to.fingerprint),
+            directory=directory,
             ids=digest_of(self._ids),
             skip_failures=to.skip_failures,
             retries=self.retries,

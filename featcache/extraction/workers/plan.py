@@ -90,6 +90,14 @@ def check_lengths(lengths: object, size: int) -> NDArray[np.float64]:
     return found
 
 
+def make_run(cache: Path) -> Path:
+    """Make a directory for a run, and remove those of killed runs."""
+    remove_runs(cache)
+    directory = cache / f"{RUN}{secrets.token_hex(4)}"
+    directory.mkdir()
+    return directory
+
+
 def remove_runs(cache: Path) -> None:
     """Remove the directories of runs; what cannot be removed does no harm.
 

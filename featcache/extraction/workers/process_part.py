@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from featcache._closing import closed_after
 from featcache.cluster.attempts import Attempt
-from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import IncompleteError
 from featcache.store.writing.part_writer import PartWriter
 
@@ -36,18 +35,13 @@ class ProcessPart:
             with contextlib.closing(self._attempt), closed_after(self.commit):
                 yield self._attempt
 
-    def writer(
-        self,
-        path: Path,
-        features: Mapping[str, FeatureStorageConfig],
-        fingerprint: Mapping[str, object],
-    ) -> PartWriter:
+    def writer(self, open_part: Callable[[], PartWriter]) -> PartWriter:
         """Return the writer of this process's part, which is noted with the attempt under way.
 
         The first call opens it.
         """
         if self._writer is None:
-            self._writer = PartWriter(path, features, fingerprint)
+            self._writer = open_part()
         if self._writer.part is not None:
             self._attempt.note(self._writer.part)
         self._writer.on_part = self._attempt.note

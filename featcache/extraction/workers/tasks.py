@@ -14,7 +14,6 @@ import torch
 from featcache._interval import Interval
 from featcache.cluster.attempts import Attempt
 from featcache.cluster.pickling import returned
-from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError
 from featcache.extraction.computation import Computation
 from featcache.extraction.dataset_batches import DatasetBatches
@@ -24,12 +23,9 @@ from featcache.extraction.progress import TaskProgress
 from featcache.extraction.workers.plan import digest_of
 from featcache.extraction.workers.process_part import ProcessPart
 from featcache.samplers.batches import Batches
+from featcache.store.writing.part_writer import PartWriter
 
 REPORT_EVERY_S = 1.0
-# loader arguments that do not count: a worker of Dask is a daemon, which can start no processes
-_OF_PROCESSES = ("num_workers", "prefetch_factor", "persistent_workers", "timeout")
-_OF_THEIR_START = ("multiprocessing_context", "worker_init_fn")
-_OF_BATCHES = ("batch_size", "batch_sampler", "sampler")
 Environment = Mapping[str, Any]
 
 
@@ -38,8 +34,7 @@ class RunSettings:
     """Settings of all tasks of a run."""
 
     path: Path  # of the cache
-    features: Mapping[str, FeatureStorageConfig]
-    fingerprint: Mapping[str, object]
+    open_part: Callable[[], PartWriter]  # of it
     directory: Path  # of the run, with the notes on attempts
     ids: str  # digest of the dataset's ids: tasks name utterances by number
     skip_failures: bool
@@ -68,13 +63,22 @@ class TaskRunner:
         with self.part.attempt(self.settings.directory, number) as attempt, torch.no_grad():
             return self._compute(number, task, attempt, report)
 
+    def _built(self) -> Environment:
+        env = checked_environment(self._build())
+        if digest_of(env["ids"]) != self.settings.ids:
+            raise ConfigError(
+                "the dataset of this process has other ids than that of the driver, or another "
+                f"order; it has {len(env['ids'])} utterances; let each process build the same"
+            )
+        return env
+
     def _compute(
         self, number: int, task: Batches, attempt: Attempt, report: Callable[[TaskProgress], object]
     ) -> tuple[TaskProgress, list[Failure]]:
         if self._env is None:
-            self._env = self._checked(checked_environment(self._build()))
+            self._env = self._built()
         settings, batches = self.settings, make_batches(self._env, task)
-        writer = self.part.writer(settings.path, settings.features, settings.fingerprint)
+        writer = self.part.writer(settings.open_part)
         computation = Computation(
             self._env["compute_features"],
             batches,
@@ -104,14 +108,6 @@ class TaskRunner:
             attempt.note_batch(len(task))
         return progress(), computation.failures
 
-    def _checked(self, env: Environment) -> Environment:
-        if digest_of(env["ids"]) != self.settings.ids:
-            raise ConfigError(
-                "the dataset of this process has other ids than that of the driver, or another "
-                f"order; it has {len(env['ids'])} utterances; let each process build the same"
-            )
-        return env
-
 
 def make_batches(env: Environment, task: Batches) -> DatasetBatches:
     """Return the batches of a task as its dataset loads them."""
@@ -127,7 +123,10 @@ def loader_options(env: Environment) -> dict[str, Any]:
     "batch_size" is among them where it is None: then items come one by one.
     """
     kwargs = env["loader_kwargs"]
-    left_out = (*_OF_PROCESSES, *_OF_THEIR_START, *_OF_BATCHES)
+    # a worker of Dask is a daemon, which can start no processes
+    left_out = {"num_workers", "prefetch_factor", "persistent_workers", "timeout"}
+    left_out |= {"multiprocessing_context", "worker_init_fn"}
+    left_out |= {"batch_size", "batch_sampler", "sampler"}
     options = {key: value for key, value in kwargs.items() if key not in left_out}
     return options | ({"batch_size": None} if kwargs.get("batch_size", 1) is None else {})
 
@@ -153,7 +152,7 @@ def checked_environment(env: Environment) -> Environment:
         )
     loader_kwargs = env.get("loader_kwargs")
     if loader_kwargs is None:
-        loader_kwargs = {"collate_fn": env.get("collate_fn") or _as_list}
+        loader_kwargs = {"collate_fn": env.get("collate_fn") or list}
     return {**env, "ids": _checked_ids(env.get("ids"), dataset), "loader_kwargs": loader_kwargs}
 
 
@@ -171,10 +170,6 @@ def _checked_ids(given: Any, dataset: Any) -> Sequence[str]:
             "each utterance"
         )
     return ids
-
-
-def _as_list(items: list[Any]) -> list[Any]:
-    return items
 
 
 # what Dask calls:
