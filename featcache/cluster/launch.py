@@ -20,6 +20,7 @@ from featcache.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from distributed.deploy.cluster import Cluster
+    from distributed.deploy.spec import SpecCluster
 
 # read when a process loads its mathematical libraries, torch's among them
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -88,13 +89,20 @@ def start_workers(cluster: Cluster, config: ParallelConfig) -> None:
         cluster.worker_spec.update(cluster.new_worker_spec())  # type: ignore[no-untyped-call]
     with _explained(config, "workers cannot be started"):
         try:
-            # Ctrl-C does not end the start: a cluster can only close workers that it has started
-            cluster.sync(asyncio.shield, cluster)  # type: ignore[no-untyped-call]
+            cluster.sync(_started, cluster)  # type: ignore[no-untyped-call]
         except Exception:
             for worker in cluster.workers.values():
                 # a cluster with workers that never ran could not be closed
                 worker.status = Status.failed
             raise
+
+
+async def _started(cluster: SpecCluster) -> None:
+    """Wait for workers; Ctrl-C does not end the start, since a cluster only closes started ones."""
+    starting = asyncio.ensure_future(cluster)
+    # after Ctrl-C nobody asks for the error; asyncio would tell of it
+    starting.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.shield(starting)
 
 
 def kill_local_workers(cluster: Cluster) -> None:
