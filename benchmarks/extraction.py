@@ -33,6 +33,7 @@ import numpy as np
 from machine import describe
 
 import featcache
+from featcache.extraction.dataset_batches import wanted_batches
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.run import Run
 from featcache.extraction.workers import plan
@@ -194,7 +195,8 @@ def million(folder: Path, size: int) -> None:
     lengths = np.random.default_rng(0).uniform(1, 30, size)
     with featcache.CacheWriter(folder / "empty", FEATURES):
         missing = np.flatnonzero(~numbers.committed(folder / "empty"))
-    batches = plan.batches_of(missing, lengths, 1)
+    order = plan.longest_first(missing, lengths)
+    batches = wanted_batches(order, size, {"batch_size": 1})
     tasks = plan.cut(batches, lengths, 32 * 2)
     print(
         f"{size:,} utterances: plan of {len(tasks)} tasks in {time.perf_counter() - began:.1f} s, "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
+def close_after(error: BaseException | None, close: Callable[[], object]) -> None:
     """Close after an error, if there was one; an error of `close` is a note on it then."""
     try:
         close()
@@ -18,7 +18,7 @@ def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
 
 
 @contextmanager
-def closed_after(close: Callable[[], None]) -> Iterator[None]:
+def closed_after(close: Callable[[], object]) -> Iterator[None]:
     """Close at the end of a `with` block, as `close_after` does."""
     try:
         yield

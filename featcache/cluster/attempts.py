@@ -5,10 +5,13 @@ No task is done twice, nor by two workers at once. Knows nothing of Dask.
 
 from __future__ import annotations
 
-import os
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
+
+from featcache.errors import IncompleteError
 
 # how long to wait for a worker that Dask lost contact with to finish its batch
 PATIENCE_S = 60.0
@@ -18,84 +21,82 @@ class TaskTakenError(Exception):
     """An attempt that another worker has begun, or that has been revoked."""
 
 
-class AtWorkError(Exception):
-    """A worker that is still at a task."""
+class Notes(NamedTuple):
+    """Notes of a worker on its attempt."""
+
+    batch: int | None = None  # the one that it came to, -1: before the first; None: not begun
+    lines: tuple[str, ...] = ()
 
 
 class Attempt:
-    """An exclusive, one-time right to attempt a task.
+    """An exclusive, one-time right to attempt a task, and the worker's notes on it.
 
-    A file holds the number of the batch that the worker is at, for the case that it dies.
+    The driver reads the notes if the worker dies.
 
-    Raises `TaskTakenError` if another worker had the right, or it was revoked;
-    `FileNotFoundError` if the run is over, and its directory gone.
+    Raises `TaskTakenError` if another worker had the right, or it was revoked; `IncompleteError`
+    if the run is over.
     """
 
-    def __init__(self, directory: Path, attempt: int) -> None:
-        self._note = _note(directory, attempt)
-        try:
-            self._file = os.open(self._note, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError as error:
-            raise TaskTakenError(attempt) from error
-        self._lock = FileLock(f"{self._note}.lock", thread_local=False)
-        try:
-            self._lock.acquire(timeout=0)
-            if not self._note.exists():  # acquiring makes missing directories
-                raise FileNotFoundError(str(directory))
+    def __init__(self, directory: Path, number: int) -> None:
+        self._notes = _notes(directory, number)
+        with ExitStack() as stack:
+            try:
+                self._file = stack.enter_context(self._notes.open("xb", buffering=0))
+                lock = FileLock(f"{self._notes}.lock", thread_local=False)
+                stack.enter_context(lock.acquire(timeout=0))
+                if not self._notes.exists():  # acquiring makes missing directories
+                    raise FileNotFoundError(self._notes)
+            except FileNotFoundError as error:
+                raise IncompleteError(
+                    f"{str(directory)!r} is gone: the run is over, or the cache was removed"
+                ) from error
+            except (FileExistsError, Timeout) as error:
+                raise TaskTakenError(number) from error
             if not self.is_wanted:
-                raise TaskTakenError(attempt)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, Timeout):
-                raise TaskTakenError(attempt) from error
-            raise
+                raise TaskTakenError(number)
+            self._open = stack.pop_all()
 
     def note_batch(self, batch: int) -> None:
         """Note the number of the next batch."""
-        os.pwrite(self._file, batch.to_bytes(8, "little"), 0)
+        self._file.write(f"batch {batch}\n".encode())
 
     def note(self, line: str) -> None:
-        """Add a line to the notes, which `notes_on` returns."""
-        with Path(f"{self._note}.notes").open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+        """Add a line to the notes."""
+        self._file.write(f"line {line}\n".encode())
 
     @property
     def is_wanted(self) -> bool:
         """True while the task is still wanted from this worker and the run goes on."""
-        return self._note.exists() and not Path(f"{self._note}.back").exists()
+        return self._notes.exists() and not Path(f"{self._notes}.back").exists()
 
     def close(self) -> None:
-        """End the attempt; the note stays."""
-        os.close(self._file)
-        self._lock.release()
+        """End the attempt; the notes stay."""
+        self._open.close()
 
 
-def revoke(directory: Path, attempt: int) -> int | None:
-    """Revoke a worker's attempt at a task; a worker that lives ends it after its batch.
+def revoke(directory: Path, number: int) -> Notes:
+    """Revoke a worker's attempt at a task, and return its notes.
 
-    Returns the number of the batch that the worker had come to, -1 before the first, None if no
-    worker had begun.
-
-    Raises `AtWorkError` until the attempt has ended.
+    A worker that lives ends the attempt after its batch, and is waited for; raises
+    `IncompleteError` if that takes more than `PATIENCE_S`.
     """
-    note = _note(directory, attempt)
-    Path(f"{note}.back").touch()
+    notes = _notes(directory, number)
+    Path(f"{notes}.back").touch()
     try:
-        with FileLock(f"{note}.lock").acquire(timeout=0):
-            if not note.exists():
-                note.touch()
-                return None
-            data = note.read_bytes()
-            return int.from_bytes(data, "little") if data else -1
+        with FileLock(f"{notes}.lock").acquire(timeout=PATIENCE_S):
+            if not notes.exists():
+                notes.touch()
+                return Notes()
+            # the last line may have been cut off
+            lines = [line.partition(" ") for line in notes.read_text("utf-8").split("\n")[:-1]]
     except Timeout as error:
-        raise AtWorkError(attempt) from error
+        raise IncompleteError(
+            f"a worker that Dask's scheduler has lost still works on task {number}, after "
+            f"{PATIENCE_S:.0f} s; end that process, or wait for it, and try again"
+        ) from error
+    batches = [-1, *(int(text) for kind, _, text in lines if kind == "batch")]
+    return Notes(batches[-1], tuple(text for kind, _, text in lines if kind == "line"))
 
 
-def notes_on(directory: Path, attempt: int) -> list[str]:
-    """Return the lines that a worker noted in an attempt."""
-    notes = Path(f"{_note(directory, attempt)}.notes")
-    return notes.read_text("utf-8").splitlines() if notes.exists() else []
-
-
-def _note(directory: Path, attempt: int) -> Path:
-    return directory / f"attempt-{attempt:06d}"
+def _notes(directory: Path, number: int) -> Path:
+    return directory / f"attempt-{number:06d}"

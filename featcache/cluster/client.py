@@ -14,15 +14,21 @@ from weakref import WeakKeyDictionary
 import click
 
 from featcache.cluster.config import ParallelConfig
-from featcache.cluster.launch import THREAD_VARIABLES, make_cluster, start_workers, threads
-from featcache.cluster.worker_env import OWN, SetupFn, WorkerEnv, register
+from featcache.cluster.launch import (
+    THREAD_VARIABLES,
+    kill_local_workers,
+    make_cluster,
+    start_workers,
+)
+from featcache.cluster.worker_env import SetupFn, WorkerEnv, register
 
 if TYPE_CHECKING:
     from dask.distributed import Client
+    from distributed.deploy.cluster import Cluster
 
-_SETTINGS = {
-    "distributed.scheduler.allowed-failures": 0,  # who lost a task decides what becomes of it
-    # no task waits on a worker that is busy: it would be blamed, too, when that one dies
+_SETTINGS: dict[str, object] = {
+    "distributed.scheduler.allowed-failures": 0,  # the driver decides what becomes of lost tasks
+    # no task waits on a worker that is busy: it would be blamed, too, when that worker dies
     "distributed.scheduler.worker-saturation": 1.0,
     # a dead process closes its connection; this is for one that hangs, and must outlast a call that
     # holds the GIL
@@ -30,6 +36,9 @@ _SETTINGS = {
     "distributed.comm.timeouts.connect": "60s",
     "distributed.comm.timeouts.tcp": "60s",
 }
+WANTED: WeakKeyDictionary[Client, int] = WeakKeyDictionary()  # workers of clients of `get_client`
+# a worker that dies is started again at once, whereas Dask would give it up after 15 s
+_OF_LOCAL: dict[str, object] = {"distributed.deploy.lost-worker-timeout": "1 hour"}
 
 
 @contextmanager
@@ -64,54 +73,35 @@ def get_client(
     from dask.distributed import Client
 
     checked = ParallelConfig.of(config)
-    plugin = None if setup_fn is None else WorkerEnv(setup_fn)
+    env = None if setup_fn is None else WorkerEnv(setup_fn)
     local = checked.env.startswith("local")
     with ExitStack() as exits:
         exits.enter_context(_quiet())
-        exits.enter_context(_same_environment(THREAD_VARIABLES))
-        exits.enter_context(dask_config.set(_settings(checked)))
+        exits.enter_context(_share_of_cores(checked.n_workers if local else None))
+        exits.enter_context(dask_config.set(_SETTINGS | (_OF_LOCAL if local else {})))
         with _children_ignore_ctrl_c() if local else nullcontext():
             made = make_cluster(checked)
         cluster = exits.enter_context(made)
         client = exits.enter_context(Client(cluster))  # type: ignore[no-untyped-call]
+        exits.enter_context(_killed_after_ctrl_c(cluster))
         workers = f"{checked.n_workers} {checked.env} worker{'s' if checked.n_workers > 1 else ''}"
         click.echo(f"dashboard of {workers}: {client.dashboard_link}", err=True)
         start_workers(cluster, checked)
         if not local:
-            click.echo(
-                f"waiting for the first of {workers}; if none comes, see the log of its job",
-                err=True,
-            )
+            text = f"waiting for the first of {workers}; if none comes, see the log of its job"
+            click.echo(text, err=True)
         client.wait_for_workers(checked.n_workers if local else 1)
-        _WANTED[client] = checked.n_workers
-        if plugin is not None:
-            register(client, plugin, OWN)
+        WANTED[client] = checked.n_workers
+        if env is not None:
+            register(client, env)
         yield client
-
-
-def _settings(config: ParallelConfig) -> dict[str, object]:
-    settings: dict[str, object] = dict(_SETTINGS)
-    if config.env.startswith("local"):
-        # one that dies is started again at once, whereas Dask would give it up after 15 s
-        settings["distributed.deploy.lost-worker-timeout"] = "1 hour"
-        for name, number in threads(config).items():
-            settings[f"distributed.nanny.pre-spawn-environ.{name}"] = number
-    return settings
-
-
-def wanted_workers(client: Client) -> int | None:
-    """Return how many workers a client of `get_client` is to have; None for another client."""
-    return _WANTED.get(client)
-
-
-_WANTED: WeakKeyDictionary[Client, int] = WeakKeyDictionary()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let Dask tell warnings only.
+    """Have Dask log warnings only.
 
-    Where a program shows all that is told, it tells of every connection.
+    It logs each connection, which shows where a program logs everything.
     """
     logger = logging.getLogger("distributed")
     level = logger.level
@@ -127,8 +117,8 @@ def _quiet() -> Iterator[None]:
 def _children_ignore_ctrl_c() -> Iterator[None]:
     """Block SIGINT in the threads made meanwhile, and in the processes that these start.
 
-    Ctrl-C goes to all processes of a terminal. Workers would end with a traceback each, amid a
-    batch; it is the driver that asks them to stop.
+    Ctrl-C goes to all processes of a terminal. Workers would end with a traceback each, in the
+    middle of a batch; it is the driver that asks them to stop.
     """
     # it unblocks SIGINT in the thread that starts it, and would in that of the workers
     resource_tracker.ensure_running()
@@ -140,17 +130,29 @@ def _children_ignore_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def _same_environment(names: tuple[str, ...]) -> Iterator[None]:
-    """Put environment variables back.
-
-    Dask sets those for its workers in this process, and leaves them there.
-    """
-    before = {name: os.environ.get(name) for name in names}
+def _killed_after_ctrl_c(cluster: Cluster) -> Iterator[None]:
+    """Kill the local workers of a cluster on Ctrl-C: some may hang, or take long to start."""
     try:
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    except KeyboardInterrupt:
+        # of the connections that break now nobody needs to hear
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        kill_local_workers(cluster)
+        raise
+
+
+@contextmanager
+def _share_of_cores(n_workers: int | None) -> Iterator[None]:
+    """Tell local workers, which inherit environment variables, how many threads to compute with."""
+    from dask.system import CPU_COUNT
+
+    before = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
+    if n_workers is not None:
+        threads = str(max(1, CPU_COUNT // n_workers))
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, threads) | before)
+    try:
+        yield
+    finally:  # Dask sets some, too
+        for name in THREAD_VARIABLES:
+            os.environ.pop(name, None)
+        os.environ.update(before)

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from featcache._checks import named_settings
+from featcache._checks import errors_about, named_settings, whole_number
 from featcache.errors import ConfigError, UnknownNameError, nearest
 
 if TYPE_CHECKING:
     from dask.distributed import Client
 
 # the class in dask_jobqueue for each job queue
-QUEUES = {
-    "slurm": "SLURMCluster",
-    "pbs": "PBSCluster",
-    "sge": "SGECluster",
-    "lsf": "LSFCluster",
-    "htcondor": "HTCondorCluster",
-    "oar": "OARCluster",
-    "moab": "MoabCluster",
-}
+_CLASSES = ("SLURM", "PBS", "SGE", "LSF", "HTCondor", "OAR", "Moab")
+QUEUES = {name.lower(): f"{name}Cluster" for name in _CLASSES}
 ENVS = ("local", "local_gpu", *QUEUES, "ssh", "kube")
-_FIELDS = ("env", "n_workers", "options")
 
 
 @dataclass(frozen=True, init=False)
@@ -62,8 +53,9 @@ class ParallelConfig:
         if env not in ENVS:
             raise UnknownNameError(f"no parallel env {env!r}; {nearest(env, ENVS)}")
         object.__setattr__(self, "env", str(env))
-        object.__setattr__(self, "n_workers", _positive(n_workers))
-        object.__setattr__(self, "options", _options(env, options))
+        object.__setattr__(self, "n_workers", whole_number("n_workers", n_workers, 1))
+        with errors_about(f"options of env {env!r}"):
+            object.__setattr__(self, "options", _options(env, options))
 
     @classmethod
     def of(cls, config: ParallelConfig | Mapping[str, object] | None) -> ParallelConfig:
@@ -78,14 +70,11 @@ class ParallelConfig:
             return config
         if not isinstance(config, Mapping):
             raise ConfigError(
-                f"a parallel configuration is a mapping with {', '.join(_FIELDS)}, not {config!r}"
+                "a parallel configuration is a mapping with env, n_workers, options, "
+                f"not {config!r}"
             )
-        for key in config:
-            if key not in _FIELDS:
-                raise UnknownNameError(
-                    f"a parallel configuration has no setting {key!r}; {nearest(key, _FIELDS)}"
-                )
-        return cls(**cast(dict[str, Any], dict(config)))
+        settings: dict[str, Any] = {str(name): value for name, value in config.items()}
+        return cls(**settings)
 
 
 def config_or_client(
@@ -103,31 +92,15 @@ def config_or_client(
     return ParallelConfig.of(cast(Mapping[str, object], parallel))
 
 
-def _positive(n_workers: object) -> int:
-    try:
-        number = operator.index(n_workers)  # type: ignore[arg-type]  # whatever is no integer raises
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(n_workers, bool):
-        raise ConfigError(f"n_workers is a number of processes, 1 or more, not {n_workers!r}")
-    return number
-
-
-def _options(env: str, options: object) -> dict[str, object]:
+def _options(env: str, options: Mapping[str, object] | None) -> dict[str, object]:
     """Return a copy of the options in plain dicts and lists."""
     if options is None:
         return {}
-    if not isinstance(options, Mapping):
-        raise ConfigError(f"options of env {env!r} are a mapping by name, not {options!r}")
-    copied: dict[str, object] = {}
-    for name, value in options.items():
-        if not isinstance(name, str):
-            raise ConfigError(f"options of env {env!r} have names, {name!r} is none")
-        if name == "n_workers":
-            raise ConfigError(
-                f"options of env {env!r}: n_workers stands beside 'options', not in it"
-            )
-        copied[name] = _plain(value)
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise ConfigError(f"they are a mapping by name, not {options!r}")
+    if "n_workers" in options:
+        raise ConfigError("n_workers stands beside 'options', not in it")
+    copied = {name: _plain(value) for name, value in options.items()}
     if copied.get("walltime") is not None:
         copied["walltime"] = _walltime(env, copied["walltime"])
     return copied
@@ -144,21 +117,20 @@ def _plain(value: object) -> object:
 
 def _walltime(env: str, walltime: object) -> str:
     """Write a job's time limit as its queue reads it; see `ParallelConfig`."""
-    if isinstance(walltime, int) and not isinstance(walltime, bool):
-        # YAML 1.1 reads 30:00 to base 60, as 1800: https://yaml.org/type/int.html
-        if walltime < 60:
-            raise ConfigError(
-                f"options of env {env!r}: walltime {walltime!r} is a number of seconds, under a "
-                "minute; write it as text: '01:30:00' is an hour and a half"
-            )
-        if env == "lsf":
-            return f"{walltime // 60:02}:{walltime % 60:02}"
-        return f"{walltime // 3600:02}:{walltime // 60 % 60:02}:{walltime % 60:02}"
-    if not isinstance(walltime, str):
+    if isinstance(walltime, str):
+        match = re.fullmatch(r"(\d+):(\d\d)", walltime)
+        if match is None or env == "lsf":
+            return walltime
+        walltime = int(match[1]) * 60 + int(match[2])  # OAR would read it as hours and minutes
+    if not isinstance(walltime, int) or isinstance(walltime, bool):
+        raise ConfigError(f"walltime is text such as '01:30:00', not {walltime!r}")
+    # YAML 1.1 reads 30:00 to base 60, as 1800: https://yaml.org/type/int.html
+    minutes, seconds = divmod(walltime, 60)
+    if not minutes:
         raise ConfigError(
-            f"options of env {env!r}: walltime is text such as '01:30:00', not {walltime!r}"
+            f"walltime {walltime!r} is a number of seconds, under a minute; write it as text: "
+            "'01:30:00' is an hour and a half"
         )
-    match = re.fullmatch(r"(\d+):(\d\d)", walltime)
-    if match and env != "lsf":  # OAR would read it as hours and minutes
-        return _walltime(env, int(match[1]) * 60 + int(match[2]))
-    return walltime
+    if env == "lsf":
+        return f"{minutes:02}:{seconds:02}"
+    return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"

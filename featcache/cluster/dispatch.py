@@ -4,48 +4,55 @@ from __future__ import annotations
 
 import logging
 import queue
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from distributed import CancelledError, KilledWorker
 from distributed.comm.core import CommClosedError
 
+from featcache._closing import close_after
 from featcache._interval import Interval
-from featcache.cluster.attempts import PATIENCE_S, AtWorkError, TaskTakenError, revoke
+from featcache.cluster.attempts import TaskTakenError, revoke
 from featcache.cluster.workers import Workers
 from featcache.errors import IncompleteError
 
 if TYPE_CHECKING:
     from distributed import Future
 
-GONE_S = 5.0  # how long Dask may take to report that a worker died
+ANSWER_S = 5.0  # how long the answer of a worker that may have died since may take
 SILENCE_S = 300.0  # without a sign of any worker: then a warning names them
 UNDER_WAY = 2  # tasks of each worker: the one that it computes, and the next one
+T = TypeVar("T")
 _log = logging.getLogger("featcache")
 
 
-class Numbered(Protocol):
-    """A task, a `NamedTuple` whose `number` is that of the attempt: no two attempts share one."""
+class Report(NamedTuple):
+    """A message of a worker that is at a task, by `log_event`."""
 
-    @property
-    def number(self) -> int:
-        """The number of this attempt."""
-
-    def _replace(self, *, number: int) -> Self: ...
-
-
-T = TypeVar("T", bound=Numbered)
+    message: list[Any]  # begins with the number of the attempt
 
 
 class LostAttempt(NamedTuple):
     """An attempt whose worker was killed, or was cut off from the scheduler and has stopped."""
 
+    number: int
     batch: int | None  # the one that the worker was at, -1: before the first; None: not begun
+    lines: tuple[str, ...]  # of the worker's notes
     error: Exception
+
+
+class _UnderWay(NamedTuple, Generic[T]):
+    """A task that a worker is to do."""
+
+    number: int  # of the attempt: no two share one
+    task: T
+    future: Future[Any]
+    address: str
 
 
 class Dispatch(Generic[T]):
@@ -54,154 +61,111 @@ class Dispatch(Generic[T]):
     Args:
         workers: the workers.
         attempts: the directory of the notes on attempts.
-        function: called in a worker with a task and `args`; returns errors instead of raising
-            them.
+        function: called in a worker with the number of the attempt, the task and `args`; returns
+            errors instead of raising them.
     """
 
     def __init__(
         self, workers: Workers, attempts: Path, function: Callable[..., object], *args: object
     ) -> None:
-        self._workers, self._attempts, self._function, self._args = (
-            workers,
-            attempts,
-            function,
-            args,
-        )
+        self._workers, self._attempts = workers, attempts
+        self._function, self._args = function, args
         self._numbers = count()
         self._waiting: deque[T] = deque()
-        # and the worker that is to do it
-        self._under_way: dict[int, tuple[T, Future[Any], str]] = {}
-        # workers of tasks under way that are no longer there, since when
-        self._gone: dict[str, float] = {}
-        # whose workers may still be at their batch, until when
-        self._lost: deque[tuple[T, Exception, float]] = deque()
-        self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._under_way: dict[int, _UnderWay[T]] = {}
+        # numbers of attempts, with a message; without one, the attempt has ended
+        self._inbox: queue.SimpleQueue[tuple[int, list[Any] | None]] = queue.SimpleQueue()
         self._silence = Interval(SILENCE_S)
 
-    def add(self, task: T) -> None:
-        """Add a task, as a new attempt."""
-        self._waiting.append(task._replace(number=next(self._numbers)))
+    def __enter__(self) -> Self:
+        self._workers.client.subscribe_topic(  # type: ignore[no-untyped-call]
+            self._workers.env, lambda event: self._inbox.put((event[1][0], event[1]))
+        )
+        return self
 
-    def is_under_way(self, number: int) -> bool:
-        """Say whether an attempt is with a worker."""
-        return number in self._under_way
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Have the workers end what is under way, and seal their parts."""
+        close_after(error, partial(self._finish, error))
+
+    def _finish(self, error: BaseException | None) -> None:
+        client, futures = self._workers.client, [one.future for one in self._under_way.values()]
+        client.unsubscribe_topic(self._workers.env)  # type: ignore[no-untyped-call]
+        client.cancel(futures, force=True)  # type: ignore[no-untyped-call]
+        self._workers.finish(error)
+
+    def add(self, task: T) -> None:
+        """Add a task."""
+        self._waiting.append(task)
 
     def outcomes(self, tend: Callable[[], None] = lambda: None) -> Iterator[tuple[T, Any]]:
         """Yield tasks as they end, each with what the function returned or a `LostAttempt`.
 
-        `tend` is called about once a second. Raises `IncompleteError` if the scheduler is gone, or
-        if a worker that the scheduler has lost does not end.
+        And those under way, each with a `Report` of its worker. `tend` is called about once a
+        second. Raises `IncompleteError` if the scheduler is gone, or if a worker that the scheduler
+        has lost does not end.
         """
-        try:
-            while self._waiting or self._under_way or self._lost:
-                self._submit()
-                self._workers.look_after()
-                tend()
-                self._abandon_tasks_of_lost_workers()
-                for outcome in (*self._ended_tasks(), *self._revoked()):
-                    self.reset_silence()
-                    yield outcome
-                self._warn_of_silence()
-        except KeyboardInterrupt:
-            self._workers.interrupted = True
-            raise
-
-    def _warn_of_silence(self) -> None:
-        if self._silence.due():
-            at = sorted({address for _, _, address in self._under_way.values()})
-            _log.warning(
-                "nothing has come from workers for %.0f s; tasks are at %s",
-                SILENCE_S,
-                ", ".join(at),
-            )
-
-    def reset_silence(self) -> None:
-        """Begin to count `SILENCE_S` anew: a worker gave a sign of life."""
-        self._silence = Interval(SILENCE_S)
-
-    def finish(self) -> None:
-        """Have the workers end what is under way, and seal their parts."""
-        futures = [future for _, future, _ in self._under_way.values()]
-        if futures:
-            self._workers.client.cancel(futures, force=True)  # type: ignore[no-untyped-call]
-        self._workers.finish(at_work=bool(futures or self._lost))
+        while self._waiting or self._under_way:
+            self._submit()
+            self._workers.look_after()
+            tend()
+            yield from self._messages()
+            for one in list(self._under_way.values()):
+                # Dask never ends a task that comes to the scheduler when its worker is gone
+                if one.address not in self._workers.addresses:
+                    gone = IncompleteError(f"worker {one.address} is gone")
+                    yield one.task, self._lost(one, gone)
+            if self._silence.due():
+                at = ", ".join(sorted({one.address for one in self._under_way.values()}))
+                _log.warning(
+                    "nothing has come from workers for %.0f s; tasks are at %s", SILENCE_S, at
+                )
 
     def _submit(self) -> None:
         # a share for each: all could go to a worker that hangs, and only that worker could give
         # them back
-        at = Counter(address for _, _, address in self._under_way.values())
-        room = [
-            address
-            for turn in range(UNDER_WAY)
-            for address in self._workers.addresses
-            if at[address] <= turn
-        ]
+        at = Counter(one.address for one in self._under_way.values())
+        there = self._workers.addresses
+        room = [one for turn in range(UNDER_WAY) for one in there if at[one] <= turn]
         for address in room[: len(self._waiting)]:
-            task = self._waiting.popleft()
+            number, task = next(self._numbers), self._waiting.popleft()
             future = self._workers.client.submit(
-                self._function, task, *self._args, pure=False, workers=[address]
+                self._function, number, task, *self._args, pure=False, workers=[address]
             )
-            self._under_way[task.number] = task, future, address
-            future.add_done_callback(lambda _, number=task.number: self._ended.put(number))  # type: ignore[no-untyped-call]
+            self._under_way[number] = _UnderWay(number, task, future, address)
+            future.add_done_callback(lambda _, number=number: self._inbox.put((number, None)))  # type: ignore[no-untyped-call]
 
-    def _abandon_tasks_of_lost_workers(self) -> None:
-        # a task that comes to the scheduler when its worker is gone, never ends; of others Dask
-        # tells soon
-        now, there = time.monotonic(), set(self._workers.addresses)
-        gone = {address for _, _, address in self._under_way.values()} - there
-        self._gone = {address: self._gone.get(address, now) for address in gone}
-        for number, (task, future, address) in list(self._under_way.items()):
-            if now - self._gone.get(address, now) > GONE_S:
-                del self._under_way[number]
-                self._abandon(task, future, address)
-
-    def _abandon(self, task: T, future: Future[Any], address: str) -> None:
-        self._workers.client.cancel([future], force=True)  # type: ignore[no-untyped-call]
-        self._lost.append(
-            (task, IncompleteError(f"worker {address} is gone"), time.monotonic() + PATIENCE_S)
-        )
-
-    def _ended_tasks(self) -> Iterator[tuple[T, Any]]:
-        wait_s = 0.2 if self._lost else 1.0
-        try:
+    def _messages(self) -> Iterator[tuple[T, Any]]:
+        """Wait up to a second for messages, and yield what all of them say."""
+        wait_s = 1.0
+        with suppress(queue.Empty):
             while True:
-                number = self._ended.get(timeout=wait_s)
+                number, message = self._inbox.get(timeout=wait_s)
                 wait_s = 0.0
-                if number not in self._under_way:
+                one = self._under_way.get(number)
+                if one is None:  # it was lost
                     continue
-                task, future, address = self._under_way.pop(number)
-                try:
-                    # it lies with the worker, which may have died since: then Dask would have it
-                    # done again, there
-                    outcome = future.result(timeout=GONE_S)
-                except KilledWorker as error:
-                    outcome = error
-                except TimeoutError:
-                    self._abandon(task, future, address)
-                    continue
-                except (CancelledError, CommClosedError) as error:
-                    raise IncompleteError(
-                        f"the connection to Dask's scheduler was lost: {error}"
-                    ) from error
-                if isinstance(outcome, KilledWorker | TaskTakenError):
-                    self._lost.append((task, outcome, time.monotonic() + PATIENCE_S))
-                else:
-                    yield task, outcome
-        except queue.Empty:
-            return
+                self._silence = Interval(SILENCE_S)
+                yield one.task, self._ended(one) if message is None else Report(message)
 
-    def _revoked(self) -> Iterator[tuple[T, LostAttempt]]:
-        for _ in range(len(self._lost)):
-            task, error, until = self._lost.popleft()
-            try:
-                batch = revoke(self._attempts, task.number)
-            except AtWorkError as still:
-                if time.monotonic() > until:
-                    raise IncompleteError(
-                        "a worker that Dask's scheduler has lost still works on task "
-                        f"{task.number}, after {PATIENCE_S:.0f} s; end that process, or wait for "
-                        "it, and try again"
-                    ) from still
-                self._lost.append((task, error, until))
-            else:
-                yield task, LostAttempt(batch, error)
+    def _ended(self, one: _UnderWay[T]) -> object:
+        """Return the outcome of a task that has ended."""
+        try:
+            # it lies with the worker, which may have died since: then Dask would have it done
+            # again, there
+            outcome = one.future.result(timeout=ANSWER_S)
+        except (KilledWorker, TimeoutError) as error:
+            return self._lost(one, error)
+        except (CancelledError, CommClosedError) as error:
+            raise IncompleteError(
+                f"the connection to Dask's scheduler was lost: {error}"
+            ) from error
+        if isinstance(outcome, TaskTakenError):
+            return self._lost(one, outcome)
+        del self._under_way[one.number]
+        return outcome
+
+    def _lost(self, one: _UnderWay[T], error: Exception) -> LostAttempt:
+        """Take a task back; its worker may still be at its batch, which is waited for."""
+        del self._under_way[one.number]
+        self._workers.client.cancel([one.future], force=True)  # type: ignore[no-untyped-call]
+        return LostAttempt(one.number, *revoke(self._attempts, one.number), error)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import multiprocessing
+import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,56 +24,52 @@ if TYPE_CHECKING:
 
 # read when a process loads its mathematical libraries, torch's among them
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_TO_INSTALL = {
-    "distributed": "'featcache[dask]'",
-    "dask_jobqueue": "'featcache[dask]'",
-    "dask_cuda": "dask-cuda",
-    "dask_kubernetes": "dask-kubernetes",
-    "asyncssh": "asyncssh",
-}
+KILLED_S = 5.0  # how long a killed process may take to end
+_EXTRA = "'featcache[dask]'"
+_TO_INSTALL = {"distributed": _EXTRA, "dask_jobqueue": _EXTRA}  # others bear the module's name
 
 
 def make_cluster(config: ParallelConfig) -> Cluster:
     """Start the scheduler of a cluster, and with "ssh" and "local_gpu" its workers.
 
-    Others `start_workers` starts.
-
-    Workers have one thread each, since the environment of a process is not made for several;
-    options may say otherwise.
+    `start_workers` starts the workers of others, which have one thread each unless options say
+    otherwise: the environment of a process is not made for several.
 
     Raises `MissingDependencyError` if a library is not installed, `ConfigError` if it does not take
     the options.
     """
-    try:
-        return _make(config, dict(config.options))
-    except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"env {config.env!r}: no cluster with options {dict(config.options)!r}: "
-            f"{_reason(error)}"
-        ) from error
-
-
-def _make(config: ParallelConfig, options: dict[str, Any]) -> Cluster:
-    if config.env in QUEUES:
-        queue = getattr(need("dask_jobqueue", config.env), QUEUES[config.env])
-        return cast("Cluster", queue(**_job(config.env, options)))
-    if config.env == "kube":
-        need("dask_kubernetes", config.env)
-        operator = import_module("dask_kubernetes.operator")
-        return cast("Cluster", operator.KubeCluster(**{"n_workers": 0, **options}))
-    if config.env == "ssh":
-        return _ssh_cluster(config.n_workers, options)
+    env, options = config.env, dict(config.options)
     # port 0 is any free one; a memory limit is the user's to set
     loopback = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
-    options = {**loopback, "threads_per_worker": 1, "memory_limit": None, **options}
-    if config.env == "local_gpu":
-        cuda = need("dask_cuda", config.env)
-        # it gives each worker a GPU of its own, and cannot be made without workers
-        return cast("Cluster", cuda.LocalCUDACluster(n_workers=config.n_workers, **options))
-    distributed = need("distributed", config.env)
-    return cast("Cluster", distributed.LocalCluster(n_workers=0, **options))
+    local = {**loopback, "threads_per_worker": 1, "memory_limit": None, **options}
+    with _explained(config, "no cluster"):
+        if env in QUEUES:
+            made = getattr(need("dask_jobqueue", env), QUEUES[env])(**_job(env, options))
+        elif env == "kube":
+            need("dask_kubernetes", env)
+            operator = import_module("dask_kubernetes.operator")
+            made = operator.KubeCluster(**{"n_workers": 0, **options})
+        elif env == "ssh":
+            made = _ssh_cluster(config.n_workers, options)
+        elif env == "local_gpu":
+            # it gives each worker a GPU of its own, and cannot be made without workers
+            made = need("dask_cuda", env).LocalCUDACluster(n_workers=config.n_workers, **local)
+        else:
+            made = need("distributed", env).LocalCluster(n_workers=0, **local)
+    return cast("Cluster", made)
+
+
+@contextmanager
+def _explained(config: ParallelConfig, problem: str) -> Iterator[None]:
+    """Raise `ConfigError` in place of the errors of Dask's clusters."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (RuntimeError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"env {config.env!r}: {problem} with options {dict(config.options)!r}: {_reason(error)}"
+        ) from error
 
 
 def start_workers(cluster: Cluster, config: ParallelConfig) -> None:
@@ -88,16 +87,41 @@ def start_workers(cluster: Cluster, config: ParallelConfig) -> None:
     # in the log
     while len(cluster.plan) < config.n_workers:
         cluster.worker_spec.update(cluster.new_worker_spec())  # type: ignore[no-untyped-call]
-    try:
-        cluster.sync(_started, cluster)  # type: ignore[no-untyped-call]
-    except (RuntimeError, OSError, TypeError, ValueError) as error:
-        for worker in cluster.workers.values():
-            # a cluster with workers that never ran could not be closed
-            worker.status = Status.failed
-        raise ConfigError(
-            f"env {config.env!r}: workers cannot be started with options {dict(config.options)!r}: "
-            f"{_reason(error)}"
-        ) from error
+    with _explained(config, "workers cannot be started"):
+        try:
+            cluster.sync(_started, cluster)  # type: ignore[no-untyped-call]
+        except Exception:
+            for worker in cluster.workers.values():
+                # a cluster with workers that never ran could not be closed
+                worker.status = Status.failed
+            raise
+
+
+async def _started(cluster: SpecCluster) -> None:
+    """Wait for workers; Ctrl-C does not end the start, since a cluster only closes started ones."""
+    starting = asyncio.ensure_future(cluster)
+    # after Ctrl-C nobody asks for the error; asyncio would tell of it
+    starting.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.shield(starting)
+
+
+def kill_local_workers(cluster: Cluster) -> None:
+    """Kill the worker processes that were started here, and wait until they have ended."""
+    from distributed import Nanny
+    from distributed.core import Status
+
+    # those that start now included
+    made = [one for one in getattr(cluster, "_created", ()) if isinstance(one, Nanny)]
+    until = time.monotonic() + KILLED_S
+    while time.monotonic() < until and made:
+        for nanny in made:
+            if nanny.status == Status.running:
+                nanny.close_gracefully()  # it starts no other worker then
+            if (pid := nanny.pid) is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        made = [nanny for nanny in made if nanny.status not in (Status.closed, Status.failed)]
+        time.sleep(0.02)
 
 
 def names_of(cluster: Cluster) -> set[str]:
@@ -143,11 +167,6 @@ def _reason(error: BaseException) -> str:
     return str(error)
 
 
-async def _started(cluster: SpecCluster) -> None:
-    # shielded from Ctrl-C: a cluster can only close workers that it has started
-    await asyncio.shield(asyncio.ensure_future(cluster))
-
-
 def need(module: str, env: str) -> Any:
     """Import a library, or say what to install for `env`."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)
@@ -156,23 +175,13 @@ def need(module: str, env: str) -> Any:
     except ImportError as error:
         raise MissingDependencyError(
             f"env {env!r} needs {module!r}, which does not load: {error}; try: pip install "
-            f"{_TO_INSTALL[module]}"
+            f"{_TO_INSTALL.get(module, module.replace('_', '-'))}"
         ) from error
     finally:
         # with dask_jobqueue 0.9.0 Ctrl-C would be a silent end with status 0:
         # dask/dask-jobqueue#696
         if on_ctrl_c is not None and signal.getsignal(signal.SIGINT) is not on_ctrl_c:
             signal.signal(signal.SIGINT, on_ctrl_c)
-
-
-def threads(config: ParallelConfig) -> dict[str, int]:
-    """Share the cores of this machine out among local workers.
-
-    Returns values of the environment variables of threads.
-    """
-    from dask.system import CPU_COUNT
-
-    return dict.fromkeys(THREAD_VARIABLES, max(1, CPU_COUNT // config.n_workers))
 
 
 def _job(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,10 +203,7 @@ def _job(env: str, options: Mapping[str, Any]) -> dict[str, Any]:
         "processes": processes,
         "worker_extra_args": arguments,
         "job_script_prologue": [*exports, *_texts(setting("job_script_prologue"))],
-        "scheduler_options": {
-            "dashboard_address": ":0",
-            **dict(options.get("scheduler_options") or {}),
-        },
+        "scheduler_options": _filled(options, "scheduler_options", dashboard_address=":0"),
     }
 
 
@@ -205,7 +211,7 @@ def _texts(values: Iterable[object] | None) -> list[str]:
     return [str(value) for value in values or ()]
 
 
-def _ssh_cluster(n_workers: int, options: dict[str, Any]) -> Cluster:
+def _ssh_cluster(n_workers: int, options: dict[str, Any]) -> Any:
     hosts = options.get("hosts")
     if not isinstance(hosts, list) or len(hosts) != n_workers + 1:
         raise ConfigError(
@@ -213,9 +219,11 @@ def _ssh_cluster(n_workers: int, options: dict[str, Any]) -> Cluster:
             f"{n_workers} workers (a host may be named again), not {hosts!r}"
         )
     need("asyncssh", "ssh")
-    options["worker_options"] = {"nthreads": 1, **dict(options.get("worker_options") or {})}
-    options["scheduler_options"] = {
-        "dashboard_address": ":0",
-        **dict(options.get("scheduler_options") or {}),
-    }
-    return cast("Cluster", need("distributed", "ssh").SSHCluster(**options))
+    options["worker_options"] = _filled(options, "worker_options", nthreads=1)
+    options["scheduler_options"] = _filled(options, "scheduler_options", dashboard_address=":0")
+    return need("distributed", "ssh").SSHCluster(**options)
+
+
+def _filled(options: Mapping[str, Any], name: str, **defaults: object) -> dict[str, object]:
+    """Return the mapping that one of the options is, with defaults for what it leaves out."""
+    return {**defaults, **(options.get(name) or {})}

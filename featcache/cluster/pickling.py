@@ -7,21 +7,18 @@ import io
 import pickle
 import traceback
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import torch
 
-from featcache.errors import ComputeError, ConfigError, MissingDependencyError
+from featcache.errors import ComputeError, ConfigError
 
 R = TypeVar("R")
 LARGEST_ERROR = 1 << 20  # in bytes
 
 
 def pack(named: Mapping[str, object]) -> bytes:
-    """Turn objects into bytes, together, so that what they share stays shared.
-
-    Code of the main script included.
+    """Turn objects into bytes, code of the main script included; what they share stays shared.
 
     Raises `ConfigError`, which names it, for an object that cannot be sent.
     """
@@ -35,47 +32,38 @@ def pack(named: Mapping[str, object]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """Return what `pack` was given; tensors are on the CPU, wherever they were."""
-    return cast(
-        dict[str, Any], torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-    )
+    """Turn the bytes of `pack` into objects again; tensors are on the CPU, wherever they were."""
+    named = torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+    return cast(dict[str, Any], named)
 
 
 def returned(call: Callable[[], R]) -> R | Exception:
-    """Return what a call returns or raises, ready to be sent.
+    """Return what a call returns or raises: Dask prints errors that a task raises, or loses them.
 
-    Of what is raised Dask makes much noise, or none.
+    An error that is returned can be sent, and has its traceback as a note.
     """
     try:
         return call()
     except (KeyboardInterrupt, SystemExit):  # which end the worker
         raise
     except BaseException as error:
-        return sendable(error)
-
-
-def sendable(error: BaseException) -> Exception:
-    """Return an error like this one that can be sent, with the traceback of this process as a note.
-
-    It is of the same class if that is one of Python's or ours, and a `ComputeError` otherwise:
-    other errors hold what their makers put in, and may be of classes that only this process can
-    import.
-    """
-    note = f"in the worker:\n{''.join(traceback.format_exception(error))}"
-    copy = _copy(error)
-    copy.add_note(note)
-    return copy
+        copy = _copy(error)
+        copy.add_note(f"in the worker:\n{''.join(traceback.format_exception(error))}")
+        return copy
 
 
 def _copy(error: BaseException) -> Exception:
+    """Return an error like this one that can be sent.
+
+    It is of the same class if that is one of Python's or ours, and a `ComputeError` otherwise:
+    errors of other classes may hold anything, and other processes may not be able to import these.
+    """
     try:
         text = str(error)
     except Exception:  # whatever its class does there
         text = "an error that cannot be told"
-    if isinstance(error, Exception) and type(error).__module__.split(".")[0] in (
-        "builtins",
-        "featcache",
-    ):
+    known = type(error).__module__.split(".")[0] in ("builtins", "featcache")
+    if known and isinstance(error, Exception):
         with contextlib.suppress(Exception):
             copy = type(error)(*error.args)
             if str(copy) == text and len(pickle.dumps(copy)) < LARGEST_ERROR:
@@ -84,13 +72,8 @@ def _copy(error: BaseException) -> Exception:
 
 
 def _dumps(value: object) -> bytes:
-    try:
-        cloudpickle = import_module("cloudpickle")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"workers are sent their code by 'cloudpickle', which does not load: {error}; "
-            "try: pip install 'featcache[dask]'"
-        ) from error
+    import cloudpickle  # type: ignore[import-untyped]
+
     buffer = io.BytesIO()
     torch.save(value, buffer, pickle_module=cloudpickle, pickle_protocol=pickle.DEFAULT_PROTOCOL)
     return buffer.getvalue()

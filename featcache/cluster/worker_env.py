@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
-from featcache.cluster.answers import R, answers_within
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError
 
 try:
@@ -30,44 +27,20 @@ if TYPE_CHECKING:
 
 
 SetupFn = Callable[[], Mapping[str, object]]
-OWN = "env"  # name of the plugin of the client's own environment
-FORGETTING_S = 10.0  # for workers to let go of an environment; one that hangs does not
+R = TypeVar("R")
+OWN = "env"  # name of the client's own environment
 
 
-@contextmanager
-def run_env(client: Client, setup_fn: SetupFn) -> Iterator[str]:
-    """Build an environment in each worker that lasts as long as the block.
-
-    Workers that join later get it, too.
-
-    Gives the name by which `env_of` finds it; a client's own, and those of other runs, stay beside
-    it.
-    """
-    plugin = WorkerEnv(setup_fn)
-    name = f"featcache-{plugin.token}"
-    register(client, plugin, name)
-    try:
-        yield name
-    finally:
-
-        def forget() -> None:
-            client.unregister_worker_plugin(name)  # type: ignore[no-untyped-call]
-            client.run(_forget, plugin.token, on_error="ignore")
-
-        # fails if the connection is lost, and the environment with it
-        answers_within(FORGETTING_S, {name: forget})
-
-
-def register(client: Client, plugin: WorkerEnv, name: str) -> None:
-    """Build an environment in all workers, those that join later included.
+def register(client: Client, env: WorkerEnv) -> None:
+    """Build an environment in all workers, in those that join later, too.
 
     Raises what `setup_fn` raises there.
     """
     try:
-        client.register_plugin(plugin, name=name)
+        client.register_plugin(env, name=env.name)
     except CommClosedError as error:
         raise ComputeError(
-            f"a worker died while {plugin.name} ran in it (out of memory?); its log may say why"
+            f"a worker died while {env.title} ran in it (out of memory?); its log may say why"
         ) from error
 
 
@@ -86,14 +59,17 @@ def env_of(worker: Worker, name: str) -> Mapping[str, object]:
 
     Raises what the `setup_fn` raised, if it failed.
     """
-    plugin = worker.plugins.get(name)
-    return plugin.env() if isinstance(plugin, WorkerEnv) else {}
+    built = _BUILT.get(worker, {}).get(name)
+    if built is None and name in worker.plugins:
+        raise ConfigError("the environment is not built yet; ask in a task")
+    # of a worker that joins late, Dask tells nobody of an error
+    if isinstance(built, Exception):
+        raise built
+    return built or {}
 
 
 def with_worker_env(fn: Callable[..., R]) -> Callable[..., R]:
-    """Let a function that runs in workers get entries of their environment as arguments.
-
-    They are passed by the names of these.
+    """Give a function that runs in workers entries of their environment as arguments, by name.
 
     One that takes `**kwargs` gets all of them. Raises `ConfigError` in the worker if an argument is
     given both ways.
@@ -106,52 +82,40 @@ def with_worker_env(fn: Callable[..., R]) -> Callable[..., R]:
     [2, 4]
     """
 
-    @functools.wraps(fn)
+    @wraps(fn)
     def with_env(*args: object, **kwargs: object) -> R:
-        return fn(*args, **kwargs, **_wanted(fn, args, kwargs, worker_env()))
+        env, signature = worker_env(), inspect.signature(fn)
+        kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+        takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        wanted = {name: env[name] for name in env if takes_all or kinds.get(name) in by_name}
+        for name in sorted(wanted.keys() & {*signature.bind_partial(*args).arguments, *kwargs}):
+            raise ConfigError(
+                f"argument {name!r} of {getattr(fn, '__name__', fn)!r} is given, and is in the "
+                "worker's environment, too; rename one of them"
+            )
+        return fn(*args, **kwargs, **wanted)
 
     return with_env
 
 
-def _wanted(
-    fn: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    env: Mapping[str, object],
-) -> dict[str, object]:
-    """Return the entries of an environment that a function asks for."""
-    signature = inspect.signature(fn)
-    parameters = signature.parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        names = set(env)
-    else:
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        names = {parameter.name for parameter in parameters if parameter.kind in named} & set(env)
-    given = {*signature.bind_partial(*args).arguments, *kwargs}
-    for name in sorted(names & given):
-        raise ConfigError(
-            f"argument {name!r} of {getattr(fn, '__name__', fn)!r} is given, and is in the "
-            "worker's environment, too; rename one of them"
-        )
-    return {name: env[name] for name in names}
-
-
 class WorkerEnv(WorkerPlugin):
-    """Builds the environment of a worker when the worker joins."""
+    """Builds the environment of a worker when the worker joins.
 
-    def __init__(self, setup_fn: SetupFn) -> None:
-        self._setup_fn = setup_fn
-        self.token = uuid.uuid4().hex
-        self._outcome: Mapping[str, object] | Exception = ConfigError(
-            "the environment is not built yet; ask in a task"
-        )
-        self.name = f"setup_fn {getattr(setup_fn, '__qualname__', setup_fn)!r}"
+    Args:
+        setup_fn: builds it.
+        name: by which `env_of` finds it.
+    """
+
+    def __init__(self, setup_fn: SetupFn, name: str = OWN) -> None:
+        self._setup_fn, self.name = setup_fn, name
+        self.title = f"setup_fn {getattr(setup_fn, '__qualname__', setup_fn)!r}"
         try:
             cloudpickle.dumps(self)
         except Exception as error:  # whatever the objects in it raise
             raise ConfigError(
-                f"{self.name} cannot be sent to workers: {error}; let it hold names and paths, and "
-                "build the rest there"
+                f"{self.title} cannot be sent to workers: {error}; let it hold names and paths, "
+                "and build the rest there"
             ) from error
 
     async def setup(self, worker: Worker) -> None:
@@ -159,41 +123,31 @@ class WorkerEnv(WorkerPlugin):
         # in the thread of the tasks, to which a GPU or torch's settings may belong; meanwhile the
         # worker stays in touch
         await asyncio.get_running_loop().run_in_executor(
-            worker.executors["default"], self._set_up, worker
+            worker.executors["default"], self._build_once, worker
         )
-        self.env()
+        env_of(worker, self.name)
 
-    def env(self) -> Mapping[str, object]:
-        """Return what was built; raises what `setup_fn` raised."""
-        # of a worker that joins late, Dask tells nobody of it
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
-
-    def _set_up(self, worker: Worker) -> None:
+    def _build_once(self, worker: Worker) -> None:
         with _BUILDING:
             built = _BUILT.setdefault(worker, {})
-            if self.token not in built:
-                built[self.token] = self._build(worker.address)
-            self._outcome = built[self.token]
-
-    def _build(self, address: str) -> Mapping[str, object] | Exception:
-        try:
-            env = self._setup_fn()
-            if not isinstance(env, Mapping) or not all(isinstance(name, str) for name in env):
-                raise ConfigError(f"{self.name} returns {env!r}, not a dict by name")
-        except Exception as error:
-            error.add_note(f"raised by {self.name} in worker {address}")
-            return error
-        return env
+            if self.name in built:
+                return
+            try:
+                env = self._setup_fn()
+                if not isinstance(env, Mapping) or not all(isinstance(name, str) for name in env):
+                    raise ConfigError(f"{self.title} returns {env!r}, not a dict by name")
+                built[self.name] = env
+            except Exception as error:
+                error.add_note(f"raised by {self.title} in worker {worker.address}")
+                built[self.name] = error
 
 
-# a worker that joins while the plugin is registered may be given it twice, and builds once
+# by name, of each worker in this process; one that joins while an environment is registered may be
+# given it twice, and builds it once
 _BUILT: WeakKeyDictionary[Worker, dict[str, Mapping[str, object] | Exception]] = WeakKeyDictionary()
-
-
 _BUILDING = threading.Lock()
 
 
-def _forget(token: str, dask_worker: Worker) -> None:
-    _BUILT.get(dask_worker, {}).pop(token, None)
+def forget(name: str, dask_worker: Worker) -> None:
+    """Let go of an environment in a worker."""
+    _BUILT.get(dask_worker, {}).pop(name, None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from featcache._closing import closed_after
 from featcache.cluster.config import ParallelConfig
@@ -19,11 +21,18 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from featcache.cluster.dispatch import Dispatch
-    from featcache.cluster.workers import Workers
 
 DEATHS = 3  # of workers at one batch: then it is the batch's fault
 R = TypeVar("R")
 Work = Callable[[ShardMaker, StatsSettings, ShardTask], R]
+
+
+class Job(NamedTuple):
+    """Work for a worker."""
+
+    work: Work[object]
+    settings: StatsSettings
+    task: ShardTask
 
 
 class LocalExecutor:
@@ -31,54 +40,46 @@ class LocalExecutor:
 
     def __init__(self, maker: ShardMaker) -> None:
         self._maker = maker
-        self.finish = maker.share.finish
+        self._numbers = count()  # of attempts
 
     def run(
         self, work: Work[R], settings: StatsSettings, tasks: Iterable[ShardTask]
     ) -> Iterator[tuple[ShardTask, R]]:
         """Do some work on tasks; yields each that is done, with what came of it."""
-        for number, task in enumerate(tasks):
+        for task, number in zip(tasks, self._numbers, strict=False):
             yield task, work(self._maker, settings, task._replace(number=number))
 
 
 class DaskExecutor:
     """Workers of Dask."""
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-        self._dispatch: Dispatch[ShardTask] | None = None
+    def __init__(self, dispatch: Dispatch[Job]) -> None:
+        self._dispatch = dispatch
 
     def run(
         self, work: Work[R], settings: StatsSettings, tasks: Iterable[ShardTask]
     ) -> Iterator[tuple[ShardTask, R]]:
         """Have some work done on tasks; yields each that is done, with what came of it."""
-        from featcache.cluster.dispatch import Dispatch, LostAttempt
+        from featcache.cluster.dispatch import LostAttempt
 
-        dispatch = Dispatch[ShardTask](
-            self._workers, settings.attempts, _do, work, settings, self._workers.env
-        )
-        self._dispatch, deaths = dispatch, Counter[tuple[str, int]]()
+        deaths = Counter[tuple[str, int]]()
         for task in tasks:
-            dispatch.add(task)
-        for task, outcome in dispatch.outcomes():
+            self._dispatch.add(Job(work, settings, task))
+        for job, outcome in self._dispatch.outcomes():
+            task = job.task
             if isinstance(outcome, Exception):
                 raise outcome
             if not isinstance(outcome, LostAttempt):
                 yield task, outcome
             elif outcome.batch is None:  # it was waiting there, the worker was at another
-                dispatch.add(task)
+                self._dispatch.add(job)
             else:
                 first = max(outcome.batch, 0)
                 deaths[task.name, first] += 1
                 if deaths[task.name, first] == DEATHS:
                     batch = task.indices[first : first + (settings.batch_size or 1)].tolist()
                     raise _deadly(batch) from outcome.error
-                dispatch.add(task._replace(retried=True))
-
-    def finish(self) -> None:
-        """Have the workers end what is under way, and seal their parts of the cache."""
-        if self._dispatch is not None:
-            self._dispatch.finish()
+                self._dispatch.add(job._replace(task=task._replace(retried=True)))
 
 
 def _deadly(batch: list[int]) -> ComputeError:
@@ -91,39 +92,44 @@ def _deadly(batch: list[int]) -> ComputeError:
 
 @contextmanager
 def executor_for(
-    provider: EnvironmentProvider, parallel: ParallelConfig | Client | None
+    provider: EnvironmentProvider, parallel: ParallelConfig | Client | None, attempts: Path
 ) -> Iterator[LocalExecutor | DaskExecutor]:
     """Yield this process, new workers, which end with the block, or those of a client.
 
-    All parts of the cache are sealed in the end, also on errors.
+    All parts of the cache are sealed in the end, also on errors. `attempts` is a directory for the
+    notes of workers on what they are at.
     """
     if parallel is None:
-        here = LocalExecutor(ShardMaker(provider.build_env_local()))
-        with closed_after(here.finish):
-            yield here
+        maker = ShardMaker(provider.build_env_local())
+        with closed_after(maker.share.finish):
+            yield LocalExecutor(maker)
         return
+    from featcache.cluster.dispatch import Dispatch
     from featcache.cluster.workers import workers_of
 
-    with workers_of(parallel, partial(_set_up, provider.build_worker_setup_fn())) as workers:
-        there = DaskExecutor(workers)
-        with closed_after(there.finish):
-            yield there
+    set_up = partial(_set_up, provider.build_worker_setup_fn())
+    with (
+        workers_of(parallel, set_up) as workers,
+        Dispatch[Job](workers, attempts, _do, workers.env) as dispatch,
+    ):
+        yield DaskExecutor(dispatch)
 
 
 # what Dask calls:
 
 
-def _set_up(setup_fn: Callable[[], object]) -> Mapping[str, object]:
+def _set_up(setup_fn: Callable[[], object]) -> dict[str, object]:
     maker = ShardMaker(setup_fn())
     return {"work": maker, "part": maker.share}
 
 
-def _do(task: ShardTask, work: Work[R], settings: StatsSettings, env: str) -> R | Exception:
+def _do(number: int, job: Job, env: str) -> object:
     from distributed import get_worker
 
     from featcache.cluster.worker_env import env_of
 
-    def do() -> R:
-        return work(cast(ShardMaker, env_of(get_worker(), env)["work"]), settings, task)
+    def do() -> object:
+        maker = cast(ShardMaker, env_of(get_worker(), env)["work"])
+        return job.work(maker, job.settings, job.task._replace(number=number))
 
     return returned(do)

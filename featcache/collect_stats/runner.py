@@ -129,11 +129,15 @@ class CollectStatsRunner(Hooks):
 
     def _collect(self, wanted: Ints) -> list[Shard]:
         """Make the shards that are missing; return all of them by their first utterances."""
-        with ExitStack() as at_end, executor_for(self.provider, self.parallel) as executor:
+        with (
+            self._shards.attempts() as attempts,
+            ExitStack() as at_end,
+            executor_for(self.provider, self.parallel, attempts) as executor,
+        ):
             settings = StatsSettings(
                 hooks=type(self),
                 directory=self.directory,
-                attempts=self._shards.new_attempts(),
+                attempts=attempts,
                 batch_size=self.batch_size,
                 features={} if self.write_collected_feats else None,
             )
@@ -148,12 +152,7 @@ class CollectStatsRunner(Hooks):
                 # what all have stored is published, those that died included
                 at_end.enter_context(closed_after(partial(retry_while_locked, writer.recover)))
             missing = self._shards.done(wanted, writer)[1]
-            settings = replace(
-                settings,
-                attempts=self._shards.new_attempts(),
-                features=features,
-                made_from=made_from,
-            )
+            settings = replace(settings, features=features, made_from=made_from)
             tasks = cut_shards(wanted, missing, self.batch_size or 1)
             there = len(wanted) - np.count_nonzero(missing)
             with tqdm(total=len(wanted), initial=there, unit="utt", disable=None) as bar:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.collect_stats.shard_maker import ShardTask
-from featcache.collect_stats.shards import FEATS, SHARDS, Shard, has_features, read_shard
+from featcache.collect_stats.shards import FEATS, RUN, SHARDS, Shard, has_features, read_shard
 from featcache.errors import StaleCacheError
 from featcache.interface import Ints
 from featcache.store.format.files import make_directory, write_durably
@@ -44,11 +45,17 @@ class ShardDirectory:
                 shutil.rmtree(self._split / FEATS)
         make_directory(self.path)
 
-    def new_attempts(self) -> Path:
-        """Make a directory for the attempts of a run."""
-        directory = self.path / f"run-{secrets.token_hex(4)}"
+    @contextmanager
+    def attempts(self) -> Iterator[Path]:
+        """Give a directory for the attempts of a run, which ends with it."""
+        for left in self._split.glob(f"{RUN}*"):  # of a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        directory = self._split / f"{RUN}{secrets.token_hex(4)}"
         directory.mkdir()
-        return directory
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)  # NFS keeps files that are open
 
     def require_made_from(self, made_from: Mapping[str, object]) -> None:
         """Note what the statistics are made from, or compare it with what is noted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from featcache.extraction.provenance import find_ingredients
 from featcache.extraction.workers.process_part import ProcessPart
 from featcache.interface import Ints
 from featcache.store.format.committed import committed
+from featcache.store.writing.part_writer import PartWriter
 
 Declared = Mapping[str, FeatureStorageConfig]
 
@@ -122,7 +124,7 @@ class ShardMaker:
         if settings.features is None:
             return {**self._env, "write_collected_feats": False}
         path = settings.directory / FEATS
-        writer = self.share.writer(path, settings.features, settings.made_from)
+        writer = self.share.writer(partial(PartWriter, path, settings.features, settings.made_from))
         known = set(committed(path)) if task.retried else set()
         collecting = {"feats_dir": path, "part_writer": NewFeatures(writer, known)}
         return {**self._env, "write_collected_feats": True, **collecting}

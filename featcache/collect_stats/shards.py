@@ -11,8 +11,8 @@ the run that cut it::
       indices.npy                            its utterances, by number in the data set
       done                                   a digest of each of these files; it comes last
 
-While a run is under way, there are two more kinds of directories beside them: `run-*`, which says
-which worker is at which batch, and `attempt-*`, in which a shard is being made.
+While a run is under way there are also `attempt-*` beside them, in which a shard is being made, and
+beside `shards` itself `work-run-*`, which says which worker is at which batch.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from featcache.store.format.sealed_json import pack_json, unpack_json
 from featcache.store.writing.cache_writer import CacheWriter
 
 SHARDS = "shards"
+RUN = "work-run-"  # then 8 hexadecimal digits
 DONE = "done"
 FEATS = "collect_feats"
 INDICES = "indices.npy"

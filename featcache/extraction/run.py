@@ -185,16 +185,20 @@ class Run:
         ends = self.ranks.gather((text, self._failures, self._outcome))
         failures = [failure for _, failed, _ in ends for failure in failed]
         outcome = Outcome.of_all([outcome for _, _, outcome in ends])
-        self.ranks.together(partial(self._publish, failures, outcome))
+        interrupted = isinstance(error, KeyboardInterrupt)
+        self.ranks.together(partial(self._publish, failures, outcome, interrupted))
         self.ranks.refuse_failures(text for text, _, _ in ends)
 
-    def _publish(self, failures: Sequence[Failure], outcome: Outcome) -> None:
-        """On rank 0, gather what all have written, those that died included, and publish it."""
+    def _publish(self, failures: Sequence[Failure], outcome: Outcome, interrupted: bool) -> None:
+        """On rank 0, gather what all have written, those that died included, and publish it.
+
+        After Ctrl-C nobody waits for those that still write: the next run gathers that.
+        """
         writer, to = self._publisher, self.destination
         if writer is None:
             return
         try:
-            retry_while_locked(writer.recover)
+            retry_while_locked(writer.recover, unless=lambda: interrupted)
             remove_runs(to.path)
             lost = 0 if outcome.stopped else self._lost(outcome.left_out, failures)
             to.publish(writer, failures, outcome._replace(stopped=outcome.stopped or lost > 0))

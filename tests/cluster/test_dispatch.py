@@ -9,20 +9,18 @@ from pathlib import Path
 
 from featcache.cluster.client import get_client
 from featcache.cluster.dispatch import Dispatch, LostAttempt
-from featcache.cluster.worker_env import run_env
-from featcache.cluster.workers import Workers
-from featcache.extraction.workers.plan import Task
+from featcache.cluster.workers import Workers, run_env
 
 
-def answer_and_die(task: Task, folder: Path) -> int:
+def answer_and_die(attempt: int, task: int, folder: Path) -> int:
     """Kill the worker of every other task once, right after the answer, which may not have been
     fetched then.
     """
-    note = folder / f"{task.start} was killed"
-    if task.start % 2 == 0 and not note.exists():
+    note = folder / f"{task} was killed"
+    if task % 2 == 0 and not note.exists():
         note.touch()
-        threading.Timer(0.01 * task.start, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    return task.start
+        threading.Timer(0.01 * task, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return task
 
 
 def test_answers_and_tasks_that_are_lost_with_the_only_worker_come_in_the_end(
@@ -30,11 +28,11 @@ def test_answers_and_tasks_that_are_lost_with_the_only_worker_come_in_the_end(
 ) -> None:
     done = []
     with get_client({"env": "local", "n_workers": 1}) as client, run_env(client, dict) as env:
-        dispatch = Dispatch[Task](
+        dispatch = Dispatch[int](
             Workers(client, env, stay=False), tmp_path, answer_and_die, tmp_path
         )
         for number in range(4):
-            dispatch.add(Task("plan", number, number + 1))
+            dispatch.add(number)
         for task, outcome in dispatch.outcomes():
             if isinstance(outcome, LostAttempt):
                 assert outcome.batch is None  # nobody had claimed it

@@ -108,7 +108,7 @@ def test_every_env_can_be_declared(env: str) -> None:
         ({"env": None}, r"no parallel env None; .*'local'"),
         ({"env": ["slurm"]}, r"no parallel env \['slurm'\]"),
         ({"workers": 3}, r"no setting 'workers'; did you mean 'n_workers'\?"),
-        ({1: 3}, "no setting 1; known"),
+        ({1: 3}, "no setting '1'; known"),
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest(
@@ -125,16 +125,16 @@ def test_unknown_arguments_are_refused_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("n_workers", [0, -1, 2.0, "2", True, None])
 def test_numbers_of_workers_are_whole_and_positive(n_workers: object) -> None:
-    with pytest.raises(ConfigError, match=r"n_workers is a number of processes, 1 or more, not "):
+    with pytest.raises(ConfigError, match="n_workers must be an integer of at least 1, not "):
         ParallelConfig.of({"n_workers": n_workers})
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([("cores", 1)], r"options of env 'slurm' are a mapping by name, not \["),
+        ([("cores", 1)], r"options of env 'slurm': they are a mapping by name, not \["),
         ("cores=1", "are a mapping by name, not 'cores=1'"),
-        ({1: 2}, "have names, 1 is none"),
+        ({1: 2}, "are a mapping by name, not {1: 2}"),
         ({"n_workers": 2}, "n_workers stands beside 'options'"),
         ({"walltime": 1.5}, "walltime is text such as '01:30:00', not 1.5"),
         ({"walltime": True}, "walltime is text such as '01:30:00', not True"),

@@ -4,7 +4,9 @@ first.
 
 from __future__ import annotations
 
+import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +14,29 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from parallel_helpers import FEATURES, Numbers, Provider
 from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_features
 
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, DuplicateIdError
+from featcache.extraction.dataset_batches import wanted_batches
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.workers.driver import _some_of
-from featcache.extraction.workers.plan import (
-    PLAN,
-    Task,
-    batches_of,
-    check_lengths,
-    cut,
-    digest_of,
-    load_batches,
-    save_batches,
-)
+from featcache.extraction.workers.plan import check_lengths, cut, digest_of, longest_first
 from featcache.extraction.workers.tasks import RunSettings, TaskRunner
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.store.format import committed
 from featcache.store.format.journal import Journal, read_journal
 from featcache.store.writing import part_writer
 
 lengths_lists = st.lists(st.integers(0, 1000) | st.floats(0, 1e6), max_size=200)
+
+
+def planned(missing: Ints, lengths: NDArray[np.float64] | None, batch_size: int) -> Batches:
+    order = longest_first(missing, lengths)
+    return wanted_batches(order, len(order), {"batch_size": batch_size})
 
 
 @given(lengths_lists, st.integers(1, 8), st.integers(1, 100), st.booleans())
@@ -45,17 +46,15 @@ def test_every_utterance_is_in_one_task_and_no_task_is_too_long(
     lengths = np.array(values, float) if known else None
     weights = np.array(values, float) if known else np.ones(len(values))
     missing = np.flatnonzero(np.arange(len(values)) % 3 != 1)
-    batches = batches_of(missing, lengths, batch_size)
-    ranges = cut(batches, lengths, tasks)
+    batches = planned(missing, lengths, batch_size)
+    cuts = cut(batches, lengths, tasks)
     assert sorted(batches.items.tolist()) == missing.tolist()
-    assert [number for start, stop in ranges for number in range(start, stop)] == list(
-        range(len(batches))
-    )
-    assert len(ranges) <= tasks
+    assert [batch for task in cuts for batch in task] == list(batches)
+    assert len(cuts) <= tasks
     assert all(0 < len(batch) <= batch_size for batch in batches)
     share = weights[missing].sum() / tasks
-    for start, stop in ranges:
-        heavy = [weights[np.array(batch)].sum() for batch in batches[start:stop]]
+    for task in cuts:
+        heavy = [weights[np.array(batch)].sum() for batch in task]
         last = max([number for number, weight in enumerate(heavy) if weight], default=0)
         assert sum(heavy[:last]) <= share * (1 + 1e-9) + 1e-9
 
@@ -63,13 +62,13 @@ def test_every_utterance_is_in_one_task_and_no_task_is_too_long(
 @given(lengths_lists.filter(len))
 def test_the_longest_come_first_and_equals_in_their_order(values: list[float]) -> None:
     lengths = np.array(values, float)
-    order = batches_of(np.arange(len(values)), lengths, 2).items
+    order = planned(np.arange(len(values)), lengths, 2).items
     assert order.tolist() == sorted(range(len(values)), key=lambda index: -values[index])
-    assert batches_of(np.arange(len(values)), None, 2).items.tolist() == list(range(len(values)))
+    assert planned(np.arange(len(values)), None, 2).items.tolist() == list(range(len(values)))
 
 
 def test_nothing_missing_is_no_task() -> None:
-    assert cut(batches_of(np.arange(0), None, 4), None, 10) == []
+    assert cut(planned(np.arange(0), None, 4), None, 10) == []
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=4).filter(len), max_size=10), st.data())
@@ -86,10 +85,11 @@ def test_batches_less_some_utterances_keep_their_order(
     assert list(_some_of(batches, wanted)) == left
 
 
-def test_workers_find_the_plan_as_it_was_made(tmp_path: Path) -> None:
-    batches = Batches.of([[3, 1], [2]])
-    save_batches(tmp_path, "plan", batches)
-    assert list(load_batches(tmp_path, "plan")) == [[3, 1], [2]]
+def test_a_task_is_sent_as_its_own_utterances_alone() -> None:
+    first, *_ = cut(planned(np.arange(100_000), None, 4), None, 100)
+    sent = pickle.dumps(first)
+    assert len(sent) < 20_000
+    assert list(pickle.loads(sent)) == list(first)  # noqa: S301
 
 
 def write(writer: part_writer.PartWriter, numbers: range) -> None:
@@ -165,15 +165,15 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
     path, directory = tmp_path / "cache", tmp_path / "cache" / "extraction-0"
     with CacheWriter(path, FEATURES):
         directory.mkdir()
-        save_batches(directory, PLAN, batches_of(np.arange(5), None, 1))
         declared = {feature.name: feature for feature in FEATURES}
         ids = digest_of(Numbers(5).ids)
+        open_part = partial(part_writer.PartWriter, path, declared, {})
         settings = RunSettings(
-            path, declared, {}, directory, ids, skip_failures=False, retries=0, seal_every_s=None
+            path, open_part, directory, ids, skip_failures=False, retries=0, seal_every_s=None
         )
         runner = TaskRunner(settings, lambda: env)
         with pytest.raises(ComputeError, match="cannot compute 3"):
-            runner.run(Task(PLAN, 0, 5), lambda progress: None)
+            runner.run(0, planned(np.arange(5), None, 1), lambda progress: None)
         assert sorted(committed.committed(path)) == sorted(Numbers(5).ids[:3])
         runner.part.finish()
         shutil.rmtree(directory)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+from dask.distributed import Client, LocalCluster
 from parallel_helpers import LOCAL, Provider, assert_holds, calls, extract
 from places import TESTS
 from store_helpers import free_space
@@ -34,6 +36,8 @@ from parallel_helpers import Provider, extract
 if __name__ == "__main__":
     extract(Provider(Path(sys.argv[2]), 40, 0.05, hangs=[39]))
 """
+
+TWO_WORKERS = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
 
 # from Ctrl-C to the end of the process: 5 s where nothing else runs
 ENDED_S = 20.0
@@ -78,6 +82,29 @@ def test_ctrl_c_ends_workers_that_hang(tmp_path: Path) -> None:
     _, told = before.splitlines()  # the first one is the link of the dashboard
     assert re.match(r"stopped: \d+ of 40 utterances are in cache .* goes on from there", told)
     assert "\nKeyboardInterrupt" in interrupt
+    assert len(set(committed(tmp_path / "cache"))) >= 20
+    assert_holds(extract(Provider(tmp_path)), range(40))
+
+
+def test_ctrl_c_does_not_wait_for_workers_of_somebody_else_that_hang(tmp_path: Path) -> None:
+    pressed = []
+
+    def press() -> None:
+        until = time.monotonic() + 60
+        while len(calls(tmp_path)) < 30 and time.monotonic() < until:
+            time.sleep(0.05)
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with (
+        LocalCluster(**TWO_WORKERS) as cluster,  # type: ignore[no-untyped-call]
+        Client(cluster) as client,  # type: ignore[no-untyped-call]
+    ):
+        threading.Thread(target=press).start()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            extract(Provider(tmp_path, 40, 0.05, hangs=[20]), parallel=client)
+        assert time.monotonic() - pressed[0] < ENDED_S
+    assert "still being written" in "".join(caught.value.__notes__)
     assert len(set(committed(tmp_path / "cache"))) >= 20
     assert_holds(extract(Provider(tmp_path)), range(40))
 

@@ -31,7 +31,7 @@ def test_a_directory_that_cannot_be_removed_is_left_alone(
     real = getattr(os, call)
 
     def refused(path: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(part in str(path) for part in (RUN, "work-removed-", "plan")):
+        if any(part in str(path) for part in (RUN, "work-removed-", "attempt-")):
             raise OSError(
                 errno.ENOTEMPTY, "a worker that woke up late has written into it", str(path)
             )

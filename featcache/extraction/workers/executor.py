@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,19 +18,18 @@ from featcache.extraction.destination import Destination
 from featcache.extraction.progress import ProgressBar
 from featcache.extraction.run import Outcome, Publish
 from featcache.extraction.workers.plan import (
-    PLAN,
-    RUN,
+    LARGEST_TASK,
     TASKS_PER_WORKER,
-    batches_of,
     check_lengths,
     cut,
     digest_of,
-    remove_runs,
-    save_batches,
+    longest_first,
+    make_run,
 )
 from featcache.extraction.workers.tasks import Environment, RunSettings, TaskRunner
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
+from featcache.store.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -77,65 +75,52 @@ class WorkersExecutor:
         lengths = None if self.lengths is None else check_lengths(self.lengths, self.size)
         batches = self._batches(wanted, lengths)
         computed = batches if self.most_batches is None else batches[: self.most_batches]
-        ranges = cut(computed, lengths, TASKS_PER_WORKER * number_of_workers(self.parallel))
-        if ranges:
-            self._work(self._start_run(computed), ranges, bar, partial(publish_if_due, _nothing))
+        number = TASKS_PER_WORKER * number_of_workers(self.parallel)
+        tasks = cut(computed, lengths, max(number, len(wanted) // LARGEST_TASK))
+        if tasks:
+            # workers seal their own parts
+            self._work(tasks, bar, lambda: publish_if_due(lambda: None))
         left_out = len(wanted) - len(batches.items)
         return Outcome(left_out, stopped=len(computed) < len(batches))
 
     def _batches(self, missing: Ints, lengths: NDArray[np.float64] | None) -> Batches:
-        if "sampler" not in self.loader_kwargs and "batch_sampler" not in self.loader_kwargs:
-            return batches_of(missing, lengths, self.loader_kwargs.get("batch_size", 1) or 1)
-        batches = wanted_batches(missing, self.size, self.loader_kwargs)
-        numbers, times = np.unique(batches.items, return_counts=True)
-        if len(numbers) < len(batches.items):
-            id = self._ids[int(numbers[times.argmax()])]
+        order = longest_first(missing, lengths)
+        batches = wanted_batches(order, self.size, self.loader_kwargs)
+        times = np.bincount(batches.items, minlength=1)
+        if times.max() > 1:
             raise ConfigError(
-                f"the given sampler asks for utterance {id!r} {times.max()} times; once is enough"
+                f"the given sampler asks for utterance {self._ids[int(times.argmax())]!r} "
+                f"{times.max()} times; once is enough"
             )
         return batches
 
-    def _start_run(self, batches: Batches) -> RunSettings:
-        """Write down what the workers need to know; removes what a killed run has left of it."""
+    def _work(self, tasks: Sequence[Batches], bar: ProgressBar, tend: Callable[[], None]) -> None:
+        from featcache.cluster.workers import workers_of
+        from featcache.extraction.workers.driver import Driver
+
+        parallel, settings = self.parallel, self._settings()
+        # ssh has as many workers as there are hosts
+        if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":
+            parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(tasks)))
+        with workers_of(parallel, partial(_environment, settings, self.builder())) as workers:
+            Driver(workers, settings, self._ids, bar, tend).work(tasks)
+
+    def _settings(self) -> RunSettings:
+        """Return what the workers need to know."""
         to = self.destination
-        remove_runs(to.path)
-        directory = to.path / f"{RUN}{secrets.token_hex(4)}"
-        directory.mkdir()
-        save_batches(directory, PLAN, batches)
+        path, directory = to.path.absolute(), make_run(to.path).absolute()
         return RunSettings(
-            path=to.path.absolute(),
-            features=to.storage.features,
-            fingerprint=to.fingerprint,
-            directory=directory.absolute(),
+            path=path,
+            open_part=partial(PartWriter, path, to.storage.features, to.fingerprint),
+            directory=directory,
             ids=digest_of(self._ids),
             skip_failures=to.skip_failures,
             retries=self.retries,
             seal_every_s=self.publish_every_s,
         )
 
-    def _work(
-        self,
-        settings: RunSettings,
-        ranges: Sequence[tuple[int, int]],
-        bar: ProgressBar,
-        tend: Callable[[], None],
-    ) -> None:
-        from featcache.cluster.workers import workers_of
-        from featcache.extraction.workers.driver import Driver
-
-        parallel = self.parallel
-        # ssh has as many workers as there are hosts
-        if isinstance(parallel, ParallelConfig) and parallel.env != "ssh":
-            parallel = dataclasses.replace(parallel, n_workers=min(parallel.n_workers, len(ranges)))
-        with workers_of(parallel, partial(_environment, settings, self.builder())) as workers:
-            Driver(workers, settings, self._ids, bar, tend).work(ranges)
-
 
 def _environment(settings: RunSettings, build: Callable[[], Environment]) -> dict[str, object]:
     # built in the first task, which can fail as any other, and be counted
     runner = TaskRunner(settings, build)
     return {"work": runner, "part": runner.part}
-
-
-def _nothing() -> None:
-    """Workers seal their own parts."""

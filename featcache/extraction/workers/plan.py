@@ -1,4 +1,4 @@
-"""The plan of an extraction: which utterances make up a task, and where workers find that."""
+"""The plan of an extraction: the batches of utterances of each task; and a run's directory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import secrets
 import shutil
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -18,30 +18,8 @@ from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 
 TASKS_PER_WORKER = 32  # so that nobody waits for the last one longer than a thirtieth of the time
-PLAN = "plan"
+LARGEST_TASK = 200_000  # utterances; larger messages are hard on Dask
 RUN = "work-extraction-"  # then 8 hexadecimal digits: the directory of a run, in that of the cache
-
-
-class Task(NamedTuple):
-    """Some batches of a list of batches that lies in the directory of the run."""
-
-    name: str  # of the list
-    start: int
-    stop: int
-    number: int = 0  # of this attempt: no two attempts at the same batches share it
-
-
-def batches_of(indices: Ints, lengths: NDArray[np.float64] | None, batch_size: int) -> Batches:
-    """Put utterances into batches, longest first; in the given order where lengths are not known.
-
-    Args:
-        indices: numbers of the utterances in their dataset.
-        lengths: of all utterances of the dataset, in any unit.
-        batch_size: utterances a batch; the last may hold fewer.
-    """
-    order = longest_first(indices, lengths)
-    ends = np.append(np.arange(0, len(order), batch_size), len(order))
-    return Batches(order, ends)
 
 
 def longest_first(indices: Ints, lengths: NDArray[np.float64] | None) -> Ints:
@@ -49,26 +27,28 @@ def longest_first(indices: Ints, lengths: NDArray[np.float64] | None) -> Ints:
     return indices if lengths is None else indices[np.argsort(-lengths[indices], kind="stable")]
 
 
-def cut(batches: Batches, lengths: NDArray[np.float64] | None, tasks: int) -> list[tuple[int, int]]:
-    """Cut batches that follow each other into at most `tasks` ranges.
+def cut(batches: Batches, lengths: NDArray[np.float64] | None, tasks: int) -> list[Batches]:
+    """Cut batches, in their order, into at most `tasks` tasks of about equal total length.
 
-    These are of about equal total length (or count).
+    Without lengths, utterances are counted. No task is longer than an equal share plus its last
+    batch.
 
-    No range is longer than an equal share plus its last batch.
-
-    >>> cut(Batches.of([[0], [1], [2], [3]]), np.array([6.0, 2, 2, 2]), 2)
-    [(0, 1), (1, 4)]
+    >>> [list(task) for task in cut(Batches.of([[0], [1], [2], [3]]), np.array([6.0, 2, 2, 2]), 2)]
+    [[[0]], [[1], [2], [3]]]
     """
-    weights = (
-        np.ones(len(batches.items)) if lengths is None else np.maximum(lengths[batches.items], 0)
-    )
-    sums = np.append(0, np.cumsum(weights))[batches.ends[1:]]
+    sums = batches.ends[1:].astype(float)
+    if lengths is not None:
+        sums = np.append(0, np.cumsum(np.maximum(lengths[batches.items], 0)))[batches.ends[1:]]
     if not len(sums) or sums[-1] == 0:
-        return [(0, len(sums))] if len(sums) else []
+        return [batches] if len(sums) else []
     shares = np.searchsorted(sums, sums[-1] * np.arange(1, tasks + 1) / tasks * (1 - 1e-12)) + 1
     shares[-1] = len(sums)  # whatever weighs nothing at the end
-    ends = np.unique(np.append(0, np.minimum(shares, len(sums))))
-    return list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))
+    bounds = np.unique(np.append(0, np.minimum(shares, len(sums))))
+    items, ends = batches.items, batches.ends
+    return [
+        Batches(items[ends[start] : ends[stop]], ends[start : stop + 1] - ends[start])
+        for start, stop in pairwise(bounds)
+    ]
 
 
 def digest_of(ids: Iterable[str]) -> str:
@@ -89,8 +69,7 @@ def check_lengths(lengths: object, size: int) -> NDArray[np.float64]:
         raise ConfigError(
             f"lengths are {size} numbers, one for each utterance, not an array of {found.shape}"
         )
-    if not np.isfinite(found).all():
-        number = int(np.isfinite(found).argmin())
+    for number in np.flatnonzero(~np.isfinite(found)):
         raise ConfigError(
             f"lengths are finite numbers, one for each utterance, but number {number} is "
             f"{found[number]}"
@@ -98,18 +77,12 @@ def check_lengths(lengths: object, size: int) -> NDArray[np.float64]:
     return found
 
 
-def save_batches(directory: Path, name: str, batches: Batches) -> None:
-    """Write a list of batches where `load_batches` finds it."""
-    for column, array in (("items", batches.items), ("ends", batches.ends)):
-        np.save(directory / f"{name}-{column}.npy", array)
-
-
-def load_batches(directory: Path, name: str) -> Batches:
-    """Map a list of batches into memory."""
-    items, ends = (
-        np.load(directory / f"{name}-{column}.npy", mmap_mode="r") for column in ("items", "ends")
-    )
-    return Batches(items, ends)
+def make_run(cache: Path) -> Path:
+    """Make a directory for a run, and remove those of killed runs."""
+    remove_runs(cache)
+    directory = cache / f"{RUN}{secrets.token_hex(4)}"
+    directory.mkdir()
+    return directory
 
 
 def remove_runs(cache: Path) -> None:

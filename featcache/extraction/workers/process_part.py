@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from featcache._closing import closed_after
 from featcache.cluster.attempts import Attempt
-from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import IncompleteError
 from featcache.store.writing.part_writer import PartWriter
 
@@ -27,38 +26,33 @@ class ProcessPart:
     def attempt(self, directory: Path, number: int) -> Iterator[Attempt]:
         """Begin an attempt at a task; commits its utterances before the attempt can be revoked.
 
-        Raises `TaskTakenError` if another process has, or had, this attempt, `IncompleteError` if
-        the run is over.
+        Raises what `Attempt` raises, and `IncompleteError` if the run is stopped.
         """
         with self._one_at_a_time:
             if self.stopping:
                 raise IncompleteError("the run has been stopped")
-            try:
-                attempt = Attempt(directory, number)
-            except FileNotFoundError as error:
-                raise IncompleteError(
-                    f"{str(directory)!r} is gone: the run is over, or the cache was removed"
-                ) from error
-            with contextlib.closing(attempt), closed_after(self.commit):
-                yield attempt
+            self._attempt = Attempt(directory, number)
+            with contextlib.closing(self._attempt), closed_after(self.commit):
+                yield self._attempt
 
-    def writer(
-        self,
-        path: Path,
-        features: Mapping[str, FeatureStorageConfig],
-        fingerprint: Mapping[str, object],
-    ) -> PartWriter:
-        """Return the writer of this process's part; the first call opens it."""
+    def writer(self, open_part: Callable[[], PartWriter]) -> PartWriter:
+        """Return the writer of this process's part, which is noted with the attempt under way.
+
+        The first call opens it.
+        """
         if self._writer is None:
-            self._writer = PartWriter(path, features, fingerprint)
+            self._writer = open_part()
+        if self._writer.part is not None:
+            self._attempt.note(self._writer.part)
+        self._writer.on_part = self._attempt.note
         return self._writer
 
     def finish(self) -> None:
         """End the current task after its batch, and seal the part."""
         self.stopping = True
         with self._one_at_a_time:
-            if self._writer is not None:
-                writer, self._writer = self._writer, None
+            writer, self._writer = self._writer, None
+            if writer is not None:
                 writer.close()
 
     def commit(self) -> None:
