@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from os import getpid
 from typing import Any, NoReturn, TypeVar
@@ -49,12 +50,19 @@ class Prefetch(Iterator[T]):
         self._at_work: set[int] = set()  # idents of the threads that are at a job
         # reentrant: the garbage collector may close an iteration in any thread, at any moment
         self._state = threading.Condition(threading.RLock())
+        _iterations.add(self)
         # no job is begun any more; none is being done any more
-        self._closed = self._is_over = False
+        self._closed, self._is_over = _ending.is_set(), False
         self._advance()
-        _open.add(self)
 
     def __next__(self) -> T:
+        try:
+            return self._next_result()
+        finally:
+            if _ending.is_set():
+                _stop_thread()
+
+    def _next_result(self) -> T:
         if getpid() != self._process:
             raise ClosedError(
                 "this iteration belongs to the process that began it; begin another one in this "
@@ -150,10 +158,24 @@ def _raise(error: Exception) -> NoReturn:
 
 # An iteration that is left may live as long as the interpreter. Closed when that begins to end, it
 # needs nothing of what is taken apart then.
-_open: weakref.WeakSet[Prefetch[Any]] = weakref.WeakSet()
+_iterations: weakref.WeakSet[Prefetch[Any]] = weakref.WeakSet()
+_ending = threading.Event()
 
 
 @atexit.register
 def _close_all() -> None:
-    for prefetch in list(_open):
-        prefetch.close()
+    _ending.set()
+    with suppress(KeyError):  # there are none left
+        while True:
+            _iterations.pop().close()
+
+
+def _stop_thread() -> None:
+    """Stop a daemon thread that iterates when the interpreter ends.
+
+    Python ends such threads when they next want its lock; within torch, such as when a batch is
+    dropped, that aborts the process.
+    """
+    if threading.current_thread() is threading.main_thread():
+        raise ClosedError("the interpreter is ending: no more batches are read")
+    threading.Event().wait()

@@ -10,20 +10,26 @@ from pathlib import Path
 import pytest
 from store_helpers import make_cache
 
+import featcache
+
 UTTERANCES = 64
 SCRIPT = """
 import atexit, sys, threading, time
+
+ended = threading.Event()
+@atexit.register
+def after_the_library():  # since it is registered before
+    ended.set()
+    time.sleep(LATE_S)
+
 import featcache
 
 first = featcache.open(sys.argv[1]).ids[0]
-leaving = threading.Event()
-atexit.register(leaving.set)  # before the library's own, which was registered earlier
 
 def slow(item):
     if item["id"] != first:
-        leaving.wait()
-        time.sleep(0.2)
-    print("done", flush=True)
+        time.sleep(2)
+    print(item["id"], flush=True)
     return item
 
 loader = featcache.FeatureLoader(
@@ -46,9 +52,11 @@ LEAVE = {
         "keeps = Keeps(); keeps.keeps = keeps; keeps.batches = batches; del batches"
     ),
     "a thread that iterates": (
-        "import threading\n"
         "thread = threading.Thread(target=lambda: list(loader), daemon=True); thread.start()\n"
         "time.sleep(0.3)"
+    ),
+    "a thread that iterates late": (
+        "def late(): ended.wait(); list(loader)\nthreading.Thread(target=late, daemon=True).start()"
     ),
 }
 
@@ -66,6 +74,7 @@ def test_a_script_may_end_within_an_iteration(
     how: str, threads: int, device: str | None, cache: Path
 ) -> None:
     script = SCRIPT.replace("LEAVE", LEAVE[how]).replace("DEVICE", repr(device))
+    script = script.replace("LATE_S", "3" if "late" in how else "0")
     ended = subprocess.run(
         [sys.executable, "-c", script, cache, str(threads)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -74,8 +83,29 @@ def test_a_script_may_end_within_an_iteration(
         check=False,
         timeout=240,
     )
-    assert ended.returncode == {"an error": 1, "sys.exit": 3}.get(how, 0)
+    assert ended.returncode == {"an error": 1, "sys.exit": 3}.get(how, 0), ended.stderr
     assert "Exception ignored" not in ended.stderr
     assert ended.stderr == "" or "ValueError: mine" in ended.stderr.splitlines()[-1]
     # those that were taken ahead are not waited for, but for the one that each thread is at
-    assert ended.stdout.count("done") < UTTERANCES
+    done = ended.stdout.splitlines()
+    assert len(done) < UTTERANCES
+    if "late" in how:
+        assert done.count(featcache.open(cache).ids[0]) == 1  # that of the first iteration
+
+
+def test_an_iteration_that_begins_when_the_interpreter_ends_is_refused(cache: Path) -> None:
+    script = """
+import atexit, sys
+
+@atexit.register
+def after_the_library():  # since it is registered before
+    list(loader)
+
+import featcache
+loader = featcache.FeatureLoader(sys.argv[1], batch_size=1)
+next(iter(loader))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script, cache], capture_output=True, text=True, check=False
+    )
+    assert "ClosedError: the interpreter is ending: no more batches are read" in ended.stderr
