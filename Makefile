@@ -42,7 +42,7 @@ faults: setup  ## let system calls of writers fail, 2,112 of them; three minutes
 fuzz: setup  ## damage caches in every way, 20,000 of them and more; three minutes (FEATCACHE_FUZZ=10 tries ten times as many)
 	$(BIN)/pytest tests/fuzz -s --override-ini=timeout=3600
 
-rightness: setup  ## change two recipes in hundreds of ways: is every change that matters noticed, and no other?
+rightness: setup  ## change two recipes in hundreds of ways: what matters must be noticed, nothing else; ten minutes
 	$(BIN)/pytest tests/rightness -s --override-ini=timeout=7200
 
 lint: setup  ## look for mistakes that a look at the text finds
