@@ -17,7 +17,7 @@ CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store
 FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py \
   tests/store/writing/test_store_full_disk.py
 
-.PHONY: setup demo test workers crash torture faults fuzz lint fmt check map bench clean
+.PHONY: setup demo test workers crash torture faults fuzz rightness lint fmt check map bench clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
@@ -41,6 +41,9 @@ faults: setup  ## let system calls of writers fail, 2,112 of them; three minutes
 
 fuzz: setup  ## damage caches in every way, 20,000 of them and more; three minutes (FEATCACHE_FUZZ=10 tries ten times as many)
 	$(BIN)/pytest tests/fuzz -s --override-ini=timeout=3600
+
+rightness: setup  ## change two recipes in hundreds of ways: what matters must be noticed, nothing else; ten minutes
+	$(BIN)/pytest tests/rightness -s --override-ini=timeout=7200
 
 lint: setup  ## look for mistakes that a look at the text finds
 	$(BIN)/ruff check

@@ -1,0 +1,1 @@
+"""Parts of recipes that several share."""

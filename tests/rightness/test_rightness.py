@@ -1,0 +1,133 @@
+"""Hundreds of changes of two recipes: those that matter are noticed, the others cost nothing.
+
+`make rightness` runs them. For each change the recipe is run, changed, and run again in a new
+process; the changed recipe in an empty directory tells whether the change matters.
+FEATCACHE_RIGHTNESS names the share that must be noticed, in percent; FEATCACHE_RIGHTNESS_ONLY a
+pattern of the changes that are tried, "kind: name"; FEATCACHE_RIGHTNESS_JSON a file for all
+outcomes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import changes_code
+import changes_data
+import changes_dynamic
+import changes_held
+import changes_known
+import changes_libraries
+import changes_modules
+import changes_objects
+import changes_plain
+import changes_values
+import harmless_code
+import harmless_data
+import harmless_held
+import harmless_layout
+import harmless_settings
+import harmless_unused
+import pytest
+from rightness_changes import Change
+from rightness_corpus import make_corpus
+from rightness_report import Tally, named
+from rightness_stage import Outcome, Stage
+
+LISTS = (
+    changes_code,
+    changes_plain,
+    changes_objects,
+    changes_held,
+    changes_known,
+    changes_values,
+    changes_dynamic,
+    changes_modules,
+    changes_data,
+    changes_libraries,
+    harmless_code,
+    harmless_layout,
+    harmless_unused,
+    harmless_settings,
+    harmless_held,
+    harmless_data,
+)
+CHANGES: list[Change] = [change for each in LISTS for change in each.CHANGES]
+PROCESSES = 2
+NOTICED = float(os.environ.get("FEATCACHE_RIGHTNESS", "97")) / 100
+NAMED = NOTICED * 93 / 97
+ONLY = os.environ.get("FEATCACHE_RIGHTNESS_ONLY", "")
+
+
+def test_the_list_has_no_change_twice() -> None:
+    names = [(change.recipe, change.kind, change.name) for change in CHANGES]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.fixture(scope="module")
+def tally(tmp_path_factory: pytest.TempPathFactory) -> Tally:
+    root = tmp_path_factory.mktemp("rightness")
+    make_corpus(root / "corpus")
+    chosen = [each for each in CHANGES if re.search(ONLY, f"{each.kind}: {each.name}")]
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        shares = [chosen[first::PROCESSES] for first in range(PROCESSES)]
+        tried = [pool.submit(_try, share, root, at) for at, share in enumerate(shares)]
+        tally = Tally(outcome for each in tried for outcome in each.result())
+    tally.print()
+    if "FEATCACHE_RIGHTNESS_JSON" in os.environ:
+        _write(tally, Path(os.environ["FEATCACHE_RIGHTNESS_JSON"]))
+    return tally
+
+
+def _try(changes: Sequence[Change], root: Path, number: int) -> list[Outcome]:
+    stage = Stage(root / f"stage-{number}", root / "corpus")
+    try:
+        return [stage.attempt(change) for change in changes]
+    finally:
+        stage.close()
+
+
+def _write(tally: Tally, path: Path) -> None:
+    rows = [
+        {
+            "name": outcome.change.name,
+            "kind": outcome.change.kind,
+            "recipe": outcome.change.recipe,
+            "expected": outcome.change.expected,
+            "matters": outcome.matters,
+            "how": outcome.how,
+            "worst": outcome.worst,
+            "named": named(outcome),
+            "message": outcome.message,
+            "log": outcome.log,
+        }
+        for outcome in tally.outcomes
+    ]
+    path.write_text(json.dumps(rows, indent=1))
+
+
+@pytest.mark.timeout(7200)
+def test_all_changes_can_be_judged(tally: Tally) -> None:
+    assert [outcome.change.name for outcome in tally.broken] == []
+    if not ONLY:
+        assert len(tally.matter) >= 150
+        assert len(tally.rest) >= 100
+
+
+def test_changes_that_matter_are_noticed(tally: Tally) -> None:
+    missed, matter = len(tally.missed), len(tally.matter)
+    assert missed <= (1 - NOTICED) * matter
+
+
+def test_messages_name_the_cause(tally: Tally) -> None:
+    unnamed, refused = len(tally.unnamed), len(tally.refused)
+    assert unnamed <= (1 - NAMED) * refused
+
+
+def test_no_clear_change_is_refused(tally: Tally) -> None:
+    refused = [outcome.change.name for outcome in tally.false_clear]
+    assert len(refused) <= 1
