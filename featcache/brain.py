@@ -52,7 +52,7 @@ class FeatureCacheMixin:
         brain.cache_features(valid_set, sb.Stage.VALID)
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         first = next(base for base in cls.__mro__ if "make_dataloader" in vars(base))
         # a Brain before the mixin: its own method would be found
@@ -80,7 +80,7 @@ class FeatureCacheMixin:
         *,
         split: str | None = None,
         storage: FeatureStorage | None = None,
-        loader_kwargs: Mapping[str, Any] | None = None,
+        loader_kwargs: Mapping[str, object] | None = None,
         progressbar: bool | None = None,
         resume: bool = True,
         overwrite: bool = False,
@@ -173,7 +173,7 @@ class FeatureCacheMixin:
         dataset: Any,
         stage: Any,
         ckpt_prefix: str | None = "dataloader-",
-        **loader_kwargs: Any,
+        **loader_kwargs: object,
     ) -> Any:
         """Return a `FeatureLoader` as it is, as `Brain.fit` and `evaluate` do with a DataLoader.
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CommonCollateFn, EnvironmentProvider, FeatureStats
-from featcache.collect_stats.runner import CollectStatsRunner
+from featcache.collect_stats.runner import CollectStatsRunner, Totals
 
 DIMS = 3
 
@@ -120,7 +120,7 @@ def calls(folder: Path) -> list[int]:
     return list(map(int, path.read_text().split())) if path.exists() else []
 
 
-def collect(provider: Provider, count: int = 30, **settings: Any) -> dict[str, dict[str, Any]]:
+def collect(provider: Provider, count: int = 30, **settings: Any) -> Totals:
     """Collect statistics beside the provider's notes."""
     settings = {"batch_size": 4, **settings}
     return CollectStatsRunner(provider, provider.folder / "stats", "train", **settings)(

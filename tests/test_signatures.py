@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -81,6 +82,24 @@ def test_the_signature_of_a_public_method_is_visible_and_short(
 ) -> None:
     fits = named(call) and len(positional(call)) <= POSITIONAL
     assert fits != (name in METHODS), inspect.signature(call)
+
+
+def test_any_stands_only_where_another_toolkit_gives_no_type() -> None:
+    found = dict[Callable[..., object], list[str]]()
+    for _, each in public():
+        bases = each.__mro__ if isinstance(each, type) else ()
+        ours = [base for base in bases if base.__module__.startswith("featcache.")]
+        values = [value for base in ours for value in vars(base).values()] if ours else [each]
+        for value in values:
+            function = getattr(value, "fget", getattr(value, "__func__", value))
+            private = function is None or re.match("_[^_]", getattr(function, "__name__", "_x"))
+            if inspect.isfunction(function) and not private:
+                notes = inspect.get_annotations(function).items()
+                found[function] = [name for name, note in notes if re.search(r"\bAny\b", str(note))]
+    assert len(found) > 100
+    assert sum(map(len, found.values())) <= 20, [
+        f"{f.__qualname__}: {names}" for f, names in found.items() if names
+    ]
 
 
 def test_a_declaration_shows_its_settings() -> None:

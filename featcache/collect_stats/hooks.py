@@ -22,7 +22,7 @@ import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featcache.collect_stats.batch_stats import (
     ArraysByKey,
@@ -37,6 +37,10 @@ from featcache.collect_stats.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_K
 from featcache.errors import ConfigError, FeatureError
 from featcache.interface import Array
 from featcache.loading.device import to_device
+from featcache.stats import FeatureStats
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Hooks:
@@ -48,10 +52,10 @@ class Hooks:
         dataset: Any,
         model: Any,
         collate_fn: Any,
-        device: Any = None,
+        device: torch.device | str | None = None,
         write_collected_feats: bool = False,
-        collect_stats_kwargs: Mapping[str, Any] | None = None,
-        **env: Any,
+        collect_stats_kwargs: Mapping[str, object] | None = None,
+        **env: object,
     ) -> tuple[Any, ...]:
         """Return statistics and shapes of a batch, and its features where they are wanted.
 
@@ -91,7 +95,7 @@ class Hooks:
         write_collected_feats: bool = False,
         feats_dir: Path | None = None,
         part_writer: NewFeatures | None = None,
-        **env: Any,
+        **env: object,
     ) -> dict[str, Any]:
         """Return the writers of a shard, under the names that ESPnet3 gives them.
 
@@ -113,7 +117,7 @@ class Hooks:
 
     @staticmethod
     def write_record(
-        writers: dict[str, Any], result: Any, state: dict[str, Any], **env: Any
+        writers: dict[str, Any], result: object, state: dict[str, FeatureStats], **env: object
     ) -> None:
         """Add what `forward` returned to the writers, and its statistics to `state`.
 

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from featcache import _checks
@@ -30,6 +31,14 @@ from featcache.store.writing.cache_writer import CacheWriter
 
 if TYPE_CHECKING:
     from dask.distributed import Client
+
+
+class Totals(TypedDict):
+    """Sums over all frames of a split, by key."""
+
+    sum: dict[str, NDArray[np.float64]]
+    sq: dict[str, NDArray[np.float64]]  # of squares
+    count: dict[str, int]
 
 
 class CollectStatsRunner(Hooks):
@@ -102,7 +111,7 @@ class CollectStatsRunner(Hooks):
         self.parallel = None if parallel is None else config_or_client(parallel)
         self.resume = resume
 
-    def merge(self, shard_dirs: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    def merge(self, shard_dirs: Sequence[Path]) -> Totals:
         """Merge shards into the files of the split; returns {"sum", "sq", "count"}, each by key.
 
         Statistics are merged in the order of `shard_dirs`; the order of lines is that of their ids.
@@ -116,7 +125,7 @@ class CollectStatsRunner(Hooks):
             "count": {key: stats.count for key, stats in merged.items()},
         }
 
-    def __call__(self, indices: Iterable[int]) -> dict[str, dict[str, Any]]:
+    def __call__(self, indices: Iterable[int]) -> Totals:
         """Collect the utterances of these numbers that are not done yet, and merge all of them."""
         wanted = _checked(indices)
         make_directory(self.directory)
