@@ -19,7 +19,13 @@ from parallel_helpers import FEATURES, Numbers, Provider
 from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_features
 
 from featcache import CacheWriter
-from featcache.errors import CacheLockedError, ComputeError, ConfigError, DuplicateIdError
+from featcache.errors import (
+    CacheLockedError,
+    ComputeError,
+    ConfigError,
+    CorruptCacheError,
+    DuplicateIdError,
+)
 from featcache.extraction.dataset_batches import wanted_batches
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.workers.driver import _some_of
@@ -29,6 +35,8 @@ from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.store.format import committed
 from featcache.store.format.journal import Journal, read_journal
+from featcache.store.format.manifest import PARTS
+from featcache.store.format.part import COLUMNS
 from featcache.store.writing import part_writer
 
 lengths_lists = st.lists(st.integers(0, 1000) | st.floats(0, 1e6), max_size=200)
@@ -127,6 +135,27 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
         ]
     with CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=True) as writer:
         assert not numbers.committed(tmp_path).any()
+
+
+def test_what_a_lost_worker_committed_is_read_in_its_own_part_alone(tmp_path: Path) -> None:
+    # with ten million utterances stored, a death must not cost reading all of them
+    numbers = IdNumbers([id_of(number) for number in range(20)])
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
+        parts = []
+        for start in (0, 10):
+            part = part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT)
+            write(part, range(start, start + 5))
+            assert part.part is not None
+            parts.append(part.part)
+            part.close()
+        columns = tmp_path / PARTS / parts[0] / COLUMNS
+        held = columns.read_bytes()
+        columns.write_bytes(b"damaged")
+        with pytest.raises(CorruptCacheError):
+            numbers.committed(tmp_path)
+        assert np.flatnonzero(numbers.committed(tmp_path, parts[1:])).tolist() == [*range(10, 15)]
+        columns.write_bytes(held)
+        writer.recover()
 
 
 def test_a_part_that_is_sealed_while_it_is_looked_at_counts(
