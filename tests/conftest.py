@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -18,6 +19,9 @@ from featcache import FeatureStorage, FeatureStorageConfig
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
+
+# Python 3.14 starts workers from a fork server: with torch loaded they start as fast as forks
+multiprocessing.set_forkserver_preload(["torch", "speechbrain"])
 
 # Every cache is made durable several times over: 0.3 s on an ordinary disk, a tenth of that on one
 # in memory, which is cleaned up at once. Set TMPDIR to have the files on disk, and to look at those

@@ -231,7 +231,7 @@ def interrupted(run: Callable[[], None], number: int) -> int:
 
 
 def _is_of_the_system(function: object) -> bool:
-    if getattr(function, "__name__", "") in ("fspath", "close", "__exit__"):
+    if getattr(function, "__name__", "") in ("fspath", "close", "__enter__", "__exit__"):
         return False
     if isinstance(getattr(function, "__self__", None), io.IOBase):
         return True
