@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ multiprocessing.set_forkserver_preload(["torch", "speechbrain"])
 # in memory, which is cleaned up at once. Set TMPDIR to have the files on disk, and to look at those
 # of failed tests.
 MEMORY_DISK = Path("/dev/shm")
-in_memory: str | None = None
 if (
     "TMPDIR" not in os.environ
     and os.access(MEMORY_DISK, os.W_OK)
@@ -35,11 +35,8 @@ if (
 ):
     in_memory = tempfile.mkdtemp(prefix="featcache-tests-", dir=MEMORY_DISK)
     os.environ["TMPDIR"] = tempfile.tempdir = in_memory
-
-
-def pytest_unconfigure() -> None:
-    if in_memory is not None:
-        shutil.rmtree(in_memory, ignore_errors=True)
+    # after multiprocessing has removed its own directory, which it does at -100
+    Finalize(None, shutil.rmtree, [in_memory], {"ignore_errors": True}, exitpriority=-200)
 
 
 @pytest.fixture
