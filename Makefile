@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+FLOOR := .venv-floor
 
 # tests that start clusters of workers, or several processes of other hosts, again and again
 WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extraction/test_parallel_*.py) \
@@ -17,7 +18,9 @@ CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store
 FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py \
   tests/store/writing/test_store_full_disk.py
 
-.PHONY: setup demo test workers crash torture faults fuzz rightness lint fmt check map bench clean
+NOT_IN_TEST := $(addprefix --ignore=,$(WORKER_TESTS) $(CRASH_TESTS) $(FAULT_TESTS))
+
+.PHONY: setup demo test workers crash torture faults fuzz rightness floor lint fmt check map bench clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
@@ -25,7 +28,7 @@ demo: setup  ## cache the features of spoken digits, train from the cache, test
 	$(BIN)/python recipes/digits/train.py recipes/digits/hparams.yaml
 
 test: setup  ## run the tests, but those of the next word
-	$(BIN)/pytest $(addprefix --ignore=,$(WORKER_TESTS) $(CRASH_TESTS) $(FAULT_TESTS))
+	$(BIN)/pytest $(NOT_IN_TEST)
 
 workers: setup  ## run the tests that start Dask workers, on SLURM too where it is installed
 	$(BIN)/pytest $(WORKER_TESTS)
@@ -44,6 +47,9 @@ fuzz: setup  ## damage caches in every way, 20,000 of them and more; three minut
 
 rightness: setup  ## change two recipes in hundreds of ways: what matters must be noticed, nothing else; ten minutes
 	$(BIN)/pytest tests/rightness -s --override-ini=timeout=7200
+
+floor: $(FLOOR)/.set-up  ## run the tests of `make test` with the lowest versions that pyproject.toml allows, on Python 3.11
+	$(FLOOR)/bin/pytest -p no:anyio $(NOT_IN_TEST)  # the plugin of an older anyio is deprecated by pytest
 
 lint: setup  ## look for mistakes that a look at the text finds
 	$(BIN)/ruff check
@@ -65,7 +71,7 @@ bench: setup  ## measure reading, feeding and scale, against the peers; about tw
 	$(BIN)/python benchmarks/run.py
 
 clean:  ## remove everything that the words above made
-	rm -rf $(VENV) recipes/*/results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(FLOOR) recipes/*/results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and pinned: a bare `torch` would be chosen anew, and brings several GB with it.
@@ -75,15 +81,25 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	@$(call drop_cuda_torchaudio)
+	@$(call drop_cuda_torchaudio,$(VENV))
+	@touch $@
+
+$(FLOOR)/.set-up: pyproject.toml constraints.txt tests/lowest_versions.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	  { echo "the lowest versions are those of Python 3.11, $(PYTHON) is another; try: make PYTHON=python3.11 floor"; exit 1; }
+	$(PYTHON) -m venv --clear $(FLOOR)
+	$(PYTHON) tests/lowest_versions.py > $(FLOOR)/constraints.txt
+	$(FLOOR)/bin/pip install --quiet -c $(FLOOR)/constraints.txt torch
+	$(FLOOR)/bin/pip install --quiet -c $(FLOOR)/constraints.txt -e '.[all,testing]' pytest-timeout hydra-core
+	@$(call drop_cuda_torchaudio,$(FLOOR))
 	@touch $@
 
 # torchaudio's wheel is built against CUDA torch: beside another torch one optional library fails to load and takes
 # `import torchaudio` down; without that file torchaudio works.
 define drop_cuda_torchaudio
-if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' \
-  && ! $(BIN)/python -c 'import torchaudio' 2>/dev/null; then \
-  for library in $(VENV)/lib/python3*/site-packages/torchaudio/lib/_torchaudio*.so; do \
+if $(1)/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' \
+  && ! $(1)/bin/python -c 'import torchaudio' 2>/dev/null; then \
+  for library in $(1)/lib/python3*/site-packages/torchaudio/lib/_torchaudio*.so; do \
     mv "$$library" "$$library.unused" \
     && echo "torch has no CUDA: moved torchaudio's optional $$library out of the way (to .unused), it fails to load"; \
   done; \

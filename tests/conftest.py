@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,13 @@ settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
 
+# Python 3.14 starts workers from a fork server: with torch loaded they start as fast as forks
+multiprocessing.set_forkserver_preload(["torch", "speechbrain"])
+
 # Every cache is made durable several times over: 0.3 s on an ordinary disk, a tenth of that on one
 # in memory, which is cleaned up at once. Set TMPDIR to have the files on disk, and to look at those
 # of failed tests.
 MEMORY_DISK = Path("/dev/shm")
-in_memory: str | None = None
 if (
     "TMPDIR" not in os.environ
     and os.access(MEMORY_DISK, os.W_OK)
@@ -31,11 +35,8 @@ if (
 ):
     in_memory = tempfile.mkdtemp(prefix="featcache-tests-", dir=MEMORY_DISK)
     os.environ["TMPDIR"] = tempfile.tempdir = in_memory
-
-
-def pytest_unconfigure() -> None:
-    if in_memory is not None:
-        shutil.rmtree(in_memory, ignore_errors=True)
+    # after multiprocessing has removed its own directory, which it does at -100
+    Finalize(None, shutil.rmtree, [in_memory], {"ignore_errors": True}, exitpriority=-200)
 
 
 @pytest.fixture

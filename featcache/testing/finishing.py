@@ -27,7 +27,7 @@ from featcache.testing.durability import Disk, files_of
 
 FRAMES = {"none": 0, "a": 3, "a/b": 300, "é" * 60: 1, "nothing": 0, "b": 77, "c": 5, "last": 0}
 COMMITTED = 6  # utterances of a writer that died after it had written all
-MOST_INTERRUPTIONS = 40
+MOST_INTERRUPTIONS = 60
 TORN = bytes(range(1, 256)) * 3  # what a disk may hold behind the bytes that were synced
 
 Written = list[tuple[str, dict[str, tuple[int, tuple[Extent, ...]]]]]
@@ -231,7 +231,7 @@ def interrupted(run: Callable[[], None], number: int) -> int:
 
 
 def _is_of_the_system(function: object) -> bool:
-    if getattr(function, "__name__", "") in ("fspath", "close", "__exit__"):
+    if getattr(function, "__name__", "") in ("fspath", "close", "__enter__", "__exit__"):
         return False
     if isinstance(getattr(function, "__self__", None), io.IOBase):
         return True

@@ -110,15 +110,16 @@ def test_batches_are_moved_to_the_device(storage: FeatureStorage) -> None:
     assert len(brain.cache_features(make_dataset())) == 10
 
 
+class Deadly(Audio):
+    def __call__(self, id: str, frames: int) -> torch.Tensor:
+        if id == "spk/utt-5":
+            os._exit(1)
+        return super().__call__(id, frames)
+
+
 def test_a_worker_that_dies_ends_the_run_also_when_failures_are_skipped(
     storage: FeatureStorage,
 ) -> None:
-    class Deadly(Audio):
-        def __call__(self, id: str, frames: int) -> torch.Tensor:
-            if id == "spk/utt-5":
-                os._exit(1)
-            return super().__call__(id, frames)
-
     brain = make_brain(storage)
     kwargs = {"num_workers": 1, "batch_size": 2}
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
