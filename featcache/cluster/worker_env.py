@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -109,7 +109,8 @@ class WorkerEnv(WorkerPlugin):
 
     def __init__(self, setup_fn: SetupFn, name: str = OWN) -> None:
         self._setup_fn, self.name = setup_fn, name
-        self.title = f"setup_fn {getattr(setup_fn, '__qualname__', setup_fn)!r}"
+        function = setup_fn.func if isinstance(setup_fn, partial) else setup_fn
+        self.title = f"setup_fn {getattr(function, '__qualname__', function)!r}"
         try:
             cloudpickle.dumps(self)
         except Exception as error:  # whatever the objects in it raise

@@ -136,7 +136,7 @@ class Workers:
         answers = dict(zip(addresses, answers_within(self.client, patience_s, *calls), strict=True))
         silent = [address for address, answer in answers.items() if answer is None]
         if silent:
-            self._give_up(silent, patience_s)
+            self._give_up(silent, patience_s, interrupted=isinstance(error, KeyboardInterrupt))
         for answer in answers.values():
             # another error is that of a connection that is lost, or of a worker that dies now: its
             # part is recovered
@@ -144,15 +144,16 @@ class Workers:
                 if isinstance(result, FeatcacheError):
                     raise result
 
-    def _give_up(self, silent: list[str], patience_s: float) -> None:
+    def _give_up(self, silent: list[str], patience_s: float, *, interrupted: bool) -> None:
         """Tell of workers that do not answer, and restart those that outlive the run."""
-        if patience_s != INTERRUPTED_S:
+        if not interrupted:
             text = "given up after %.0f s, what it committed is kept: worker %s"
             _log.warning(text, patience_s, ", ".join(silent))
         if self._stay and self._wanted is not None:
             restart = partial(self.client.restart_workers, silent, RESTARTING_S, False)
-            # with little patience, after Ctrl-C, it goes on in the background
-            answers_within(self.client, min(patience_s, RESTARTING_S), restart)
+            # after Ctrl-C it goes on in the background; else the next run would meet workers that
+            # are just being killed
+            answers_within(self.client, INTERRUPTED_S if interrupted else RESTARTING_S, restart)
 
 
 async def finish_work(env: str, dask_worker: Worker) -> Exception | None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,15 @@ def test_ctrl_c_ends_workers_that_hang(tmp_path: Path) -> None:
     assert_holds(extract(Provider(tmp_path)), range(40))
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    # dask_jobqueue 0.9.0, which other tests import, makes Ctrl-C a silent end
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_does_not_wait_for_workers_of_somebody_else_that_hang(tmp_path: Path) -> None:
     pressed = []
 

@@ -155,9 +155,9 @@ class FeatureArrays:
             raise self._damaged(int(rows[0]), error) from None
         return list(zip(containers.tolist(), offsets.tolist(), nbytes.tolist(), strict=True))
 
-    def _extents(self, row: int) -> list[Piece]:
-        """Return where the bytes of a row lie."""
-        extents = range(self._first[row], self._first[row + 1])
+    def _extents(self, row: int, some: slice = slice(None)) -> list[Piece]:
+        """Return where the bytes of a row lie, or some of its extents: a row may have thousands."""
+        extents = range(self._first[row], self._first[row + 1])[some]
         try:
             return [(self._container[e], self._offset[e], self._nbytes[e]) for e in extents]
         except IndexError as error:
@@ -229,12 +229,13 @@ class FeatureArrays:
             raise self._damaged(row, "its extents are shorter than its length")
 
     def _decode(self, row: int, start: int, out: Array) -> None:
-        extents = self._extents(row)
-        if not extents:
+        first = self._extents(row, slice(1))
+        if not first:
             raise self._damaged(row, "it has frames but no extents")
-        size, done = self._rows_a_block(row, extents), 0
-        for number in range(start // size, len(extents)):
-            data = self._containers.view(*extents[number]).data
+        size, done = self._rows_a_block(row, first), 0
+        wanted = slice(start // size, -(-(start + len(out)) // size))
+        for number, extent in enumerate(self._extents(row, wanted), wanted.start):
+            data = self._containers.view(*extent).data
             block = decoded(self._codec, data, self.dtype, self.dims, size)
             block = block[max(start - number * size, 0) :][: len(out) - done]
             out[done : done + len(block)] = block

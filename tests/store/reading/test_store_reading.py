@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -287,3 +287,31 @@ def test_ids_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     assert cache.lengths("fbank", ids=ids).tolist() == [
         len(arrays_of(number)["fbank"]) for number in range(149, -1, -1)
     ]
+
+
+def test_a_window_of_a_long_recording_looks_at_its_own_blocks_alone(tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).standard_normal((40_000, 4)).astype(np.float32)
+    with CacheWriter(tmp_path / "c", [FeatureStorageConfig("x", backend="lilcom")]) as writer:
+        writer.write("long", {"x": frames})
+    cache = featcache.open(tmp_path / "c")
+    arrays = cache.opened.features["x"]
+    whole = cache.read("long", "x")
+    looked_at: list[int] = []
+
+    class Counted:
+        def __init__(self, column: Any) -> None:
+            self.column = column
+
+        def __getitem__(self, extent: int) -> int:
+            looked_at.append(extent)
+            return int(self.column[extent])
+
+    arrays._nbytes = cast(Any, Counted(arrays._nbytes))
+    blocks = len(arrays._columns.nbytes)
+    assert blocks > 50
+    for start, stop in ((20_000, 20_100), (0, 1), (39_999, 40_000), (7, 30_000)):
+        looked_at.clear()
+        out = arrays.empty(stop - start)
+        arrays.read_into(0, out, start)
+        np.testing.assert_array_equal(out, whole[start:stop])
+        assert len(set(looked_at)) <= 3 + (stop - start) * blocks // len(frames)
