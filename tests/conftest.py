@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -77,3 +78,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     yield path
     gc.collect()
     subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    # dask_jobqueue 0.9.0, which other tests import, makes Ctrl-C a silent end
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -71,6 +71,7 @@ class Attempt:
 
     def close(self) -> None:
         """End the attempt; the notes stay."""
+        self._file.close()  # before the lock goes: on NFS others see the notes from then on
         self._open.close()
 
 

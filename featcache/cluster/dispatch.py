@@ -112,8 +112,7 @@ class Dispatch(Generic[T]):
             for one in list(self._under_way.values()):
                 # Dask never ends a task that comes to the scheduler when its worker is gone
                 if one.address not in self._workers.addresses:
-                    gone = IncompleteError(f"worker {one.address} is gone")
-                    yield one.task, self._lost(one, gone)
+                    yield one.task, self._lost(one, _gone(one))
             if self._silence.due():
                 at = ", ".join(sorted({one.address for one in self._under_way.values()}))
                 _log.warning(
@@ -153,8 +152,10 @@ class Dispatch(Generic[T]):
             # it lies with the worker, which may have died since: then Dask would have it done
             # again, there
             outcome = one.future.result(timeout=ANSWER_S)
-        except (KilledWorker, TimeoutError) as error:
+        except KilledWorker as error:
             return self._lost(one, error)
+        except TimeoutError:
+            return self._lost(one, _gone(one))
         except (CancelledError, CommClosedError) as error:
             raise IncompleteError(
                 f"the connection to Dask's scheduler was lost: {error}"
@@ -169,3 +170,7 @@ class Dispatch(Generic[T]):
         del self._under_way[one.number]
         self._workers.client.cancel([one.future], force=True)  # type: ignore[no-untyped-call]
         return LostAttempt(one.number, *revoke(self._attempts, one.number), error)
+
+
+def _gone(one: _UnderWay[T]) -> IncompleteError:
+    return IncompleteError(f"worker {one.address} is gone")

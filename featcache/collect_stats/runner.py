@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from featcache import _checks
-from featcache._closing import closed_after
+from featcache._closing import close_after
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.collect_stats.executors import executor_for
 from featcache.collect_stats.hooks import Hooks
@@ -158,8 +158,7 @@ class CollectStatsRunner(Hooks):
                 path = self.directory / FEATS
                 writer = retry_while_locked(partial(CacheWriter, path, features, made_from))
                 at_end.enter_context(writer)
-                # what all have stored is published, those that died included
-                at_end.enter_context(closed_after(partial(retry_while_locked, writer.recover)))
+                at_end.push(partial(_gather, writer))
             missing = self._shards.done(wanted, writer)[1]
             settings = replace(settings, features=features, made_from=made_from)
             tasks = cut_shards(wanted, missing, self.batch_size or 1)
@@ -173,6 +172,15 @@ class CollectStatsRunner(Hooks):
                 f"shards in {str(self._shards.path)!r} are gone; the same call makes them again"
             )
         return shards
+
+
+def _gather(writer: CacheWriter, _: object, error: BaseException | None, __: object) -> None:
+    """Seal what all have stored, those that died included, so that it is published.
+
+    After Ctrl-C nobody waits for those that still write: the next run gathers that.
+    """
+    interrupted = isinstance(error, KeyboardInterrupt)
+    close_after(error, partial(retry_while_locked, writer.recover, unless=lambda: interrupted))
 
 
 def _checked(indices: Iterable[int]) -> Ints:

@@ -32,6 +32,22 @@ def test_an_attempt_is_claimed_once_and_says_how_far_it_came(tmp_path: Path) -> 
     assert revoke(tmp_path, 8) == Notes(-1)
 
 
+def test_the_notes_are_closed_before_others_may_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = Attempt(tmp_path, 7)
+    closed = []
+    release = FileLock.release
+
+    def note_and_release(lock: FileLock, force: bool = False) -> None:
+        closed.append(attempt._file.closed)
+        release(lock, force)
+
+    monkeypatch.setattr(FileLock, "release", note_and_release)
+    attempt.close()
+    assert closed[0]
+
+
 def test_a_note_that_is_cut_off_does_not_count(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path, 7)
     attempt.note_batch(1)

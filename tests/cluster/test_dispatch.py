@@ -7,6 +7,9 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
+from featcache.cluster import dispatch as dispatching
 from featcache.cluster.client import get_client
 from featcache.cluster.dispatch import Dispatch, LostAttempt
 from featcache.cluster.workers import Workers, run_env
@@ -40,3 +43,15 @@ def test_answers_and_tasks_that_are_lost_with_the_only_worker_come_in_the_end(
             else:
                 done.append(outcome)
     assert sorted(done) == list(range(4))
+
+
+def test_an_answer_that_does_not_come_names_its_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatching, "ANSWER_S", 0.0)
+    with get_client({"env": "local", "n_workers": 1}) as client, run_env(client, dict) as env:
+        workers = Workers(client, env, stay=False)
+        dispatch = Dispatch[int](workers, tmp_path, answer_and_die, tmp_path)
+        dispatch.add(1)
+        ((_, outcome),) = dispatch.outcomes()
+    assert str(outcome.error) == f"worker {workers.addresses[0]} is gone"

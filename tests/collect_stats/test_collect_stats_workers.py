@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from collect_stats_helpers import Provider, assert_collected, assert_right, calls, collect, files_of
+from dask.distributed import Client, LocalCluster
 from places import TESTS
 
 from featcache.errors import CacheLockedError, ComputeError
@@ -99,6 +101,31 @@ def test_a_killed_run_goes_on_with_any_number_of_workers_and_another_batch_size(
     collect(Provider(folder), batch_size=3, parallel=TWO, write_collected_feats=True)
     assert_collected(folder / "stats" / "train", range(30))
     assert len(calls(folder)) - before <= 3 + 30 - 4 * done
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_does_not_wait_for_workers_of_somebody_else_that_hang(tmp_path: Path) -> None:
+    pressed = []
+
+    def press() -> None:
+        until = time.monotonic() + 60
+        while len(calls(tmp_path)) < 20 and time.monotonic() < until:
+            time.sleep(0.05)
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,  # type: ignore[no-untyped-call]
+        Client(cluster) as client,  # type: ignore[no-untyped-call]
+    ):
+        threading.Thread(target=press).start()
+        provider = Provider(tmp_path, seconds=0.05, hangs=[9])
+        with pytest.raises(KeyboardInterrupt) as caught:
+            collect(provider, parallel=client, write_collected_feats=True)
+        assert time.monotonic() - pressed[0] < 20
+    assert "still being written" in "".join(caught.value.__notes__)
+    collect(Provider(tmp_path), write_collected_feats=True)
+    assert_collected(tmp_path / "stats" / "train", range(30))
 
 
 def start_and_kill(folder: Path) -> None:

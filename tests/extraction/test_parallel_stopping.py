@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -85,14 +84,6 @@ def test_ctrl_c_ends_workers_that_hang(tmp_path: Path) -> None:
     assert "\nKeyboardInterrupt" in interrupt
     assert len(set(committed(tmp_path / "cache"))) >= 20
     assert_holds(extract(Provider(tmp_path)), range(40))
-
-
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    # dask_jobqueue 0.9.0, which other tests import, makes Ctrl-C a silent end
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("ctrl_c")
