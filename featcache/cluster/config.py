@@ -97,7 +97,7 @@ def _options(env: str, options: Mapping[str, object] | None) -> dict[str, object
     if options is None:
         return {}
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
-        raise ConfigError(f"they are a mapping by name, not {options!r}")
+        raise ConfigError(f"give a mapping by name, not {options!r}")
     if "n_workers" in options:
         raise ConfigError("n_workers stands beside 'options', not in it")
     copied = {name: _plain(value) for name, value in options.items()}

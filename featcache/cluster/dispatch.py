@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 from distributed import CancelledError, KilledWorker
 from distributed.comm.core import CommClosedError
 
-from featcache._closing import close_after
+from featcache._closing import close_after, closed_after
 from featcache._interval import Interval
 from featcache.cluster.attempts import TaskTakenError, revoke
 from featcache.cluster.workers import Workers
@@ -89,9 +89,9 @@ class Dispatch(Generic[T]):
 
     def _finish(self, error: BaseException | None) -> None:
         client, futures = self._workers.client, [one.future for one in self._under_way.values()]
-        client.unsubscribe_topic(self._workers.env)  # type: ignore[no-untyped-call]
-        client.cancel(futures, force=True)  # type: ignore[no-untyped-call]
-        self._workers.finish(error)
+        with closed_after(partial(self._workers.finish, error)):
+            client.unsubscribe_topic(self._workers.env)  # type: ignore[no-untyped-call]
+            client.cancel(futures, force=True)  # type: ignore[no-untyped-call]
 
     def add(self, task: T) -> None:
         """Add a task."""

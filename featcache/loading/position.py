@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Protocol, cast, runtime_checkable
@@ -26,11 +27,24 @@ class SupportsEpoch(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsState(Protocol):
+    """A batch sampler that can go on from where it was."""
+
+    def state_dict(self, steps: int | None = None) -> dict[str, object]:
+        """Return the state after `steps` batches of the running iteration."""
+        ...
+
+    def load_state_dict(self, state: LoaderState) -> None:
+        """Have the next iteration go on from there."""
+        ...
+
+
 class Position:
     """The epoch that a loader is in, and how many of its batches were delivered, for any sampler.
 
-    featcache's samplers know both. For all others both are counted here, and a sampler that shows
-    its `epoch` is told the next one when an iteration came to its end.
+    featcache's samplers know both. For others both are counted here, unless they have a state of
+    their own; one that shows its `epoch` is told the next one when an iteration came to its end.
     """
 
     def __init__(self, sampler: IndexBatches, table: FeatureTable) -> None:
@@ -64,7 +78,7 @@ class Position:
         """Note that the iteration came to its end."""
         if self._iteration is not None:
             self._iteration.ended = True
-        else:
+        elif not isinstance(self._sampler, SupportsState):
             self._follow()
             self._delivered, self._start = self._start + self._delivered, 0
             self._ended = not self._told
@@ -84,6 +98,14 @@ class Position:
             state = sampler.state_dict()
             return {"epoch": state["epoch"], "sampler": state, "data": data}
         self._follow()
+        if isinstance(sampler, SupportsState):
+            if not inspect.signature(sampler.state_dict).parameters:
+                raise StateError(
+                    f"{type(sampler).__name__}.state_dict() tells where the sampler is, and the "
+                    "loader reads ahead of what it delivered; let it take the number of batches"
+                )
+            state = sampler.state_dict(self._delivered)
+            return {"epoch": self._epoch, "sampler": state, "data": data}
         done = self._start + self._delivered
         here = {"batches": done, "of": self._count(), "ended": self._ended}
         return {"epoch": self._epoch, **here, "data": data}
@@ -94,7 +116,7 @@ class Position:
         Raises `StateError` for the state of other data or samplers; all then stays as it was.
         """
         sampler = self._sampler
-        counted = {"sampler"} if isinstance(sampler, EpochSampler) else {"batches", "of", "ended"}
+        counted = {"sampler"} if isinstance(sampler, SupportsState) else {"batches", "of", "ended"}
         if not isinstance(state, Mapping) or state.keys() != {"epoch", "data", *counted}:
             raise StateError(
                 f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}"
@@ -104,8 +126,9 @@ class Position:
                 f"the state is that of a loader over other utterances than those of {self._table!r}"
             )
         epoch = number_in_state("epoch", state)
-        if isinstance(sampler, EpochSampler):
+        if isinstance(sampler, SupportsState):
             sampler.load_state_dict(cast(LoaderState, state["sampler"]))
+            self._epoch, self._start, self._delivered = epoch, 0, 0
             return
         if state["of"] != self._count():
             raise StateError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,11 +50,8 @@ def shapes_of(lengths: LengthsLike, axes: int = 1) -> tuple[list[Shapes], Featur
         table = lengths if isinstance(lengths, FeatureTable) else lengths.table
         if not len(table):
             raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
-        return [
-            Shapes(f"feature {name!r}", table.lengths(name), np.array([table.dims(name)], np.int64))
-            for name in lengths.features
-            if table.has_frames(name)
-        ], table
+        names = [name for name in lengths.features if table.has_frames(name)]
+        return [_of_table(table, name) for name in names], table
     if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
         arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
     else:
@@ -62,8 +59,13 @@ def shapes_of(lengths: LengthsLike, axes: int = 1) -> tuple[list[Shapes], Featur
     shapes = [_checked(name, np.asarray(array), axes) for name, array in arrays.items()]
     counts = [len(shape.lengths) for shape in shapes]
     if len(set(counts)) > 1:
-        raise ConfigError(f"the features have lengths for {counts} utterances, not for the same")
+        raise ConfigError(f"the features have lengths for {counts} utterances; give the same ones")
     return shapes, None
+
+
+def _of_table(table: FeatureTable, name: str) -> Shapes:
+    shapes = _checked(f"lengths of feature {name!r}", table.lengths(name), 1)  # may be damaged
+    return replace(shapes, name=f"feature {name!r}", dims=np.array([table.dims(name)], np.int64))
 
 
 def _checked(name: str, array: NDArray[np.generic], axes: int) -> Shapes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,44 @@ def test_any_sampler_resumes_to_the_batch(cache: Path, steps: int) -> None:
     other.load_state_dict(state)
     other.set_epoch(1)
     assert len(ids_of(other)) == 40
+
+
+class Drawn:
+    """A sampler of other people whose order is in its state alone."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order, self.start = order, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        start, self.start = self.start, 0
+        return ([row] for row in self.order[start:])
+
+    def state_dict(self, steps: int | None = None) -> dict[str, object]:
+        return {"order": self.order, "start": steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.order, self.start = state["order"], state["start"]
+
+
+def test_a_sampler_with_a_state_of_its_own_goes_on_in_its_own_order(cache: Path) -> None:
+    drawn = [7, 3, 9, 1, 0]
+    loader = FeatureLoader(cache, batch_sampler=Drawn(drawn))
+    batches = iter(loader)
+    seen = [id for _ in range(2) for id in next(batches)["id"]]
+    other = FeatureLoader(cache, batch_sampler=Drawn([4, 5, 6, 2, 8]))
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    ids = featcache.open(cache).ids
+    assert seen + ids_of(other) == [ids[row] for row in drawn]
+
+
+def test_a_sampler_whose_state_cannot_follow_what_was_read_ahead_is_refused(cache: Path) -> None:
+    class ReadAhead(Drawn):
+        def state_dict(self) -> dict[str, object]:  # type: ignore[override]
+            return {}
+
+    loader = FeatureLoader(cache, batch_sampler=ReadAhead([1, 2]))
+    with pytest.raises(StateError, match="let it take the number of batches"):
+        loader.state_dict()
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from store_helpers import arrays_of, make_cache
 
 import featcache
-from featcache import FeatureLoader
+from featcache import CacheWriter, FeatureLoader, FeatureStorageConfig
 from featcache.errors import ConfigError
 from featcache.loading.dataset import FeatureDataset
 from featcache.samplers.bucket import BucketBatchSampler
@@ -371,3 +371,13 @@ def test_a_loader_over_other_utterances_than_the_sampler_numbers_is_refused(tmp_
     for fits in (before, tmp_path / "same"):
         batches = list(FeatureLoader(fits, batch_sampler=sampler))
         assert sorted(id for batch in batches for id in batch["id"]) == sorted(before)
+
+
+def test_a_damaged_length_of_a_cache_is_refused(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path / "c", [FeatureStorageConfig("fbank")]) as writer:
+        for number in range(3):
+            writer.write(str(number), {"fbank": np.zeros((2 + number, 3), np.float32)})
+    cache = featcache.open(tmp_path / "c")
+    cache.opened.features["fbank"].lengths = np.array([2, -5, 4])
+    with pytest.raises(ConfigError, match="of feature 'fbank' cannot be negative: row 1 has -5"):
+        BucketBatchSampler(cache, max_frames=10)

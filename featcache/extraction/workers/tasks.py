@@ -34,7 +34,7 @@ class RunSettings:
     """Settings of all tasks of a run."""
 
     path: Path  # of the cache
-    open_part: Callable[[], PartWriter]  # of it
+    open_part: Callable[[], PartWriter]  # begins a part of the cache
     directory: Path  # of the run, with the notes on attempts
     ids: str  # digest of the dataset's ids: tasks name utterances by number
     skip_failures: bool
