@@ -27,7 +27,7 @@ setup: $(STAMP)  ## make .venv and install the pinned versions
 demo: setup  ## cache the features of spoken digits, train from the cache, test
 	$(BIN)/python recipes/digits/train.py recipes/digits/hparams.yaml
 
-test: setup  ## run the tests, but those of the next word
+test: setup  ## run the tests, but for those that the words below run
 	$(BIN)/pytest $(NOT_IN_TEST)
 
 workers: setup  ## run the tests that start Dask workers, on SLURM too where it is installed
@@ -71,7 +71,7 @@ bench: setup  ## measure reading, feeding and scale, against the peers; about tw
 	$(BIN)/python benchmarks/run.py
 
 clean:  ## remove everything that the words above made
-	rm -rf $(VENV) $(FLOOR) recipes/*/results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
+	rm -rf $(VENV) $(FLOOR) results recipes/*/results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and pinned: a bare `torch` would be chosen anew, and brings several GB with it.

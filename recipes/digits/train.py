@@ -50,6 +50,8 @@ def prepare(data_folder: str | None, output_folder: Path, sample_rate_hz: int) -
     split.
     """
     folder = Path(data_folder) if data_folder else unpack(output_folder / "corpus")
+    if not folder.is_dir():
+        sys.exit(f"no folder {str(folder)!r}: data_folder names the folder of the recordings")
     manifests: dict[str, dict[str, dict[str, object]]] = {split: {} for split in STAGES}
     for path in sorted(folder.resolve().iterdir()):
         if name := RECORDING.fullmatch(path.name):

@@ -19,11 +19,14 @@ from places import ROOT
 from speechbrain.dataio.dataset import DynamicItemDataset
 
 import featcache
+from featcache.samplers import BucketBatchSampler
 
 RATE_HZ = 16000
 SECTION = re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
 (TEXT,) = (text for text in SECTION if text.startswith("In SpeechBrain\n"))
 (STORAGE,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+(FEED,) = (text for text in SECTION if text.startswith("Feed training\n"))
+(LOADER,) = re.findall(r"```python\n(from featcache.interop.speechbrain .*?)```", FEED, re.DOTALL)
 BRAIN, USE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 # what a recipe has before it hears of featcache
 RECIPE = """
@@ -111,3 +114,13 @@ def test_the_blocks_compute_nothing_a_second_time_and_need_no_audio_then(tmp_pat
         path.unlink()
     exec(USE, again)
     assert set(again["brain"].losses) == {sb.Stage.TRAIN, sb.Stage.VALID}
+
+
+def test_the_loader_of_the_block_trains_the_brain_with_labels(tmp_path: Path) -> None:
+    names = make_recipe(tmp_path)
+    exec(USE, names)
+    counter = sb.utils.epoch_loop.EpochCounter(1)
+    names |= {"epoch_counter": counter, "valid": None, "BucketBatchSampler": BucketBatchSampler}
+    del names["brain"].losses
+    exec(LOADER, names)
+    assert names["brain"].losses[sb.Stage.TRAIN] > 0

@@ -150,6 +150,11 @@ def test_a_folder_without_recordings_is_refused(train: ModuleType, tmp_path: Pat
         train.prepare(str(tmp_path), tmp_path, 8000)
 
 
+def test_a_folder_that_does_not_exist_is_refused_by_name(train: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"no folder '.*/nowhere': data_folder names the folder"):
+        train.prepare(str(tmp_path / "nowhere"), tmp_path, 8000)
+
+
 def test_the_corpus_holds_every_digit_of_every_speaker(train: ModuleType) -> None:
     assert train.CORPUS.stat().st_size < 4_000_000
     with zipfile.ZipFile(train.CORPUS) as corpus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 import xxhash
 from format_reader import Reader, columns_of, strings_of, unsealed
 from golden_caches import FAILED, FIRST, FRAMES, LAYOUTS, SECOND, assert_array, make_golden
+from places import ROOT
 
 import featcache
 from featcache import Cache, CacheWriter, FeatureStorageConfig
 
 PAGE_BYTES = 65536
+PAGE = (ROOT / "docs" / "format.md").read_text()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -51,6 +54,11 @@ def test_an_id_in_two_parts_is_a_tombstone_in_one(tmp_path: Path, layout: str) -
     assert len(stones["rows"]) == second["tombstones"]["rows"]
     assert [strings_of(part, "id")[row] for row in stones["rows"]] == [FIRST[0]]
     assert stones["fbank.count"] == part["fbank.count"] - FRAMES[FIRST[0]]
+
+
+def test_the_digest_in_the_documentation_is_that_of_its_bytes() -> None:
+    found = re.findall(r"four\s+bytes `([0-9a-f ]+)`, `([0-9a-f]{32})`", PAGE)
+    assert found == [("61 00 62 00", xxhash.xxh3_128_hexdigest(b"a\0b\0"))]
 
 
 def test_files_of_many_pages_and_blocks(tmp_path: Path) -> None:
