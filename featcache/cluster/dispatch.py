@@ -18,7 +18,7 @@ from distributed.comm.core import CommClosedError
 from featcache._closing import close_after, closed_after
 from featcache._interval import Interval
 from featcache.cluster.attempts import TaskTakenError, revoke
-from featcache.cluster.workers import Workers
+from featcache.cluster.workers import Workers, answers_within
 from featcache.errors import IncompleteError
 
 if TYPE_CHECKING:
@@ -148,18 +148,20 @@ class Dispatch(Generic[T]):
 
     def _ended(self, one: _UnderWay[T]) -> object:
         """Return the outcome of a task that has ended."""
-        try:
-            # it lies with the worker, which may have died since: then Dask would have it done
-            # again, there
-            outcome = one.future.result(timeout=ANSWER_S)
-        except KilledWorker as error:
-            return self._lost(one, error)
-        except TimeoutError:
-            return self._lost(one, _gone(one))
-        except (CancelledError, CommClosedError) as error:
+        client = self._workers.client
+        # it lies with the worker, which may have died since: then Dask would have it done again,
+        # there; `future.result(timeout=...)` would leave an error behind that nobody reads
+        ask = partial(client.gather, [one.future])
+        (answer,) = answers_within(client, ANSWER_S, ask)
+        if answer is None or isinstance(answer, KilledWorker):
+            return self._lost(one, answer or _gone(one))
+        if isinstance(answer, CancelledError | CommClosedError):
             raise IncompleteError(
-                f"the connection to Dask's scheduler was lost: {error}"
-            ) from error
+                f"the connection to Dask's scheduler was lost: {answer}"
+            ) from answer
+        if isinstance(answer, Exception):
+            raise answer
+        (outcome,) = answer
         if isinstance(outcome, TaskTakenError):
             return self._lost(one, outcome)
         del self._under_way[one.number]

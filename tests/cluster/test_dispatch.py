@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -45,8 +46,8 @@ def test_answers_and_tasks_that_are_lost_with_the_only_worker_come_in_the_end(
     assert sorted(done) == list(range(4))
 
 
-def test_an_answer_that_does_not_come_names_its_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_that_does_not_come_names_its_worker_and_leaves_no_error_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(dispatching, "ANSWER_S", 0.0)
     with get_client({"env": "local", "n_workers": 1}) as client, run_env(client, dict) as env:
@@ -55,3 +56,5 @@ def test_an_answer_that_does_not_come_names_its_worker(
         dispatch.add(1)
         ((_, outcome),) = dispatch.outcomes()
     assert str(outcome.error) == f"worker {workers.addresses[0]} is gone"
+    gc.collect()
+    assert "never retrieved" not in caplog.text
