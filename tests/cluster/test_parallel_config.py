@@ -132,9 +132,9 @@ def test_numbers_of_workers_are_whole_and_positive(n_workers: object) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([("cores", 1)], r"options of env 'slurm': they are a mapping by name, not \["),
-        ("cores=1", "are a mapping by name, not 'cores=1'"),
-        ({1: 2}, "are a mapping by name, not {1: 2}"),
+        ([("cores", 1)], r"options of env 'slurm': give a mapping by name, not \["),
+        ("cores=1", "give a mapping by name, not 'cores=1'"),
+        ({1: 2}, "give a mapping by name, not {1: 2}"),
         ({"n_workers": 2}, "n_workers stands beside 'options'"),
         ({"walltime": 1.5}, "walltime is text such as '01:30:00', not 1.5"),
         ({"walltime": True}, "walltime is text such as '01:30:00', not True"),
