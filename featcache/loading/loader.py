@@ -107,7 +107,7 @@ class FeatureLoader(Generic[T]):
         if batch_sampler is None:
             batch_sampler = _plain_sampler(source.table, batch_size, shuffle, seed)
         elif (batch_size, shuffle, seed) != (None, None, None):
-            raise ConfigError("give batch_sampler, or batch_size, shuffle and seed, but not both")
+            raise ConfigError("give either batch_sampler, or batch_size, shuffle and seed")
         if isinstance(batch_sampler, Iterator) or not isinstance(batch_sampler, Iterable):
             raise ConfigError(
                 f"batch_sampler must be a list of batches or a sampler, not {batch_sampler!r}"

@@ -175,7 +175,9 @@ def _window(
         begin = 0 if start is None else operator.index(start)
         end = length if stop is None else operator.index(stop)
     except TypeError:
-        wrong = f"start and stop are whole numbers of frames, not {start!r} and {stop!r}"
+        wrong = (
+            f"give whole numbers of frames, from start to before stop, not {start!r} and {stop!r}"
+        )
     else:
         if not arrays.has_frames:
             raise WindowError(
