@@ -5,13 +5,14 @@ No task is done twice, nor by two workers at once. Knows nothing of Dask.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from featcache.errors import IncompleteError
+from featcache.errors import CacheError, IncompleteError
 
 # how long to wait for a worker that Dask lost contact with to finish its batch
 PATIENCE_S = 60.0
@@ -34,12 +35,12 @@ class Attempt:
     The driver reads the notes if the worker dies.
 
     Raises `TaskTakenError` if another worker had the right, or it was revoked; `IncompleteError`
-    if the run is over.
+    if the run is over; `CacheError`, here and later, if the notes cannot be written.
     """
 
     def __init__(self, directory: Path, number: int) -> None:
         self._notes = _notes(directory, number)
-        with ExitStack() as stack:
+        with _written(self._notes), ExitStack() as stack:
             try:
                 self._file = stack.enter_context(self._notes.open("xb", buffering=0))
                 lock = FileLock(f"{self._notes}.lock", thread_local=False)
@@ -58,11 +59,15 @@ class Attempt:
 
     def note_batch(self, batch: int) -> None:
         """Note the number of the next batch."""
-        self._file.write(f"batch {batch}\n".encode())
+        self._write(f"batch {batch}\n")
 
     def note(self, line: str) -> None:
         """Add a line to the notes."""
-        self._file.write(f"line {line}\n".encode())
+        self._write(f"line {line}\n")
+
+    def _write(self, text: str) -> None:
+        with _written(self._notes):
+            self._file.write(text.encode())
 
     @property
     def is_wanted(self) -> bool:
@@ -97,6 +102,20 @@ def revoke(directory: Path, number: int) -> Notes:
         ) from error
     batches = [-1, *(int(text) for kind, _, text in lines if kind == "batch")]
     return Notes(batches[-1], tuple(text for kind, _, text in lines if kind == "line"))
+
+
+@contextmanager
+def _written(notes: Path) -> Iterator[None]:
+    """Raise an error of the disk as a `CacheError`: which file, what is kept, what to do."""
+    try:
+        yield
+    except Timeout:  # an OSError of filelock's
+        raise
+    except OSError as error:
+        raise CacheError(
+            f"the notes of a worker, {str(notes)!r}, cannot be written: {error.strerror or error}; "
+            "what was committed is kept: free some space or see to the disk, and run the same again"
+        ) from error
 
 
 def _notes(directory: Path, number: int) -> Path:

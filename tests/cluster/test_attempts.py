@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ from filelock import FileLock
 
 from featcache.cluster import attempts
 from featcache.cluster.attempts import Attempt, Notes, TaskTakenError, revoke
-from featcache.errors import IncompleteError
+from featcache.errors import CacheError, IncompleteError
 
 
 def test_an_attempt_is_claimed_once_and_says_how_far_it_came(tmp_path: Path) -> None:
@@ -115,3 +116,17 @@ def test_one_that_was_taken_back_while_it_was_begun_is_nobodys(
     monkeypatch.setattr(FileLock, "acquire", too_late)
     with pytest.raises(TaskTakenError):
         Attempt(tmp_path, 7)
+
+
+def test_notes_that_cannot_be_written_say_what_is_kept_and_what_to_do(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path, 7)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+    try:
+        with pytest.raises(
+            CacheError, match=r"attempt-0+7.*what was committed is kept.*same again"
+        ):
+            attempt.note_batch(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        attempt.close()

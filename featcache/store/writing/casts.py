@@ -36,9 +36,10 @@ def check_features(
             raise FeatureError(
                 f"utterance {id!r}: feature {name!r} is not declared; {nearest(name, declared)}"
             )
-    missing = next(name for name in declared if name not in arrays)
-    given = ", ".join(arrays) or "none"
-    raise FeatureError(f"utterance {id!r}: feature {missing!r} is missing; given: {given}")
+    for name in declared:
+        if name not in arrays:
+            there = ", ".join(arrays) or "none"
+            raise FeatureError(f"utterance {id!r}: feature {name!r} is missing; given: {there}")
 
 
 def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:

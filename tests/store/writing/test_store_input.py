@@ -5,6 +5,7 @@ costs nothing.
 from __future__ import annotations
 
 import re
+from collections import UserDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -97,6 +98,16 @@ def test_a_missing_feature_is_named(tmp_path: Path) -> None:
         ),
     ):
         writer.write("utt-1", {"fbank": FRAMES})
+
+
+def test_a_mapping_of_another_kind_is_as_good_as_a_dict(tmp_path: Path) -> None:
+    class Listed(UserDict[str, np.ndarray]):
+        def keys(self) -> list[str]:  # type: ignore[override]
+            return list(self.data)
+
+    with CacheWriter(tmp_path / "cache", [FeatureStorageConfig("fbank")]) as writer:
+        writer.write("utt-1", Listed(fbank=FRAMES))
+    assert len(featcache.open(tmp_path / "cache")) == 1
 
 
 @pytest.mark.parametrize("arrays", [FRAMES, [FRAMES], None, "fbank"])
