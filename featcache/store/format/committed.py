@@ -27,14 +27,13 @@ def committed(cache: Path, parts: Iterable[str] | None = None) -> Iterator[str]:
     Without those that are deleted.
     """
     manifest = read_manifest(cache)
-    current = (manifest.building, manifest.building_fingerprint)
     named = (
         list_parts(cache) if parts is None else ((name, read_part(cache, name)) for name in parts)
     )
     for name, sealed in list(named):
         # its writer may seal it before its journal is read
         found = sealed or read_journal(cache, f"{PARTS}/{name}") or read_part(cache, name)
-        if found is None or (found.header.build, found.header.fingerprint) != current:
+        if found is None or not manifest.is_building(found.header.build, found.header.fingerprint):
             continue
         if isinstance(found, SealedPart):
             (known,) = as_known([found], manifest)

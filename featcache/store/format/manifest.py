@@ -94,6 +94,8 @@ class Manifest:
     building_files: Mapping[checked.Name, str] = field(default_factory=dict, metadata=OPTIONAL)
     # parts of a build that is no generation yet, of which rows are deleted
     building_parts: tuple[PartEntry, ...] = field(default=(), metadata=OPTIONAL)
+    # digests of earlier fingerprints of `build` that compute the same, as somebody has said
+    accepted: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     requires: tuple[str, ...] = ()  # names that a reader must know
     requires_to_write: tuple[str, ...] = ()  # names that a writer must know
     # keys that this featcache does not know
@@ -103,6 +105,13 @@ class Manifest:
     def features(self) -> dict[str, dict[str, Any]]:
         """The features' declarations, by name, as `FeatureStorageConfig.to_json` gives them."""
         return cast(dict[str, dict[str, Any]], self.fingerprint["features"])
+
+    def is_building(self, build: int, fingerprint: str) -> bool:
+        """Tell whether a part is of the build that writers add parts to."""
+        if build != self.building:
+            return False
+        same = build == self.build and fingerprint in self.accepted
+        return same or fingerprint == self.building_fingerprint
 
     @property
     def name(self) -> str:

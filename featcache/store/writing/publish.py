@@ -64,11 +64,10 @@ class Outcome:
 
 def sealed_parts(cache: Path, manifest: Manifest) -> list[SealedPart]:
     """List the sealed parts of the build that a manifest is building, in order of names."""
-    wanted = (manifest.building, manifest.building_fingerprint)
     return [
         part
         for _, part in list_parts(cache)
-        if part is not None and (part.header.build, part.header.fingerprint) == wanted
+        if part is not None and manifest.is_building(part.header.build, part.header.fingerprint)
     ]
 
 
@@ -115,6 +114,7 @@ def publish(
         files=_files(before, manifest.building),
         building_files={},
         building_parts=(),
+        accepted=before.accepted if before.build == manifest.building else (),
         requires_to_write=_to_write(before, any(index.stamps for index in indexes)),
         **{key: getattr(before, key) for key in KEPT},
     )

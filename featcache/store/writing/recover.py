@@ -38,7 +38,6 @@ def recover_parts(cache: Path, features: Declarations, manifest: Manifest) -> No
     Their open parts are gone afterwards; parts of other builds stay as they are. Raises
     `CacheLockedError` if one of the writers still lives.
     """
-    wanted = (manifest.building, manifest.building_fingerprint)
     for name, sealed in list(list_parts(cache)):
         directory = cache / PARTS / name
         if sealed is not None:
@@ -57,7 +56,7 @@ def recover_parts(cache: Path, features: Declarations, manifest: Manifest) -> No
         try:
             if read_part(cache, name) is None:
                 # where locks count for nothing, its writer may live, and go on
-                _recover(cache, name, features, wanted, in_place=not may_live(before))
+                _recover(cache, name, features, manifest, in_place=not may_live(before))
             else:  # its writer has sealed it and ended in the meantime
                 _finish_seal(directory)
         finally:
@@ -67,7 +66,7 @@ def recover_parts(cache: Path, features: Declarations, manifest: Manifest) -> No
 
 
 def _recover(
-    cache: Path, name: str, features: Declarations, wanted: tuple[int, str], *, in_place: bool
+    cache: Path, name: str, features: Declarations, manifest: Manifest, *, in_place: bool
 ) -> None:
     directory = cache / PARTS / name
     journal = read_journal(cache, f"{PARTS}/{name}")
@@ -77,7 +76,7 @@ def _recover(
         _set_aside(directory, "its journal cannot be read")
     elif journal is None or not (journal.utterances or journal.damaged):
         remove_part(directory)
-    elif (journal.header.build, journal.header.fingerprint) == wanted:
+    elif manifest.is_building(journal.header.build, journal.header.fingerprint):
         if features.keys() == journal.header.dims.keys() == journal.header.block_rows.keys():
             _recover_committed(DeadPart(cache, name, journal), features, in_place)
         else:

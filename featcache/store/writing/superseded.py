@@ -58,12 +58,12 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
         )
         return
     tagged_parts = {part.name for each in tagged for part in each.parts}
-    current = (manifest.build, fingerprint_digest(manifest.fingerprint))
+    current = {fingerprint_digest(manifest.fingerprint), *manifest.accepted}
     for name, part in list(list_parts(cache)):
         header = _header(cache, name) if part is None else part.header
         if header is None or header.build > manifest.build or name in tagged_parts:
             continue
-        if (header.build, header.fingerprint) != current:
+        if header.build < manifest.build or header.fingerprint not in current:
             # its writer, if it is locked, has lost its build and ends soon
             with contextlib.suppress(CacheLockedError), contextlib.ExitStack() as held:
                 held.callback(WriterLock(cache / PARTS / name).release)
