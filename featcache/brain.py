@@ -14,8 +14,8 @@ import torch
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.errors import ConfigError
 from featcache.extraction.brain_environment import environment_of, ids_for_workers
-from featcache.extraction.computation import features_of
 from featcache.extraction.comparing import Comparison
+from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination

@@ -18,6 +18,7 @@ from featcache.extraction.stamping import Entries, InputsOnly
 from featcache.interface import Ints
 from featcache.store.format.stamps import Stamps
 from featcache.store.reading.cache import Cache
+from featcache.store.writing.cache_writer import CacheWriter
 
 OnChanged = Literal["raise", "recompute"]
 _LOADED_AT_ONCE = 16
@@ -30,6 +31,16 @@ class Found(NamedTuple):
 
     changed: Sequence[str] = ()
     alike: Mapping[str, Stamps] = {}  # their entries changed, but not their inputs
+
+    def apply(self, writer: CacheWriter) -> None:
+        """Delete what has changed, so that it is missing; store new stamps of what only looks so."""
+        if self.alike:
+            writer.restamp(self.alike)
+        if self.changed:
+            number, some = counted(len(self.changed)), named(self.changed, 3)
+            text = "%s of cache %r changed since and are computed again: %s"
+            _log.warning(text, number, str(writer.path), some)
+            writer.delete(self.changed)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from featcache.extraction.comparing import Comparison, Found, remember
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
-from featcache.extraction.patience import retry_while_locked
+from featcache.extraction.patience import is_refused, retry_while_locked
 from featcache.interface import Ints
 from featcache.storage import FeatureStorage
 from featcache.store.format.committed import committed
@@ -141,34 +140,24 @@ class Destination:
             if not self.full and not is_overwriting(self.path):
                 # what a killed run left has been recovered, and is compared, too
                 found = self.comparison.find(self.storage.cache(self.split), self.ids)
-            self._apply(found, writer)
+            found.apply(writer)
             stack.pop_all()  # it stays open
         return writer
 
-    def _apply(self, found: Found, writer: CacheWriter) -> None:
-        """Delete what has changed, so that it is missing, and give new stamps to what only looks so."""
-        if found.alike:
-            writer.restamp(found.alike)
-        if found.changed:
-            _log.warning(
-                "%s of %r changed since the features were computed: %s; computed again",
-                counted(len(found.changed)),
-                str(self.path),
-                named(found.changed, 3),
-            )
-            writer.delete(found.changed)
-
     def _restamp(self, cache: Cache, found: Found) -> None:
-        """Give new stamps to utterances whose entries alone have changed, if that can be written."""
+        """Store new stamps of utterances that only look changed; remember them if that is refused.
+
+        A cache in which nothing is missing may well be one that nobody here can write to.
+        """
         if not found.alike:
             return
         try:
             with self.storage.writer(self.split, self.fingerprint) as writer:
                 if self.ids is not None:
                     writer.expect(self.ids)
-                self._apply(found, writer)
+                found.apply(writer)
         except OSError as error:
-            if not (isinstance(error, CacheLockedError) or _is_refused(error)):
+            if not (isinstance(error, CacheLockedError) or is_refused(error)):
                 raise
             remember(cache, found.alike)
 
@@ -273,7 +262,7 @@ class Destination:
         try:
             yield
         except OSError as error:
-            if not _is_refused(error):
+            if not is_refused(error):
                 raise
             if not (self.path / NAME).exists():
                 text = "cannot be made; give another directory, or ask for the right to write there"
@@ -309,8 +298,3 @@ def is_overwriting(path: Path) -> bool:
     """Say whether a cache that is to be overwritten is still the one that readers see."""
     manifest = read_manifest(path)
     return manifest.building > manifest.build
-
-
-def _is_refused(error: OSError) -> bool:
-    refused = (errno.EACCES, errno.EPERM, errno.EROFS)
-    return any(getattr(cause, "errno", None) in refused for cause in (error, error.__cause__))
