@@ -33,7 +33,7 @@ class Found(NamedTuple):
     alike: Mapping[str, Stamps] = {}  # their entries changed, but not their inputs
 
     def apply(self, writer: CacheWriter) -> None:
-        """Delete what has changed, so that it is missing; store new stamps of what only looks so."""
+        """Delete what has changed, so that it is missing; restamp what only looks so."""
         if self.alike:
             writer.restamp(self.alike)
         if self.changed:
