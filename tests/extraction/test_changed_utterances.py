@@ -63,7 +63,7 @@ def test_two_recordings_that_change_places_are_named(brain: Any, recordings: Rec
     cached(brain, recordings)
     one, other = recordings.listed["utt-1"], recordings.listed["utt-2"]
     one["wav"], other["wav"] = other["wav"], one["wav"]
-    with pytest.raises(StaleCacheError, match="2 utterances .*'utt-1', 'utt-2'"):
+    with pytest.raises(StaleCacheError, match=r"2 utterances .*'utt-1', 'utt-2'"):
         cached(brain, recordings)
 
 
