@@ -1,1 +1,1 @@
-"""Cached features that are still the right ones, or not: fingerprint, probe, stamps, witnesses."""
+"""Tells whether cached features are still the right ones; knows no caches, data sets or workers."""
