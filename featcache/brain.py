@@ -14,6 +14,7 @@ import torch
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.errors import ConfigError
 from featcache.extraction.brain_environment import environment_of, ids_for_workers
+from featcache.extraction.comparing import Comparison
 from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
@@ -87,6 +88,7 @@ class FeatureCacheMixin:
         append: bool = False,
         shared: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
+        on_changed: Literal["raise", "recompute"] = "raise",
         retries: int = 2,
         publish_every_s: float | None = None,
         fingerprint: Mapping[str, object] | None = None,
@@ -119,6 +121,10 @@ class FeatureCacheMixin:
             on_error: "skip" goes on with the next utterance and leaves a line in the cache's
                 `work-failures.jsonl` for each that failed; the next call leaves these out, too, or
                 tries them again with "raise".
+            on_changed: an utterance's input, as the data set delivers it, is another than that its
+                features were computed from: "raise" refuses, by name; "recompute" computes these
+                utterances again. Seen by the entries of the data set and the files that they name,
+                and then by loading the item: a move or another lossless format changes nothing.
             retries: how often an utterance that fails, or that its worker dies of, is tried again;
                 needs a dataset with items by number.
             publish_every_s: lets readers see what is there about every so many seconds; None only
@@ -131,14 +137,15 @@ class FeatureCacheMixin:
                 of this object as it is now, and uses its GPU if it has one. The dataset must show
                 its ids; where it shows lengths ("duration"), long utterances come first.
 
-        Raises `StaleCacheError`, with the differences, if the cache was made from something else;
+        Raises `StaleCacheError`, with the differences, if the cache was made from something else,
+        with the utterances if their inputs have changed;
         `ComputeError` if computing fails; `FeatureError` for arrays that cannot be stored as
         declared; `IncompleteError` if it failed on another rank; `ConfigError` for a dataset that
         is empty or belongs to another split, `CacheError` for a cache that lacks something and
         cannot be written to. In each case what was computed before is kept.
         """
         kwargs = loader_kwargs or {}
-        check_settings(on_error, retries, publish_every_s)
+        check_settings(on_error, on_changed, retries, publish_every_s)
         check_source(dataset)
         check_loader_kwargs(kwargs)
         split, stage = _split_and_stage(self, split, stage)
@@ -147,7 +154,8 @@ class FeatureCacheMixin:
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
         with kept_random_state(), Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
-            to = Destination(storage, split, ids, on_error == "skip", append, shared)
+            comparison = Comparison(dataset, kwargs, frozenset(), on_changed)
+            to = Destination(storage, split, ids, on_error == "skip", append, shared, comparison)
             most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
             executor: Executor
             if parallel is None:

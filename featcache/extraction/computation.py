@@ -16,6 +16,7 @@ from featcache.extraction.left_padding import uncut
 from featcache.extraction.progress import TaskProgress
 from featcache.loading.device import to_device
 from featcache.store.format.ids import as_id
+from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.writing.part_writer import PartWriter
 
 Utterances = list[tuple[str, dict[str, Any]]]  # ids, and their arrays by feature
@@ -74,7 +75,7 @@ class Computation:
             if batch.ids is None:
                 self._admit([id for id, _ in utterances])
             for id, arrays in utterances:
-                self._write(id, arrays)
+                self._write(id, arrays, batch.stamps.get(id, UNKNOWN))
             return
         # out here, so that the next error does not come with this one
         self._failed(batch, error, tried)
@@ -105,10 +106,10 @@ class Computation:
             text = f"computing the features of {which} failed with {describe(error)}"
             raise ComputeError(text) from error
 
-    def _write(self, id: str, arrays: Mapping[str, Any]) -> None:
+    def _write(self, id: str, arrays: Mapping[str, Any], stamps: Stamps) -> None:
         if not self._was_known(id):
             try:
-                self.writer.write(id, arrays)
+                self.writer.write(id, arrays, stamps=stamps)
             except FeatureError as error:
                 if not self.skip_failures:
                     raise

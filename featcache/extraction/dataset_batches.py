@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -13,13 +13,22 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from featcache.errors import ConfigError, nearest
 from featcache.extraction.datasets import ids_of_batch, is_map_style
+from featcache.extraction.stamping import (
+    BatchStamps,
+    StreamStamps,
+    iterate_stamping,
+    stamp_items,
+    unstamped,
+)
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
+from featcache.store.format.stamps import Stamps
 
 # of a loader for training; here each utterance comes once, in the order of the dataset or of a
 # given sampler
 _NOT_FOR_CACHING = {"shuffle", "drop_last", "ckpt_prefix", "looped_nominal_epoch", "in_order"}
 _OF_BATCHES = {"batch_size", "sampler", "batch_sampler"}
+_SINGLE = -1  # the number of a batch that is none of the plan
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Batch:
     ids: list[str] | None  # None: neither dataset nor batch shows them
     error: Exception | None = None
     indices: Sequence[int] = ()  # in the dataset; empty: unknown
+    stamps: Mapping[str, Stamps] = field(default_factory=dict)  # as far as known
 
 
 def worker_failed(error: Exception) -> bool:
@@ -51,6 +61,7 @@ class DatasetBatches:
         loader_kwargs: arguments of a DataLoader. A sampler or batch sampler stays, less what is not
             wanted.
         ids: the ids of the whole dataset, if it shows them.
+        mentioned: the keys of an item that count as its input; None: batches have no stamps.
     """
 
     def __init__(
@@ -59,18 +70,23 @@ class DatasetBatches:
         indices: Ints | Sequence[int],
         loader_kwargs: Mapping[str, Any],
         ids: Sequence[str] | None,
+        mentioned: frozenset[str] | None = None,
     ) -> None:
         self._dataset, self._ids = dataset, ids
+        self._stamps = None if mentioned is None else BatchStamps(dataset, ids)
         self._batches = wanted_batches(indices, len(dataset), loader_kwargs)
         options = _options(loader_kwargs, _OF_BATCHES)
         batch_sampler = loader_kwargs.get("batch_sampler")
         self._batched = batch_sampler is not None or loader_kwargs.get("batch_size", 1) is not None
         if self._batched:
             # not the batches themselves: to iterate over them makes a list of all that they hold
-            options["batch_sampler"] = map(self._batches.batch, range(len(self._batches)))
+            options["batch_sampler"] = map(self._begin, range(len(self._batches)))
         else:
-            options |= {"batch_size": None, "sampler": map(int, self._batches.items)}
+            batches = map(self._begin, range(len(self._batches)))
+            options |= {"batch_size": None, "sampler": (int(batch[0]) for batch in batches)}
         self._loader = _make_loader(dataset, options)
+        if mentioned is not None:
+            stamp_items(self._loader, mentioned)
 
     def __iter__(self) -> Iterator[Batch]:
         loaded = iter(self._loader)
@@ -82,23 +98,38 @@ class DatasetBatches:
                 if worker_failed(failure):
                     raise
                 data, error = None, failure
-            yield self._batch(data, cast(list[int], self._batches.batch(number)), error)
+            yield self._batch(number, self._indices(number), data, error)
 
     def singly(self, batch: Batch) -> Iterator[Batch]:
         """Load the utterances of a batch that failed one by one."""
         collate = self._loader.collate_fn
         for index in batch.indices:
+            if self._stamps is not None:
+                self._stamps.begin(_SINGLE, [index])
             try:
                 item = self._dataset[index]
                 data, error = collate([item] if self._batched else item), None
             except Exception as failure:
                 data, error = None, failure
-            yield self._batch(data, [index], error)
+            yield self._batch(_SINGLE, [index], data, error)
 
-    def _batch(self, data: Any, indices: Sequence[int], error: Exception | None) -> Batch:
-        shown = self._ids
+    def _begin(self, number: int) -> list[int]:
+        """Return what the loader is to load next."""
+        indices = self._indices(number)
+        if self._stamps is not None:
+            self._stamps.begin(number, indices)
+        return indices
+
+    def _indices(self, number: int) -> list[int]:
+        return cast(list[int], self._batches.batch(number))
+
+    def _batch(
+        self, number: int, indices: Sequence[int], data: Any, error: Exception | None
+    ) -> Batch:
+        stamps = {} if self._stamps is None else self._stamps.end(number, indices, data)
+        data, shown = unstamped(data), self._ids
         ids = ids_of_batch(data) if shown is None else [shown[index] for index in indices]
-        return Batch(data, ids, error, indices)
+        return Batch(data, ids, error, indices, stamps)
 
 
 def wanted_batches(
@@ -123,11 +154,22 @@ def wanted_batches(
     return Batches(indices, np.append(np.arange(0, len(indices), batch_size), len(indices)))
 
 
-def batches_of_stream(source: Any, loader_kwargs: Mapping[str, Any]) -> Iterator[Batch]:
-    """Return the batches of a loader as it is, or of an iterable dataset."""
+def batches_of_stream(
+    source: Any, loader_kwargs: Mapping[str, Any], mentioned: frozenset[str] | None = None
+) -> Iterator[Batch]:
+    """Return the batches of a loader as it is, or of an iterable dataset.
+
+    They have stamps where `mentioned` keys are given and the loader lets its items be seen.
+    """
     if isinstance(source, IterableDataset):
         source = _make_loader(source, _options(loader_kwargs))
-    return (Batch(data, ids_of_batch(data)) for data in source)
+    if mentioned is None:
+        return (Batch(data, ids_of_batch(data)) for data in source)
+    stamps, loaded = StreamStamps(source), iterate_stamping(source, mentioned)
+    return (
+        Batch(unstamped(data), ids_of_batch(unstamped(data)), stamps=stamps.of(data))
+        for data in loaded
+    )
 
 
 def _options(loader_kwargs: Mapping[str, Any], less: Iterable[str] = ()) -> dict[str, Any]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -15,6 +14,7 @@ import numpy as np
 
 from featcache.errors import (
     CacheError,
+    CacheLockedError,
     ComputeError,
     ConfigError,
     MissingDependencyError,
@@ -22,10 +22,11 @@ from featcache.errors import (
     StaleCacheError,
     describe,
 )
+from featcache.extraction.comparing import Comparison, Found, remember
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
-from featcache.extraction.patience import retry_while_locked
+from featcache.extraction.patience import is_refused, retry_while_locked
 from featcache.interface import Ints
 from featcache.storage import FeatureStorage
 from featcache.store.format.committed import committed
@@ -70,6 +71,7 @@ class Destination:
             tried again.
         append: a complete cache may be given utterances of another data set.
         shared: other splits of the storage may hold the same utterances.
+        comparison: compares stored utterances with the data set.
     """
 
     storage: FeatureStorage
@@ -78,6 +80,7 @@ class Destination:
     skip_failures: bool
     append: bool
     shared: bool
+    comparison: Comparison = field(default_factory=partial(Comparison, None))
 
     def __post_init__(self) -> None:
         self.fingerprint: Mapping[str, object] = {}  # of the run, from `open` on
@@ -105,20 +108,23 @@ class Destination:
         """Open the cache for writing; None if nothing is missing.
 
         Raises `ConfigError` for a data set that seems to belong to another split, `CacheError` for
-        a cache that lacks something and cannot be written to.
+        a cache that lacks something and cannot be written to, `StaleCacheError` for utterances that
+        have changed.
         """
         self.fingerprint = fingerprint
         # of a stream; others have been looked at before
         if self.ids is not None and not len(self.ids):
             raise ConfigError(EMPTY)
-        missing = self.ids
+        missing, found = self.ids, Found()
         if not overwrite and (cache := self.current(fingerprint)) is not None:
             self.full = cache.complete
             if self.skip_failures and len(cache) and (resume or self.full):
                 self.accepted = frozenset(cache.failed)
             missing = self._missing_from(cache)
-            if self.full and missing is not None and not len(missing):
+            found = self.comparison.find(cache, self.ids) if self.full else found
+            if self.full and missing is not None and not len(missing) and not found.changed:
                 raise_damage(container_damage(cache.path, cache.opened.index.containers))
+                self._restamp(cache, found)
                 return None
         if missing is not None and not self.shared:
             self._others.refuse(missing)
@@ -127,9 +133,33 @@ class Destination:
                 # what a killed run left is published; the cache is then built anew beside that
                 self._writer(overwrite=False).close(complete=False)
             writer = self._writer(overwrite=overwrite or not resume)
-        if self.ids is not None:
-            writer.expect(self.ids)
+        with contextlib.ExitStack() as stack:
+            stack.push(writer)
+            if self.ids is not None:
+                writer.expect(self.ids)
+            if not self.full and not is_overwriting(self.path):
+                # what a killed run left has been recovered, and is compared, too
+                found = self.comparison.find(self.storage.cache(self.split), self.ids)
+            found.apply(writer)
+            stack.pop_all()  # it stays open
         return writer
+
+    def _restamp(self, cache: Cache, found: Found) -> None:
+        """Store new stamps of utterances that only look changed; remember them if that is refused.
+
+        A cache in which nothing is missing may well be one that nobody here can write to.
+        """
+        if not found.alike:
+            return
+        try:
+            with self.storage.writer(self.split, self.fingerprint) as writer:
+                if self.ids is not None:
+                    writer.expect(self.ids)
+                found.apply(writer)
+        except OSError as error:
+            if not (isinstance(error, CacheLockedError) or is_refused(error)):
+                raise
+            remember(cache, found.alike)
 
     def check_new(self, ids: Sequence[str]) -> None:
         """Raise `ConfigError` if the cache must not be given a data set that shows no ids."""
@@ -232,7 +262,7 @@ class Destination:
         try:
             yield
         except OSError as error:
-            if not _is_refused(error):
+            if not is_refused(error):
                 raise
             if not (self.path / NAME).exists():
                 text = "cannot be made; give another directory, or ask for the right to write there"
@@ -268,8 +298,3 @@ def is_overwriting(path: Path) -> bool:
     """Say whether a cache that is to be overwritten is still the one that readers see."""
     manifest = read_manifest(path)
     return manifest.building > manifest.build
-
-
-def _is_refused(error: OSError) -> bool:
-    refused = (errno.EACCES, errno.EPERM, errno.EROFS)
-    return any(getattr(cause, "errno", None) in refused for cause in (error, error.__cause__))

@@ -14,6 +14,7 @@ from featcache._checks import directory, whole_number
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.cluster.pickling import pack, unpack
 from featcache.declaration.feature_config import Features
+from featcache.extraction.comparing import Comparison
 from featcache.extraction.datasets import check_source, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
@@ -41,6 +42,7 @@ def extract(
     batch_size: int = 1,
     retries: int = 2,
     on_error: Literal["raise", "skip"] = "raise",
+    on_changed: Literal["raise", "recompute"] = "raise",
     publish_every_s: float | None = None,
     resume: bool = True,
     overwrite: bool = False,
@@ -76,6 +78,11 @@ def extract(
         on_error: "skip" goes on with the next utterance then and leaves a line in the cache's
             `work-failures.jsonl`; the next call leaves these utterances out, too, or tries them
             again with "raise".
+        on_changed: an utterance's input, as the data set delivers it, is another than that its
+            features were computed from: "raise" refuses, by name; "recompute" computes these
+            utterances again. Seen by the entries of the data set (`entries` if it has them, the
+            items of a list, `data` of a `DynamicItemDataset`, rows) and the files that they name,
+            and then by loading the item: a move or another lossless format changes nothing.
         publish_every_s: lets readers see what is there about every so many seconds; None only at
             the end.
         resume: False computes a cache that is incomplete from the start.
@@ -84,7 +91,8 @@ def extract(
             otherwise that is refused.
         progressbar: shows one bar over the utterances of all workers.
 
-    Raises `StaleCacheError` if the cache was made from something else, `CacheLockedError` if it is
+    Raises `StaleCacheError` if the cache was made from something else, or utterances have another
+    input, `CacheLockedError` if it is
     being written, `ComputeError` if computing fails, `FeatureError` for arrays that cannot be
     stored as declared, `DuplicateIdError` for an id that several utterances have, `IncompleteError`
     if workers are lost for good, `ConfigError` for what cannot work. What was computed before is
@@ -103,7 +111,7 @@ def extract(
     >>> cache.lengths("tone").tolist()
     [3, 4]
     """
-    check_settings(on_error, retries, publish_every_s)
+    check_settings(on_error, on_changed, retries, publish_every_s)
     whole_number("batch_size", batch_size, 1)
     where = directory(path, "a cache")
     with kept_random_state():
@@ -114,8 +122,10 @@ def extract(
         # a path names one cache: those beside it are no splits, but may well be other features of
         # the same ids
         storage = FeatureStorage(where.parent, features)
-        to = Destination(storage, where.name, env["ids"], on_error == "skip", append, shared=True)
         kwargs = {"batch_size": batch_size, **loader_options(env)}
+        comparison = Comparison(env["dataset"], kwargs, frozenset(), on_changed)
+        skip = on_error == "skip"
+        to = Destination(storage, where.name, env["ids"], skip, append, True, comparison)
         executor: Executor
         if parallel is None:
             executor = LocalExecutor(

@@ -71,7 +71,7 @@ class LocalExecutor:
 
     def _open(self, missing: Ints | None, stack: contextlib.ExitStack) -> None:
         """Prepare the batches of this rank, and open a part of the cache for them."""
-        to = self.destination
+        to, mentioned = self.destination, self.destination.comparison.mentioned
         if missing is None and self.ranks.size > 1:
             raise ConfigError(
                 "under torchrun cache_features needs a map-style dataset, to share it out to ranks"
@@ -79,12 +79,12 @@ class LocalExecutor:
         self._writer = stack.enter_context(PartWriter(to.path, to.storage.features, to.fingerprint))
         self._batches: DatasetBatches | Iterator[Batch]
         if missing is None:
-            self._batches = batches_of_stream(self.source, self.loader_kwargs)
+            self._batches = batches_of_stream(self.source, self.loader_kwargs, mentioned)
             return
         lengths = None if self.lengths is None else check_lengths(self.lengths, len(self.source))
         self._writer.expect_more(len(missing))
         order = longest_first(missing, lengths)
-        self._batches = DatasetBatches(self.source, order, self.loader_kwargs, to.ids)
+        self._batches = DatasetBatches(self.source, order, self.loader_kwargs, to.ids, mentioned)
 
     def _compute(self, wanted: int, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
         to, batches = self.destination, self._batches

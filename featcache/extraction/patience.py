@@ -1,7 +1,8 @@
-"""`retry_while_locked`: waits for other processes to end their parts of a cache."""
+"""Caches that cannot be written to: locked ones are waited for, refused ones are told apart."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable
@@ -31,3 +32,9 @@ def retry_while_locked(do: Callable[[], T], unless: Callable[[], bool] = lambda:
                 _log.warning("waiting up to %.0f s: %s", PATIENCE_S, error)
                 told = True
         time.sleep(0.2)
+
+
+def is_refused(error: OSError) -> bool:
+    """Say whether an error means that this user may not write there, or nobody may."""
+    refused = (errno.EACCES, errno.EPERM, errno.EROFS)
+    return any(getattr(cause, "errno", None) in refused for cause in (error, error.__cause__))

@@ -219,10 +219,14 @@ class Run:
         return len(missing) - left_out - len({failure["id"] for failure in failures})
 
 
-def check_settings(on_error: str, retries: int, publish_every_s: float | None) -> None:
+def check_settings(
+    on_error: str, on_changed: str, retries: int, publish_every_s: float | None
+) -> None:
     """Raise `ConfigError` for settings of an extraction that cannot work."""
     if on_error not in ("raise", "skip"):
         raise ConfigError(f"on_error is 'raise' or 'skip', not {on_error!r}")
+    if on_changed not in ("raise", "recompute"):
+        raise ConfigError(f"on_changed is 'raise' or 'recompute', not {on_changed!r}")
     whole_number("retries", retries, 0)
     if publish_every_s is not None and not (
         isinstance(publish_every_s, int | float) and publish_every_s > 0

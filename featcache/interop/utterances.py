@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.extraction.datasets import is_map_style, visible_ids, visible_lengths
+from featcache.extraction.stamping import Entries
 from featcache.interop.audio import Clip, Rows, as_float32
 from featcache.store.format.ids import as_id
 
@@ -38,6 +39,11 @@ class Utterances:
         load: gives samples and sample rate by number.
         measure: returns how long the utterances are, in any unit, or None; called when `lengths` is
             first asked for.
+        listed: the data set that they are of, which may have entries.
+
+    Attributes:
+        entries: what is listed of each utterance, nothing loaded: it tells what has changed; None
+            where nothing is.
     """
 
     def __init__(
@@ -45,8 +51,10 @@ class Utterances:
         ids: Sequence[str],
         load: Callable[[int], Sound],
         measure: Callable[[], Sequence[float] | None],
+        listed: Any = None,
     ) -> None:
         self.ids = ids
+        self.entries = Entries(listed) or None
         self._load, self._measure = load, measure
 
     def __len__(self) -> int:
@@ -95,7 +103,8 @@ def utterances(source: Any, *, audio: str = "audio", id: str | None = None) -> U
             "a lhotse CutSet, a datasets.Dataset (loaded, not streamed), or a map-style dataset "
             "with an attribute `ids`"
         )
-    return Utterances(ids, partial(_load_item, source, audio), partial(visible_lengths, source))
+    load, measure = partial(_load_item, source, audio), partial(visible_lengths, source)
+    return Utterances(ids, load, measure, source)
 
 
 def _of_cuts(source: Any) -> Utterances:
@@ -107,7 +116,7 @@ def _of_cuts(source: Any) -> Utterances:
             "that are changed; keep the old ones (preserve_id=True), or save the cuts to a file "
             "first"
         )
-    return Utterances(ids, partial(_load_cut, cuts), partial(_durations, cuts))
+    return Utterances(ids, partial(_load_cut, cuts), partial(_durations, cuts), cuts)
 
 
 def _durations(cuts: Sequence[Any]) -> Sequence[float]:
@@ -129,8 +138,10 @@ def _of_huggingface(source: Any, audio: str, id: str | None) -> Utterances:
     if id is None and "id" in source.column_names:
         id = "id"
     ids = list(map(_as_id, range(len(source)) if id is None else source.with_format(None)[id]))
-    rows = Rows(source.select_columns(audio))
-    return Utterances(ids, partial(_load_item, rows, audio), partial(_sizes_of_column, rows, audio))
+    column = source.select_columns(audio)
+    rows = Rows(column)
+    load, measure = partial(_load_item, rows, audio), partial(_sizes_of_column, rows, audio)
+    return Utterances(ids, load, measure, column)
 
 
 def _sizes_of_column(rows: Any, audio: str) -> Sequence[float] | None:
@@ -163,7 +174,7 @@ def _of_items(items: Sequence[Any], audio: str, id: str) -> Utterances:
                 found = f"has {', '.join(map(repr, item))}" if is_dict else "is no dict"
                 raise ConfigError(f"item {number} has no {key!r}: it {found}")
     ids = [_as_id(item[id]) for item in items]
-    return Utterances(ids, partial(_load_item, items, audio), partial(_sizes, items, audio))
+    return Utterances(ids, partial(_load_item, items, audio), partial(_sizes, items, audio), items)
 
 
 def _as_id(value: object) -> str:

@@ -117,6 +117,7 @@ class WorkersExecutor:
             skip_failures=to.skip_failures,
             retries=self.retries,
             seal_every_s=self.publish_every_s,
+            mentioned=to.comparison.mentioned,
         )
 
 

@@ -40,6 +40,7 @@ class RunSettings:
     skip_failures: bool
     retries: int
     seal_every_s: float | None  # so that parts can be published before the end
+    mentioned: frozenset[str] | None = None  # keys of an item that count as its input
 
 
 class TaskRunner:
@@ -77,7 +78,7 @@ class TaskRunner:
     ) -> tuple[TaskProgress, list[Failure]]:
         if self._env is None:
             self._env = self._built()
-        settings, batches = self.settings, make_batches(self._env, task)
+        settings, batches = self.settings, make_batches(self._env, task, self.settings.mentioned)
         writer = self.part.writer(settings.open_part)
         computation = Computation(
             self._env["compute_features"],
@@ -104,12 +105,14 @@ class TaskRunner:
         return computation.progress(number), computation.failures
 
 
-def make_batches(env: Environment, task: Batches) -> DatasetBatches:
-    """Return the batches of a task as its dataset loads them."""
+def make_batches(
+    env: Environment, task: Batches, mentioned: frozenset[str] | None = None
+) -> DatasetBatches:
+    """Return the batches of a task as its dataset loads them, with stamps of `mentioned` keys."""
     options = loader_options(env)
     if "batch_size" not in options:
         options["batch_sampler"] = task
-    return DatasetBatches(env["dataset"], task.items, options, env["ids"])
+    return DatasetBatches(env["dataset"], task.items, options, env["ids"], mentioned)
 
 
 def loader_options(env: Environment) -> dict[str, Any]:

@@ -1,0 +1,173 @@
+"""Stored utterances against the data set of now: by a stat each, and by loading what looks new."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import StaleCacheError
+from featcache.extraction.dataset_batches import DatasetBatches
+from featcache.extraction.datasets import counted, is_map_style, named
+from featcache.extraction.other_splits import rows_of
+from featcache.extraction.stamping import Entries, InputsOnly
+from featcache.interface import Ints
+from featcache.store.format.stamps import Stamps
+from featcache.store.reading.cache import Cache
+from featcache.store.writing.cache_writer import CacheWriter
+
+OnChanged = Literal["raise", "recompute"]
+_LOADED_AT_ONCE = 16
+_NOT_COMPARED = {"batch_size", "sampler", "batch_sampler", "collate_fn"}
+_log = logging.getLogger("featcache")
+
+
+class Found(NamedTuple):
+    """Utterances that are unlike what their features were computed from, or only look so."""
+
+    changed: Sequence[str] = ()
+    alike: Mapping[str, Stamps] = {}  # their entries changed, but not their inputs
+
+    def apply(self, writer: CacheWriter) -> None:
+        """Delete what has changed, so that it is missing; restamp what only looks so."""
+        if self.alike:
+            writer.restamp(self.alike)
+        if self.changed:
+            number, some = counted(len(self.changed)), named(self.changed, 3)
+            text = "%s of cache %r changed since and are computed again: %s"
+            _log.warning(text, number, str(writer.path), some)
+            writer.delete(self.changed)
+
+
+@dataclass
+class Comparison:
+    """Compares the utterances that a cache holds with a data set.
+
+    Args:
+        source: the data set, or a loader, whose data set it is.
+        loader_kwargs: arguments of a DataLoader, for what has to be loaded.
+        mentioned: the keys of an item that count as its input.
+        on_changed: "raise" refuses a cache of which utterances have changed, "recompute" computes
+            them again.
+    """
+
+    source: Any
+    loader_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    mentioned: frozenset[str] = frozenset()
+    on_changed: OnChanged = "raise"
+
+    def __post_init__(self) -> None:
+        source = self.source
+        self._dataset = source if is_map_style(source) else getattr(source, "dataset", None)
+        self._entries = Entries(self._dataset)
+
+    def find(self, cache: Cache, ids: Sequence[str] | None) -> Found:
+        """Find the utterances that have changed; `ids` are those of the data set.
+
+        Raises `StaleCacheError`, which names them, unless they are to be computed again.
+        """
+        stamps = cache.opened.stamps
+        if stamps is None or ids is None or not self._entries:
+            return Found()
+        rows = rows_of(cache, ids)
+        there = np.flatnonzero(rows >= 0)
+        inputs, entries = (column[rows[there]] for column in stamps)
+        now = self._entries.stamps(there.tolist())
+        unlike = (now != entries) & (now != 0) & (entries != 0)
+        suspects = np.flatnonzero(unlike)
+        remembered = _remembered(cache)
+        suspects = np.array(
+            [each for each in suspects.tolist() if remembered.get(ids[there[each]]) != now[each]],
+            np.int64,
+        )
+        if not len(suspects):
+            return Found()
+        found = self._look(cache, ids, there[suspects], inputs[suspects], now[suspects])
+        if found.changed and self.on_changed == "raise":
+            raise _refusal(cache, found.changed)
+        return found
+
+    def _look(
+        self,
+        cache: Cache,
+        ids: Sequence[str],
+        numbers: Ints,
+        inputs: NDArray[np.uint64],
+        entries: NDArray[np.uint64],
+    ) -> Found:
+        """Load the utterances whose entries have changed, and compare their inputs."""
+        alike: dict[str, Stamps] = {}
+        changed: list[int] = []
+        unknown: list[str] = []
+        loaded = zip(self._inputs(numbers.tolist()), inputs.tolist(), entries.tolist(), strict=True)
+        for (number, now), before, entry in loaded:
+            if now == before and before:
+                alike[ids[number]] = Stamps(now, entry)
+            elif now and before:
+                changed.append(number)
+            else:
+                unknown.append(ids[number])
+        if changed and self._is_random(changed[0]):
+            unknown += [ids[number] for number in changed]
+            changed = []
+        if unknown:
+            _log.warning(
+                "%s of cache %r may have changed since (%s): the entries have, and the items "
+                "cannot be compared, since they cannot be loaded, are random, or hold what has no "
+                "digest; the features stay as they are",
+                counted(len(unknown)),
+                str(cache.path),
+                named(unknown, 3),
+            )
+        return Found([ids[number] for number in changed], alike)
+
+    def _inputs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Iterate over numbers and the stamps of their inputs of now, 0 where there is none."""
+        single = self.loader_kwargs.get("batch_size", 1) is None
+        kwargs = {k: v for k, v in self.loader_kwargs.items() if k not in _NOT_COMPARED}
+        kwargs["collate_fn"] = InputsOnly(self.mentioned, batched=not single)
+        kwargs["batch_size"] = None if single else _LOADED_AT_ONCE
+        batches = DatasetBatches(self._dataset, numbers, kwargs, None)
+        for batch in batches:
+            singles = [batch] if batch.error is None else batches.singly(batch)
+            for each in singles:
+                inputs = [0] * len(each.indices) if each.data is None else each.data
+                for number, input in zip(each.indices, inputs, strict=True):
+                    failed = each.error is not None
+                    yield number, 0 if failed else input or self._entries.input_of(number)
+
+    def _is_random(self, number: int) -> bool:
+        """Say whether an item is another each time that it is loaded."""
+        (first,), (second,) = (list(self._inputs([number])) for _ in range(2))
+        return first != second
+
+
+def _refusal(cache: Cache, changed: Sequence[str]) -> StaleCacheError:
+    have = "has" if len(changed) == 1 else "have"
+    return StaleCacheError(
+        f"the input of {counted(len(changed))} of cache {str(cache.path)!r} {have} changed since "
+        f"the features were computed: {named(changed)}; on_changed='recompute' computes "
+        f"{'it' if len(changed) == 1 else 'these'} again, overwrite=True all"
+    )
+
+
+# Entries of utterances whose inputs are as they were, of caches that cannot be written to
+_ALIKE: dict[tuple[str, str], dict[str, int]] = {}
+
+
+def remember(cache: Cache, alike: Mapping[str, Stamps]) -> None:
+    """Note in this process that these have not changed."""
+    known = _ALIKE.setdefault(_key(cache), {})
+    known.update((id, stamps.entry) for id, stamps in alike.items())
+
+
+def _remembered(cache: Cache) -> Mapping[str, int]:
+    return _ALIKE.get(_key(cache), {})
+
+
+def _key(cache: Cache) -> tuple[str, str]:
+    return str(cache.path.absolute()), cache.opened.manifest.write_id

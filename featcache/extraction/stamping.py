@@ -1,0 +1,249 @@
+"""Stamps of the items of a data set: made where its items are loaded, in any loader's processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Subset
+
+from featcache.extraction.datasets import visible_ids
+from featcache.staleness.stamps import UNKNOWN, entry_stamps, input_stamp
+from featcache.store.format.ids import as_id
+from featcache.store.format.stamps import Stamps
+
+Entry = Callable[[int], object]  # the entry of an utterance by its number
+
+
+class Stamped(NamedTuple):
+    """A batch as a loader made it, with stamps of the items that it was made of."""
+
+    data: Any
+    inputs: Sequence[int]
+    ids: Sequence[str | None]  # as the items themselves show them
+
+
+class StampingCollate:
+    """A collate function, which stamps the items before it collates them.
+
+    Args:
+        collate: the loader's own.
+        mentioned: keys that count as input.
+        batched: whether it gets a list of items, or one item.
+    """
+
+    def __init__(
+        self, collate: Callable[[Any], Any], mentioned: frozenset[str], *, batched: bool
+    ) -> None:
+        self.collate, self.mentioned, self.batched = collate, mentioned, batched
+
+    def __call__(self, items: Any) -> Stamped:
+        """Collate items; stamps come first, since collating may change them."""
+        each = list(items) if self.batched else [items]
+        inputs = [input_stamp(item, self.mentioned) for item in each]
+        ids = [id_of_item(item) for item in each]
+        return Stamped(self.collate(items), inputs, ids)
+
+
+class InputsOnly:
+    """A collate function that returns the stamps of items, and lets go of the items."""
+
+    def __init__(self, mentioned: frozenset[str], *, batched: bool) -> None:
+        self._stamping = StampingCollate(_nothing, mentioned, batched=batched)
+
+    def __call__(self, items: Any) -> list[int]:
+        """Return the stamps."""
+        return list(self._stamping(items).inputs)
+
+
+def _nothing(items: object) -> None:
+    """Collate nothing."""
+
+
+def id_of_item(item: object) -> str | None:
+    """Return the id that an item, a mapping, shows as "id"."""
+    id = as_id(item.get("id")) if isinstance(item, Mapping) else None
+    return id if isinstance(id, str) else None
+
+
+def stamp_items(loader: Any, mentioned: frozenset[str]) -> None:
+    """Have a loader of our own stamp its items."""
+    batched = loader.batch_sampler is not None
+    loader.collate_fn = StampingCollate(loader.collate_fn, mentioned, batched=batched)
+
+
+def iterate_stamping(loader: Any, mentioned: frozenset[str]) -> Iterator[Any]:
+    """Iterate over a loader that was given; it stamps its items if that leaves no trace in it.
+
+    Its batches are `Stamped` then. A loader takes its collate function when an iteration begins;
+    one whose processes stay would keep ours for the training, and what a loader of another class
+    makes of its batches is not known.
+    """
+    if not _takes_collate(loader):
+        return iter(loader)
+    own = loader.collate_fn
+    stamp_items(loader, mentioned)
+    try:
+        return iter(loader)
+    finally:
+        loader.collate_fn = own
+
+
+def _takes_collate(loader: Any) -> bool:
+    known = [DataLoader.__iter__]
+    if (ours := sys.modules.get("speechbrain.dataio.dataloader")) is not None:
+        known.append(ours.SaveableDataLoader.__iter__)
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ in known
+        and not loader.persistent_workers
+    )
+
+
+class Entries:
+    """The entries of a data set by number, without loading anything; empty where it has none.
+
+    They are its `entries`, a sequence; the `data` of a `DynamicItemDataset`; the items of a list;
+    the rows of a `datasets.Dataset`, audio not decoded.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._entry = _find_entry(dataset)
+        self._size = len(dataset) if self._entry is not None else 0
+
+    def __bool__(self) -> bool:
+        return self._entry is not None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, number: int) -> object:
+        return self._of(number)
+
+    def stamps(self, numbers: Iterable[int]) -> NDArray[np.uint64]:
+        """Return the stamps of the entries of these numbers."""
+        if self._entry is None:
+            return np.zeros(len(list(numbers)), np.uint64)
+        return entry_stamps(map(self._of, numbers))
+
+    def input_of(self, number: int) -> int:
+        """Return a stamp of the input of an item that has none: its entry, with files' contents."""
+        entry = self._of(number)
+        return UNKNOWN if entry is _NONE else input_stamp(entry)
+
+    def _of(self, number: int) -> object:
+        if self._entry is None:
+            return _NONE
+        try:
+            return self._entry(int(number))
+        except (LookupError, OSError, ValueError):  # whoever loads the item is told
+            return _NONE
+
+
+_NONE = object()  # no entry: nothing describes it
+
+
+def _find_entry(dataset: Any) -> Entry | None:
+    entries = getattr(dataset, "entries", None)
+    if hasattr(entries, "__getitem__") and hasattr(entries, "__len__"):
+        return cast(Entry, entries.__getitem__) if len(entries) == len(dataset) else None
+    data, ids = getattr(dataset, "data", None), getattr(dataset, "data_ids", None)
+    if isinstance(data, Mapping) and isinstance(ids, Sequence):
+        return lambda number: data[ids[number]]
+    if isinstance(dataset, list | tuple | range):
+        return dataset.__getitem__
+    if isinstance(dataset, Subset):
+        inner, indices = _find_entry(dataset.dataset), dataset.indices
+        return None if inner is None else lambda number: inner(indices[number])
+    loaded = sys.modules.get("datasets")
+    if loaded is not None and isinstance(dataset, loaded.Dataset):
+        return _entry_of_rows(dataset)
+    return None
+
+
+def _entry_of_rows(dataset: Any) -> Entry:
+    """Return the entries of a `datasets.Dataset`.
+
+    Bytes that lie in it count by the data set's own fingerprint: to read them is to load it.
+    """
+    for name, kind in dataset.features.items():
+        if hasattr(kind, "decode"):
+            dataset = dataset.cast_column(name, type(kind)(decode=False))
+    fingerprint, rows = dataset._fingerprint, dataset.with_format(None)  # noqa: SLF001  # no other
+    return lambda number: _without_bytes(rows[number], fingerprint)
+
+
+def _without_bytes(value: Any, fingerprint: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_bytes(each, fingerprint) for key, each in value.items()}
+    return fingerprint if isinstance(value, bytes) else value
+
+
+class BatchStamps:
+    """Makes the stamps of the batches of a data set.
+
+    Args:
+        dataset: the data set.
+        ids: its ids, if it shows them.
+    """
+
+    def __init__(self, dataset: Any, ids: Sequence[str] | None) -> None:
+        self._entries, self._ids = Entries(dataset), ids
+        self._noted: dict[int, NDArray[np.uint64]] = {}
+
+    def begin(self, batch: int, numbers: Sequence[int]) -> None:
+        """Note the entries of a batch before it is loaded: a file that changes later is unlike."""
+        self._noted[batch] = self._entries.stamps(numbers)
+
+    def end(self, batch: int, numbers: Sequence[int], data: Any) -> dict[str, Stamps]:
+        """Return the stamps of a batch, by id, as far as they are known."""
+        entries = self._noted.pop(batch)
+        if not isinstance(data, Stamped) or len(data.inputs) != len(numbers):
+            return {}
+        ids = data.ids if self._ids is None else [self._ids[number] for number in numbers]
+        rows = zip(ids, data.inputs, entries.tolist(), numbers, strict=True)
+        return {
+            id: Stamps(input or self._entries.input_of(number), entry)
+            for id, input, entry, number in rows
+            if id is not None
+        }
+
+
+class StreamStamps:
+    """Makes the stamps of the batches of a loader that was given, by the ids of their items.
+
+    Args:
+        loader: the loader. Its data set may have entries, if it shows its ids.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        dataset = getattr(loader, "dataset", None)
+        ids = None if dataset is None else visible_ids(loader)
+        self._entries = Entries(dataset if ids is not None else None)
+        self._numbers: dict[str, int] = {}
+        if ids is not None and self._entries:
+            self._numbers = {id: number for number, id in enumerate(ids)}
+
+    def of(self, data: Any) -> dict[str, Stamps]:
+        """Return the stamps of a batch, by id, as far as they are known."""
+        if not isinstance(data, Stamped):
+            return {}
+        found = {id: input for id, input in zip(data.ids, data.inputs, strict=True) if id}
+        numbers = [self._numbers.get(id) for id in found]
+        there = [number for number in numbers if number is not None]
+        entries = iter(self._entries.stamps(there).tolist())
+        stamps: dict[str, Stamps] = {}
+        for (id, input), number in zip(found.items(), numbers, strict=True):
+            if number is None:
+                stamps[id] = Stamps(input)
+            else:
+                stamps[id] = Stamps(input or self._entries.input_of(number), next(entries))
+        return stamps
+
+
+def unstamped(data: Any) -> Any:
+    """Return a batch as its loader made it."""
+    return data.data if isinstance(data, Stamped) else data

@@ -1,0 +1,279 @@
+"""Utterances whose recordings change after their features were computed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recordings import Recorder, Recordings, assert_holds, recorder
+from speechbrain.dataio.batch import PaddedBatch
+
+import featcache
+from featcache.errors import ConfigError, StaleCacheError
+
+TWO_PROCESSES = {"batch_size": 2, "num_workers": 2}
+
+
+@pytest.fixture
+def recordings(tmp_path: Path) -> Recordings:
+    return Recordings(tmp_path / "recordings")
+
+
+@pytest.fixture
+def brain(tmp_path: Path) -> Recorder:
+    found: Recorder = recorder(tmp_path / "features")
+    return found
+
+
+def cached(brain: Any, recordings: Recordings, **settings: Any) -> featcache.Cache:
+    settings = {"loader_kwargs": {"batch_size": 2}, **settings}
+    cache: featcache.Cache = brain.cache_features(recordings.dataset(), **settings)
+    return cache
+
+
+@pytest.mark.parametrize("loader_kwargs", [{}, TWO_PROCESSES, {"batch_size": 1, "num_workers": 1}])
+def test_a_changed_recording_is_named_and_recomputed_alone(
+    brain: Any, recordings: Recordings, loader_kwargs: Any
+) -> None:
+    cached(brain, recordings, loader_kwargs=loader_kwargs)
+    brain.computed_now(), recordings.loaded()
+    recordings.record("utt-3", seed=33)
+    with pytest.raises(StaleCacheError, match=r"1 utterance .*: 'utt-3'; on_changed='recompute'"):
+        cached(brain, recordings, loader_kwargs=loader_kwargs)
+    # twice to see that it is not random
+    assert set(recordings.loaded()) == {"utt-3"}
+    assert brain.computed_now() == []
+    cache = cached(brain, recordings, loader_kwargs=loader_kwargs, on_changed="recompute")
+    assert brain.computed_now() == ["utt-3"]
+    assert set(recordings.loaded()) == {"utt-3"}
+    assert cache.complete
+    assert_holds(cache, recordings.truth())
+    cached(brain, recordings)
+    assert not recordings.loaded()
+
+
+def test_two_recordings_that_change_places_are_named(brain: Any, recordings: Recordings) -> None:
+    cached(brain, recordings)
+    one, other = recordings.listed["utt-1"], recordings.listed["utt-2"]
+    one["wav"], other["wav"] = other["wav"], one["wav"]
+    with pytest.raises(StaleCacheError, match=r"2 utterances .*'utt-1', 'utt-2'"):
+        cached(brain, recordings)
+
+
+def touched(recordings: Recordings) -> None:
+    os.utime(recordings.listed["utt-1"]["wav"], ns=(1, 1))
+
+
+def moved(recordings: Recordings) -> None:
+    folder = recordings.folder.rename(recordings.folder.with_name("elsewhere"))
+    recordings.folder, recordings.loads = folder, folder / "loads"
+    for listed in recordings.listed.values():
+        listed["wav"] = str(folder / Path(listed["wav"]).name)
+
+
+def converted(recordings: Recordings) -> None:
+    recordings.convert("utt-1")
+
+
+def corrected(recordings: Recordings) -> None:
+    recordings.listed["utt-1"]["words"] = "number one"
+
+
+HARMLESS = [touched, moved, converted, corrected]
+
+
+@pytest.mark.parametrize("change", HARMLESS)
+def test_a_recording_of_the_same_samples_is_looked_at_once(
+    brain: Any, recordings: Recordings, change: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached(brain, recordings)
+    recordings.loaded()
+    change(recordings)
+    before = brain.computed_now()
+    cached(brain, recordings)
+    assert "utt-1" in recordings.loaded()
+    assert brain.computed_now() == [] != before
+    # its new entry is stored
+    cache = cached(brain, recordings)
+    assert not recordings.loaded()
+    assert cache.complete
+    assert not caplog.records
+    # and the input is still compared
+    recordings.record("utt-1", seed=11)
+    with pytest.raises(StaleCacheError, match="'utt-1'"):
+        cached(brain, recordings)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that can be made one that nobody can write to."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", where], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a file system needs root")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", "--lazy", where], check=True)
+
+
+def test_a_cache_that_nobody_can_write_to_is_looked_at_once_in_each_process(
+    disk: Path, recordings: Recordings
+) -> None:
+    brain = recorder(disk / "features")
+    cached(brain, recordings)
+    recordings.loaded()
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    touched(recordings)
+    cached(brain, recordings)
+    assert recordings.loaded() == ["utt-1"]
+    cached(brain, recordings)
+    assert not recordings.loaded()
+    recordings.record("utt-1", seed=11)
+    with pytest.raises(StaleCacheError, match="'utt-1'"):
+        cached(brain, recordings)
+
+
+def test_features_outlive_their_recordings(
+    brain: Any, recordings: Recordings, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached(brain, recordings)
+    shutil.rmtree(recordings.folder)
+    recordings.folder.mkdir()
+    cache = cached(brain, recordings)
+    assert len(cache) == 6
+    assert "6 utterances" in caplog.text
+    assert "cannot be loaded" in caplog.text
+
+
+def test_random_items_are_not_compared(
+    brain: Any, recordings: Recordings, caplog: pytest.LogCaptureFixture
+) -> None:
+    def noisy(wav: str) -> torch.Tensor:
+        sound = recordings.load(wav)
+        return sound + torch.rand(len(sound))
+
+    dataset = recordings.dataset()
+    noisy_set = type(dataset)(
+        recordings.listed, [{"func": noisy, "takes": ["wav"], "provides": "sig"}], ["id", "sig"]
+    )
+    brain.cache_features(noisy_set)
+    touched(recordings)
+    brain.cache_features(noisy_set)
+    assert "are random" in caplog.text
+
+
+def test_what_a_stopped_run_has_stored_is_compared_too(brain: Any, recordings: Recordings) -> None:
+    brain.stops_at = "utt-4"
+    with pytest.raises(KeyboardInterrupt):
+        cached(brain, recordings)
+    brain.stops_at = None
+    assert brain.computed_now() == ["utt-0", "utt-1", "utt-2", "utt-3"]
+    recordings.record("utt-2", seed=22)
+    with pytest.raises(StaleCacheError, match="'utt-2'"):
+        cached(brain, recordings)
+    cache = cached(brain, recordings, on_changed="recompute")
+    assert brain.computed_now() == ["utt-2", "utt-4", "utt-5"]
+    assert_holds(cache, recordings.truth())
+
+
+def test_a_recording_that_changes_while_it_waits_is_noticed(
+    brain: Any, recordings: Recordings
+) -> None:
+    class Late(type(brain)):  # type: ignore[misc]
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            if "utt-0" in batch.id:
+                recordings.record("utt-0", seed=5)
+            return super().compute_features(batch, stage)
+
+    brain.__class__ = Late
+    cached(brain, recordings, fingerprint={"source": None, "constants": None})
+    brain.__class__ = Recorder
+    with pytest.raises(StaleCacheError, match="'utt-0'"):
+        cached(brain, recordings, fingerprint={"source": None, "constants": None})
+
+
+def test_overwriting_compares_nothing(brain: Any, recordings: Recordings) -> None:
+    cached(brain, recordings)
+    recordings.record("utt-1", seed=11)
+    cache = cached(brain, recordings, overwrite=True)
+    assert_holds(cache, recordings.truth())
+
+
+def test_an_unknown_choice_is_refused(brain: Any, recordings: Recordings) -> None:
+    with pytest.raises(ConfigError, match="'raise' or 'recompute', not 'skip'"):
+        cached(brain, recordings, on_changed="skip")
+
+
+# Loaders, given as they are
+
+
+def backwards(items: list[Any]) -> Any:
+    return PaddedBatch(items[::-1])
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_loader_as_it_is_stamps_its_items_and_stays_as_it_was(
+    brain: Any, recordings: Recordings, processes: int
+) -> None:
+    from speechbrain.dataio.dataloader import SaveableDataLoader
+
+    dataset = recordings.dataset()
+    for kind in (torch.utils.data.DataLoader, SaveableDataLoader):
+        loader = kind(dataset, batch_size=2, collate_fn=backwards, num_workers=processes)
+        brain.cache_features(loader, split=kind.__name__, shared=True)
+        assert loader.collate_fn is backwards
+        assert isinstance(next(iter(loader)), PaddedBatch)
+        brain.cache_features(loader, split=kind.__name__, shared=True)
+    recordings.record("utt-5", seed=55)
+    for kind in (torch.utils.data.DataLoader, SaveableDataLoader):
+        with pytest.raises(StaleCacheError, match="'utt-5'"):
+            brain.cache_features(
+                kind(dataset, batch_size=2, collate_fn=backwards), split=kind.__name__, shared=True
+            )
+
+
+class Doubling(torch.utils.data.DataLoader):  # type: ignore[type-arg]
+    """Makes something else of its batches."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            assert isinstance(batch, PaddedBatch)
+            yield batch
+
+
+def test_loaders_that_keep_processes_or_change_batches_are_left_alone(
+    brain: Any, recordings: Recordings
+) -> None:
+    dataset = recordings.dataset()
+    brain.cache_features(Doubling(dataset, batch_size=2, collate_fn=PaddedBatch), split="one")
+    kept = torch.utils.data.DataLoader(
+        dataset, batch_size=2, collate_fn=PaddedBatch, num_workers=1, persistent_workers=True
+    )
+    cache = brain.cache_features(kept, split="two", shared=True)
+    assert isinstance(next(iter(kept)), PaddedBatch)
+    assert_holds(cache, recordings.truth())
+
+
+# Logged once, at the level of what needs attention
+
+
+def test_recomputing_says_what_it_does(
+    brain: Any, recordings: Recordings, caplog: pytest.LogCaptureFixture
+) -> None:
+    cached(brain, recordings)
+    recordings.record("utt-1", seed=11)
+    with caplog.at_level(logging.WARNING, "featcache"):
+        cached(brain, recordings, on_changed="recompute")
+    (record,) = caplog.records
+    assert "1 utterance" in record.getMessage()
+    assert "'utt-1'" in record.getMessage()
