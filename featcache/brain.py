@@ -13,7 +13,12 @@ import torch
 
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.errors import ConfigError
-from featcache.extraction.brain_environment import environment_of, ids_for_workers
+from featcache.extraction.brain_environment import (
+    environment_of,
+    ids_for_workers,
+    probe_source_of,
+)
+from featcache.extraction.checking import Checking, check_of
 from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
@@ -90,6 +95,7 @@ class FeatureCacheMixin:
         retries: int = 2,
         publish_every_s: float | None = None,
         fingerprint: Mapping[str, object] | None = None,
+        check: int | Literal["probe", "all"] | None = "probe",
         parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
     ) -> Cache:
         """Compute what the cache of a split lacks of the features of a dataset, and open the cache.
@@ -126,6 +132,9 @@ class FeatureCacheMixin:
             fingerprint: what else the features are made from, JSON values. A key that featcache
                 fills in itself ("modules", "source", "hparams", ...; see
                 `featcache.extraction.provenance`) is replaced by yours; None leaves it out.
+            check: utterances that are loaded and computed again, alone, to see whether inputs and
+                features are still those of the cache, and compared with what is stored once it is:
+                "probe" takes four, "all" all, None none.
             parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping, or a client
                 of `get_client`, to compute several splits with the same workers. Each gets a copy
                 of this object as it is now, and uses its GPU if it has one. The dataset must show
@@ -141,6 +150,7 @@ class FeatureCacheMixin:
         check_settings(on_error, retries, publish_every_s)
         check_source(dataset)
         check_loader_kwargs(kwargs)
+        check = check_of(check)
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
@@ -164,9 +174,37 @@ class FeatureCacheMixin:
             if progressbar is None:
                 progressbar = not getattr(self, "noprogressbar", False)
             colour = getattr(self, "tqdm_barcolor", {}).get(_name(stage).lower())
-            run = Run(to, executor, publish_every_s, progressbar, colour, ranks)
+            source = probe_source_of(self, dataset, stage, kwargs, to, parallel)
+            checking = Checking(to, source, check)
+            run = Run(to, executor, checking, publish_every_s, progressbar, colour, ranks)
             identify = partial(ingredients.fingerprint, made_from)
             return run.run(identify, resume=resume, overwrite=overwrite)
+
+    def check_features(
+        self,
+        dataset: Any,
+        stage: Any = None,
+        *,
+        split: str | None = None,
+        storage: FeatureStorage | None = None,
+        loader_kwargs: Mapping[str, object] | None = None,
+        fingerprint: Mapping[str, object] | None = None,
+        check: int | Literal["probe", "all"] = "probe",
+    ) -> None:
+        """Check that the cache of a split holds what `cache_features` would store; write nothing.
+
+        Arguments are those of `cache_features`. Raises `StaleCacheError` with what differs,
+        `NotACacheError` if nothing is cached.
+        """
+        check_source(dataset)
+        split, stage = _split_and_stage(self, split, stage)
+        storage = _find_storage(self) if storage is None else storage
+        ingredients = find_ingredients(self)
+        made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
+        with kept_random_state(), _evaluating(self, ingredients.modules.values()):
+            to = Destination(storage, split, visible_ids(dataset), False, False, shared=True)
+            source = probe_source_of(self, dataset, stage, loader_kwargs or {}, to)
+            Checking(to, source, check_of(check)).compare_only(ingredients.fingerprint(made_from))
 
     def make_dataloader(
         self,

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from featcache.errors import ConfigError, nearest
 from featcache.extraction.datasets import ids_of_batch, is_map_style
+from featcache.extraction.seeding import SeededItems
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 
@@ -51,6 +52,7 @@ class DatasetBatches:
         loader_kwargs: arguments of a DataLoader. A sampler or batch sampler stays, less what is not
             wanted.
         ids: the ids of the whole dataset, if it shows them.
+        seed: of random data: utterances come one by one, from generators of their own.
     """
 
     def __init__(
@@ -59,9 +61,14 @@ class DatasetBatches:
         indices: Ints | Sequence[int],
         loader_kwargs: Mapping[str, Any],
         ids: Sequence[str] | None,
+        *,
+        seed: int | None = None,
     ) -> None:
         self._dataset, self._ids = dataset, ids
-        self._batches = wanted_batches(indices, len(dataset), loader_kwargs)
+        if seed is not None and ids is not None:
+            self._dataset = SeededItems(dataset, ids, seed)
+        singly = self._dataset is not dataset
+        self._batches = wanted_batches(indices, len(dataset), loader_kwargs, singly=singly)
         options = _options(loader_kwargs, _OF_BATCHES)
         batch_sampler = loader_kwargs.get("batch_sampler")
         self._batched = batch_sampler is not None or loader_kwargs.get("batch_size", 1) is not None
@@ -70,7 +77,7 @@ class DatasetBatches:
             options["batch_sampler"] = map(self._batches.batch, range(len(self._batches)))
         else:
             options |= {"batch_size": None, "sampler": map(int, self._batches.items)}
-        self._loader = _make_loader(dataset, options)
+        self._loader = _make_loader(self._dataset, options)
 
     def __iter__(self) -> Iterator[Batch]:
         loaded = iter(self._loader)
@@ -84,13 +91,15 @@ class DatasetBatches:
                 data, error = None, failure
             yield self._batch(data, cast(list[int], self._batches.batch(number)), error)
 
+    def collated(self, items: Sequence[Any]) -> Any:
+        """Return the batch of these items."""
+        return self._loader.collate_fn(items if self._batched else items[0])
+
     def singly(self, batch: Batch) -> Iterator[Batch]:
         """Load the utterances of a batch that failed one by one."""
-        collate = self._loader.collate_fn
         for index in batch.indices:
             try:
-                item = self._dataset[index]
-                data, error = collate([item] if self._batched else item), None
+                data, error = self.collated([self._dataset[index]]), None
             except Exception as failure:
                 data, error = None, failure
             yield self._batch(data, [index], error)
@@ -102,13 +111,20 @@ class DatasetBatches:
 
 
 def wanted_batches(
-    indices: Ints | Sequence[int], size: int, loader_kwargs: Mapping[str, Any]
+    indices: Ints | Sequence[int],
+    size: int,
+    loader_kwargs: Mapping[str, Any],
+    *,
+    singly: bool = False,
 ) -> Batches:
     """Return the batches that a loader makes of some utterances of a dataset of `size`.
 
     A batch sampler or sampler keeps its order, less what is not in `indices`; without one, the
-    order is that of `indices`.
+    order is that of `indices`. With `singly`, each utterance is a batch.
     """
+    if singly:
+        items = wanted_batches(indices, size, loader_kwargs).items
+        return Batches(items, np.arange(len(items) + 1))
     indices = np.asarray(indices, np.int64)
     sampler: Any = loader_kwargs.get("sampler")
     batch_sampler = loader_kwargs.get("batch_sampler")
@@ -139,8 +155,12 @@ def _options(loader_kwargs: Mapping[str, Any], less: Iterable[str] = ()) -> dict
 def _make_loader(dataset: Any, options: Mapping[str, Any]) -> Any:
     """Make a DataLoader, with SpeechBrain's defaults where it is in use, but no checkpoints."""
     if "speechbrain" in sys.modules:
+        from speechbrain.dataio.batch import PaddedBatch
         from speechbrain.dataio.dataloader import make_dataloader
+        from speechbrain.dataio.dataset import DynamicItemDataset
 
+        if isinstance(getattr(dataset, "seeded", None), DynamicItemDataset):
+            options = {"collate_fn": PaddedBatch, **options}  # its default for these
         return make_dataloader(dataset, **options)
     return DataLoader(dataset, **options)
 

@@ -83,6 +83,7 @@ class Destination:
         self.fingerprint: Mapping[str, object] = {}  # of the run, from `open` on
         self.full = False  # whether the cache was complete before
         self.accepted: frozenset[str] = frozenset()  # failed before, and are left out now
+        self.seed: int | None = None  # of random features
         self._others = OtherSplits(self.storage, self.split)
 
     @property

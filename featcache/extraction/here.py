@@ -84,7 +84,7 @@ class LocalExecutor:
         lengths = None if self.lengths is None else check_lengths(self.lengths, len(self.source))
         self._writer.expect_more(len(missing))
         order = longest_first(missing, lengths)
-        self._batches = DatasetBatches(self.source, order, self.loader_kwargs, to.ids)
+        self._batches = DatasetBatches(self.source, order, self.loader_kwargs, to.ids, seed=to.seed)
 
     def _compute(self, wanted: int, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
         to, batches = self.destination, self._batches
@@ -97,6 +97,7 @@ class LocalExecutor:
             only_missing=to.ids is not None and self.by_number,
             retries=self.retries,
             check_new=to.check_new,
+            seed=to.seed,
         )
         try:
             for number, batch in enumerate(batches, start=1):

@@ -40,6 +40,7 @@ class RunSettings:
     skip_failures: bool
     retries: int
     seal_every_s: float | None  # so that parts can be published before the end
+    seed: int | None = None  # of random features
 
 
 class TaskRunner:
@@ -77,7 +78,7 @@ class TaskRunner:
     ) -> tuple[TaskProgress, list[Failure]]:
         if self._env is None:
             self._env = self._built()
-        settings, batches = self.settings, make_batches(self._env, task)
+        settings, batches = self.settings, make_batches(self._env, task, self.settings.seed)
         writer = self.part.writer(settings.open_part)
         computation = Computation(
             self._env["compute_features"],
@@ -86,6 +87,7 @@ class TaskRunner:
             skip_failures=settings.skip_failures,
             only_missing=True,
             retries=settings.retries,
+            seed=settings.seed,
         )
         reporting = Interval(REPORT_EVERY_S)
         loaded = iter(batches)
@@ -104,12 +106,12 @@ class TaskRunner:
         return computation.progress(number), computation.failures
 
 
-def make_batches(env: Environment, task: Batches) -> DatasetBatches:
+def make_batches(env: Environment, task: Batches, seed: int | None = None) -> DatasetBatches:
     """Return the batches of a task as its dataset loads them."""
     options = loader_options(env)
     if "batch_size" not in options:
         options["batch_sampler"] = task
-    return DatasetBatches(env["dataset"], task.items, options, env["ids"])
+    return DatasetBatches(env["dataset"], task.items, options, env["ids"], seed=seed)
 
 
 def loader_options(env: Environment) -> dict[str, Any]:
