@@ -27,7 +27,7 @@ from featcache.extraction.stored_features import cause_of, spreads_of, told, unl
 from featcache.staleness.comparison import compare
 from featcache.staleness.probe import Probe, Probed
 from featcache.staleness.unlike import Unlike, tolerance
-from featcache.store.format.fingerprint import cache_fingerprint, differences
+from featcache.store.format.fingerprint import cache_fingerprint, canonical, differences
 from featcache.store.format.manifest import read_manifest
 from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
@@ -80,7 +80,8 @@ class Checking:
 
         Raises `StaleCacheError` if the cache has the same fingerprint and another probe.
         """
-        seed, found, to = torch.initial_seed(), dict(fingerprint), self.destination
+        # as it is now: computing may change what it was read from
+        seed, found, to = torch.initial_seed(), canonical(fingerprint), self.destination
         if not self.source.by_id:
             self._tell_once("shows no ids by which utterances can be picked")
             return found

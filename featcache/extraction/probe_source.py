@@ -14,9 +14,10 @@ import torch
 from featcache.cluster.config import ParallelConfig
 from featcache.errors import FeatureError
 from featcache.extraction.computation import checked_result
-from featcache.extraction.dataset_batches import Batch, DatasetBatches
+from featcache.extraction.dataset_batches import Batch, DatasetBatches, worker_failed
 from featcache.extraction.datasets import is_map_style, visible_lengths
 from featcache.extraction.seeding import COMPUTING, seed_generators
+from featcache.interface import Ints
 from featcache.staleness.inputs import input_digests
 from featcache.staleness.probe import Probed, as_rows
 
@@ -97,21 +98,16 @@ class ProbeSource:
 
     def alone(self, numbers: Iterable[int], seed: int) -> Iterator[tuple[str, Probed | Failed]]:
         """Load and compute utterances one by one, each under generators of the seed and its id."""
-        listed = np.fromiter(numbers, np.int64)
-        if not len(listed):
-            return
-        for batch in DatasetBatches(self._items(), listed, self._options, self.ids, seed=seed):
-            (id,) = batch.ids or ("",)
-            if batch.error is not None:
-                yield id, Failed(batch.error, loading=True)
-                continue
-            seed_generators(seed, id, COMPUTING)
-            found: Probed | Failed
-            try:
-                found = self._computed(batch, id)
-            except Exception as error:
-                found = Failed(error, loading=False)
-            yield id, found
+        listed, done = np.fromiter(numbers, np.int64), 0
+        try:
+            for batch in self._singly(listed, seed):
+                yield self._alone(batch, seed)
+                done += 1
+        except RuntimeError as error:
+            if not worker_failed(error):
+                raise
+            for number in listed[done:].tolist():
+                yield self.ids[number] if self.ids else "", Failed(error, loading=True)
 
     def together(self, numbers: Sequence[int]) -> dict[str, Probed]:
         """Compute utterances as one batch; nothing if that fails, of which the extraction tells."""
@@ -146,6 +142,21 @@ class ProbeSource:
         if device.type == "cuda":
             return torch.cuda.get_device_name(device)
         return f"{device.type} {_processor()}"
+
+    def _singly(self, numbers: Ints, seed: int) -> Iterable[Batch]:
+        if not len(numbers):
+            return []
+        return DatasetBatches(self._items(), numbers, self._options, self.ids, seed=seed)
+
+    def _alone(self, batch: Batch, seed: int) -> tuple[str, Probed | Failed]:
+        (id,) = batch.ids or ("",)
+        if batch.error is not None:
+            return id, Failed(batch.error, loading=True)
+        seed_generators(seed, id, COMPUTING)
+        try:
+            return id, self._computed(batch, id)
+        except Exception as error:
+            return id, Failed(error, loading=False)
 
     def _computed(self, batch: Batch, id: str) -> Probed:
         inputs = input_digests(batch.data, id, self.mentioned)  # before anybody works in place
