@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
-
-import torch
 
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.errors import ConfigError
 from featcache.extraction.brain_environment import (
     environment_of,
+    evaluating,
     ids_for_workers,
     probe_source_of,
 )
@@ -24,7 +22,7 @@ from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.here import LocalExecutor
-from featcache.extraction.provenance import find_ingredients, items_of, roots_of
+from featcache.extraction.provenance import find_ingredients, items_of
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.torchrun import Ranks
@@ -155,7 +153,7 @@ class FeatureCacheMixin:
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
-        with kept_random_state(), Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
+        with kept_random_state(), Ranks() as ranks, evaluating(self, ingredients.modules.values()):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
             to = Destination(storage, split, ids, on_error == "skip", append, shared)
             most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
@@ -201,7 +199,7 @@ class FeatureCacheMixin:
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
-        with kept_random_state(), _evaluating(self, ingredients.modules.values()):
+        with kept_random_state(), evaluating(self, ingredients.modules.values()):
             to = Destination(storage, split, visible_ids(dataset), False, False, shared=True)
             source = probe_source_of(self, dataset, stage, loader_kwargs or {}, to)
             Checking(to, source, check_of(check)).compare_only(ingredients.fingerprint(made_from))
@@ -281,21 +279,3 @@ def _settings(extractor: object) -> dict[str, object]:
     if isinstance(sample_rate := hparams.get("sample_rate"), int | float):
         settings["sample_rate"] = sample_rate
     return settings
-
-
-@contextlib.contextmanager
-def _evaluating(extractor: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Put all modules into evaluation mode, without gradients; then each has its own mode again."""
-    modules = [*roots_of(extractor), *others]
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    try:
-        for module in modules:
-            module.eval()
-        # not inference_mode: what modules keep of it could not be trained on later
-        with torch.no_grad():
-            yield
-    finally:
-        # by `train`, which some modules define anew; parents come before their children
-        for part, training in modes:
-            if part.training != training:
-                part.train(training)

@@ -1,9 +1,10 @@
-"""The environment of a worker that computes with a copy of a `Brain`, or the like."""
+"""A `Brain`, or the like, as features are computed with it: here alone, or by copies in workers."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -81,6 +82,24 @@ def _copied(dataset: Any) -> Any:
         return unpack(pack({"dataset": dataset}))["dataset"]
     except ConfigError:  # the run says so, if it comes to workers
         return dataset
+
+
+@contextlib.contextmanager
+def evaluating(extractor: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put all modules into evaluation mode, without gradients; then each has its own mode again."""
+    modules = [*roots_of(extractor), *others]
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        for module in modules:
+            module.eval()
+        # not inference_mode: what modules keep of it could not be trained on later
+        with torch.no_grad():
+            yield
+    finally:
+        # by `train`, which some modules define anew; parents come before their children
+        for part, training in modes:
+            if part.training != training:
+                part.train(training)
 
 
 def environment_of(
