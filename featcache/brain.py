@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.errors import ConfigError
-from featcache.extraction.brain_environment import environment_of, ids_for_workers
+from featcache.extraction.brain_environment import (
+    environment_of,
+    evaluating,
+    ids_for_workers,
+    probe_source_of,
+)
+from featcache.extraction.checking import Checking, check_of
 from featcache.extraction.comparing import Comparison
 from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.here import LocalExecutor
-from featcache.extraction.provenance import find_ingredients, items_of, roots_of
+from featcache.extraction.provenance import find_ingredients, items_of
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.torchrun import Ranks
@@ -92,6 +95,7 @@ class FeatureCacheMixin:
         retries: int = 2,
         publish_every_s: float | None = None,
         fingerprint: Mapping[str, object] | None = None,
+        check: int | Literal["probe", "all"] | None = "probe",
         parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
     ) -> Cache:
         """Compute what the cache of a split lacks of the features of a dataset, and open the cache.
@@ -132,6 +136,9 @@ class FeatureCacheMixin:
             fingerprint: what else the features are made from, JSON values. A key that featcache
                 fills in itself ("modules", "source", "hparams", ...; see
                 `featcache.extraction.provenance`) is replaced by yours; None leaves it out.
+            check: utterances that are loaded and computed again, alone, to see whether inputs and
+                features are still those of the cache, and compared with what is stored once it is:
+                "probe" takes four, "all" all, None none.
             parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping, or a client
                 of `get_client`, to compute several splits with the same workers. Each gets a copy
                 of this object as it is now, and uses its GPU if it has one. The dataset must show
@@ -148,11 +155,12 @@ class FeatureCacheMixin:
         check_settings(on_error, on_changed, retries, publish_every_s)
         check_source(dataset)
         check_loader_kwargs(kwargs)
+        check = check_of(check)
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
         ingredients = find_ingredients(self)
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
-        with kept_random_state(), Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
+        with kept_random_state(), Ranks() as ranks, evaluating(self, ingredients.modules.values()):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
             comparison = Comparison(dataset, kwargs, frozenset(), on_changed)
             to = Destination(storage, split, ids, on_error == "skip", append, shared, comparison)
@@ -172,9 +180,37 @@ class FeatureCacheMixin:
             if progressbar is None:
                 progressbar = not getattr(self, "noprogressbar", False)
             colour = getattr(self, "tqdm_barcolor", {}).get(_name(stage).lower())
-            run = Run(to, executor, publish_every_s, progressbar, colour, ranks)
+            source = probe_source_of(self, dataset, stage, kwargs, to, parallel)
+            checking = Checking(to, source, check)
+            run = Run(to, executor, checking, publish_every_s, progressbar, colour, ranks)
             identify = partial(ingredients.fingerprint, made_from)
             return run.run(identify, resume=resume, overwrite=overwrite)
+
+    def check_features(
+        self,
+        dataset: Any,
+        stage: Any = None,
+        *,
+        split: str | None = None,
+        storage: FeatureStorage | None = None,
+        loader_kwargs: Mapping[str, object] | None = None,
+        fingerprint: Mapping[str, object] | None = None,
+        check: int | Literal["probe", "all"] = "probe",
+    ) -> None:
+        """Check that the cache of a split holds what `cache_features` would store; write nothing.
+
+        Arguments are those of `cache_features`. Raises `StaleCacheError` with what differs,
+        `NotACacheError` if nothing is cached.
+        """
+        check_source(dataset)
+        split, stage = _split_and_stage(self, split, stage)
+        storage = _find_storage(self) if storage is None else storage
+        ingredients = find_ingredients(self)
+        made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
+        with kept_random_state(), evaluating(self, ingredients.modules.values()):
+            to = Destination(storage, split, visible_ids(dataset), False, False, shared=True)
+            source = probe_source_of(self, dataset, stage, loader_kwargs or {}, to)
+            Checking(to, source, check_of(check)).compare_only(ingredients.fingerprint(made_from))
 
     def make_dataloader(
         self,
@@ -251,21 +287,3 @@ def _settings(extractor: object) -> dict[str, object]:
     if isinstance(sample_rate := hparams.get("sample_rate"), int | float):
         settings["sample_rate"] = sample_rate
     return settings
-
-
-@contextlib.contextmanager
-def _evaluating(extractor: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Put all modules into evaluation mode, without gradients; then each has its own mode again."""
-    modules = [*roots_of(extractor), *others]
-    modes = [(part, part.training) for module in modules for part in module.modules()]
-    try:
-        for module in modules:
-            module.eval()
-        # not inference_mode: what modules keep of it could not be trained on later
-        with torch.no_grad():
-            yield
-    finally:
-        # by `train`, which some modules define anew; parents come before their children
-        for part, training in modes:
-            if part.training != training:
-                part.train(training)

@@ -1,9 +1,10 @@
-"""The environment of a worker that computes with a copy of a `Brain`, or the like."""
+"""A `Brain`, or the like, as features are computed with it: here alone, or by copies in workers."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -13,7 +14,9 @@ from featcache.cluster.pickling import pack, unpack
 from featcache.errors import ConfigError
 from featcache.extraction.computation import features_of
 from featcache.extraction.datasets import is_map_style
+from featcache.extraction.destination import Destination
 from featcache.extraction.id_numbers import check_ids
+from featcache.extraction.probe_source import ProbeSource, on_this_device
 from featcache.extraction.provenance import roots_of
 from featcache.extraction.workers.tasks import Environment, checked_environment
 
@@ -43,6 +46,60 @@ def ids_for_workers(dataset: Any, ranks: int) -> Sequence[str]:
     env = checked_environment({"dataset": dataset, "compute_features": features_of})
     check_ids(env["ids"])
     return cast(Sequence[str], env["ids"])
+
+
+def probe_source_of(
+    extractor: Any,
+    dataset: Any,
+    stage: object,
+    loader_kwargs: Mapping[str, object],
+    to: Destination,
+    parallel: object = None,
+) -> ProbeSource:
+    """Return what computes utterances alone for a Brain, whose workers load from copies."""
+    precision = getattr(extractor, "eval_precision", None)
+    return ProbeSource(
+        dataset,
+        to.ids,
+        partial(features_of, extractor, stage),
+        loader_kwargs,
+        list(to.storage.features),
+        lambda: extractor.device,
+        precision if isinstance(precision, str) else "fp32",
+        same_device=parallel is None or on_this_device(parallel, extractor.device),
+        in_workers=parallel is not None,
+        copied=_same if parallel is None else _copied,
+    )
+
+
+def _same(dataset: Any) -> Any:
+    return dataset
+
+
+def _copied(dataset: Any) -> Any:
+    """Return a copy as workers get one: files that it opens are not those of what is sent later."""
+    try:
+        return unpack(pack({"dataset": dataset}))["dataset"]
+    except ConfigError:  # the run says so, if it comes to workers
+        return dataset
+
+
+@contextlib.contextmanager
+def evaluating(extractor: object, others: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put all modules into evaluation mode, without gradients; then each has its own mode again."""
+    modules = [*roots_of(extractor), *others]
+    modes = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        for module in modules:
+            module.eval()
+        # not inference_mode: what modules keep of it could not be trained on later
+        with torch.no_grad():
+            yield
+    finally:
+        # by `train`, which some modules define anew; parents come before their children
+        for part, training in modes:
+            if part.training != training:
+                part.train(training)
 
 
 def environment_of(

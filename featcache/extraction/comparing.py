@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import StaleCacheError
-from featcache.extraction.dataset_batches import DatasetBatches
+from featcache.extraction.dataset_batches import DatasetBatches, Loading
 from featcache.extraction.datasets import counted, is_map_style, named
 from featcache.extraction.other_splits import rows_of
 from featcache.extraction.stamping import Entries, InputsOnly
@@ -64,12 +64,17 @@ class Comparison:
         source = self.source
         self._dataset = source if is_map_style(source) else getattr(source, "dataset", None)
         self._entries = Entries(self._dataset)
+        self._ids: Sequence[str] | None = None
+        self._seed: int | None = None
 
-    def find(self, cache: Cache, ids: Sequence[str] | None) -> Found:
+    def find(self, cache: Cache, ids: Sequence[str] | None, seed: int | None) -> Found:
         """Find the utterances that have changed; `ids` are those of the data set.
+
+        With a `seed`, items are loaded from generators of their own.
 
         Raises `StaleCacheError`, which names them, unless they are to be computed again.
         """
+        self._ids, self._seed = ids, seed
         stamps = cache.opened.stamps
         if stamps is None or ids is None or not self._entries:
             return Found()
@@ -131,7 +136,9 @@ class Comparison:
         kwargs = {k: v for k, v in self.loader_kwargs.items() if k not in _NOT_COMPARED}
         kwargs["collate_fn"] = InputsOnly(self.mentioned, batched=not single)
         kwargs["batch_size"] = None if single else _LOADED_AT_ONCE
-        batches = DatasetBatches(self._dataset, numbers, kwargs, None)
+        batches = DatasetBatches(
+            self._dataset, numbers, kwargs, self._ids, Loading(seed=self._seed)
+        )
         for batch in batches:
             singles = [batch] if batch.error is None else batches.singly(batch)
             for each in singles:

@@ -14,6 +14,7 @@ from featcache.extraction.datasets import named
 from featcache.extraction.failures import Failure, failure_of
 from featcache.extraction.left_padding import uncut
 from featcache.extraction.progress import TaskProgress
+from featcache.extraction.seeding import COMPUTING, seed_generators
 from featcache.loading.device import to_device
 from featcache.store.format.ids import as_id
 from featcache.store.format.stamps import UNKNOWN, Stamps
@@ -36,6 +37,7 @@ class Computation:
         retries: how often an utterance that failed is tried again.
         check_new: called with ids of the batches that are not in the cache, unless `only_missing`;
             may raise.
+        seed: of random features: each utterance, a batch of its own, has generators of its own.
     """
 
     compute: Callable[[Any], Any]
@@ -45,6 +47,7 @@ class Computation:
     only_missing: bool
     retries: int = 0
     check_new: Callable[[Sequence[str]], object] = lambda ids: None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         self.failures: list[Failure] = []
@@ -83,7 +86,9 @@ class Computation:
     def _features(self, batch: Batch) -> Utterances:
         if batch.error is not None:
             raise batch.error
-        utterances = _checked(self.compute(batch.data), batch.ids)
+        if self.seed is not None and batch.ids:
+            seed_generators(self.seed, batch.ids[0], COMPUTING)
+        utterances = checked_result(self.compute(batch.data), batch.ids)
         if not self._warned:
             timed = [f.name for f in self.writer.features.values() if f.time_axis == 0]
             if sentence := uncut(batch.data, utterances, timed):
@@ -146,7 +151,7 @@ def features_of(extractor: Any, stage: Any, data: Any) -> Any:
         return list(utterances) if isinstance(utterances, Iterator) else utterances
 
 
-def _checked(result: Any, ids: list[str] | None) -> Utterances:
+def checked_result(result: Any, ids: list[str] | None) -> Utterances:
     """Return (id, arrays) of what `compute_features` returned.
 
     Raises `FeatureError` unless it fits the batch.

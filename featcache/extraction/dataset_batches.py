@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
@@ -20,6 +20,7 @@ from featcache.extraction.stamping import (
     stamp_items,
     unstamped,
 )
+from featcache.extraction.seeding import SeededItems
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.store.format.stamps import Stamps
@@ -42,6 +43,21 @@ class Batch:
     stamps: Mapping[str, Stamps] = field(default_factory=dict)  # as far as known
 
 
+class Loading(NamedTuple):
+    """Treatment of items while they are loaded.
+
+    Args:
+        mentioned: the keys of an item that count as its input; None: batches have no stamps.
+        seed: of random data: utterances come one by one, from generators of their own.
+    """
+
+    mentioned: frozenset[str] | None = None
+    seed: int | None = None
+
+
+AS_THEY_ARE = Loading()
+
+
 def worker_failed(error: Exception) -> bool:
     """Say whether a loader's worker died or hangs.
 
@@ -61,7 +77,7 @@ class DatasetBatches:
         loader_kwargs: arguments of a DataLoader. A sampler or batch sampler stays, less what is not
             wanted.
         ids: the ids of the whole dataset, if it shows them.
-        mentioned: the keys of an item that count as its input; None: batches have no stamps.
+        loading: stamps and seed of the items.
     """
 
     def __init__(
@@ -70,11 +86,14 @@ class DatasetBatches:
         indices: Ints | Sequence[int],
         loader_kwargs: Mapping[str, Any],
         ids: Sequence[str] | None,
-        mentioned: frozenset[str] | None = None,
+        loading: Loading = AS_THEY_ARE,
     ) -> None:
         self._dataset, self._ids = dataset, ids
-        self._stamps = None if mentioned is None else BatchStamps(dataset, ids)
-        self._batches = wanted_batches(indices, len(dataset), loader_kwargs)
+        self._stamps = None if loading.mentioned is None else BatchStamps(dataset, ids)
+        if loading.seed is not None and ids is not None:
+            self._dataset = SeededItems(dataset, ids, loading.seed)
+        singly = self._dataset is not dataset
+        self._batches = wanted_batches(indices, len(dataset), loader_kwargs, singly=singly)
         options = _options(loader_kwargs, _OF_BATCHES)
         batch_sampler = loader_kwargs.get("batch_sampler")
         self._batched = batch_sampler is not None or loader_kwargs.get("batch_size", 1) is not None
@@ -84,9 +103,9 @@ class DatasetBatches:
         else:
             batches = map(self._begin, range(len(self._batches)))
             options |= {"batch_size": None, "sampler": (int(batch[0]) for batch in batches)}
-        self._loader = _make_loader(dataset, options)
-        if mentioned is not None:
-            stamp_items(self._loader, mentioned)
+        self._loader = _make_loader(self._dataset, options)
+        if loading.mentioned is not None:
+            stamp_items(self._loader, loading.mentioned)
 
     def __iter__(self) -> Iterator[Batch]:
         loaded = iter(self._loader)
@@ -100,15 +119,17 @@ class DatasetBatches:
                 data, error = None, failure
             yield self._batch(number, self._indices(number), data, error)
 
+    def collated(self, items: Sequence[Any]) -> Any:
+        """Return the batch of these items."""
+        return self._loader.collate_fn(items if self._batched else items[0])
+
     def singly(self, batch: Batch) -> Iterator[Batch]:
         """Load the utterances of a batch that failed one by one."""
-        collate = self._loader.collate_fn
         for index in batch.indices:
             if self._stamps is not None:
                 self._stamps.begin(_SINGLE, [index])
             try:
-                item = self._dataset[index]
-                data, error = collate([item] if self._batched else item), None
+                data, error = self.collated([self._dataset[index]]), None
             except Exception as failure:
                 data, error = None, failure
             yield self._batch(_SINGLE, [index], data, error)
@@ -133,13 +154,20 @@ class DatasetBatches:
 
 
 def wanted_batches(
-    indices: Ints | Sequence[int], size: int, loader_kwargs: Mapping[str, Any]
+    indices: Ints | Sequence[int],
+    size: int,
+    loader_kwargs: Mapping[str, Any],
+    *,
+    singly: bool = False,
 ) -> Batches:
     """Return the batches that a loader makes of some utterances of a dataset of `size`.
 
     A batch sampler or sampler keeps its order, less what is not in `indices`; without one, the
-    order is that of `indices`.
+    order is that of `indices`. With `singly`, each utterance is a batch.
     """
+    if singly:
+        items = wanted_batches(indices, size, loader_kwargs).items
+        return Batches(items, np.arange(len(items) + 1))
     indices = np.asarray(indices, np.int64)
     sampler: Any = loader_kwargs.get("sampler")
     batch_sampler = loader_kwargs.get("batch_sampler")
@@ -181,8 +209,12 @@ def _options(loader_kwargs: Mapping[str, Any], less: Iterable[str] = ()) -> dict
 def _make_loader(dataset: Any, options: Mapping[str, Any]) -> Any:
     """Make a DataLoader, with SpeechBrain's defaults where it is in use, but no checkpoints."""
     if "speechbrain" in sys.modules:
+        from speechbrain.dataio.batch import PaddedBatch
         from speechbrain.dataio.dataloader import make_dataloader
+        from speechbrain.dataio.dataset import DynamicItemDataset
 
+        if isinstance(getattr(dataset, "seeded", None), DynamicItemDataset):
+            options = {"collate_fn": PaddedBatch, **options}  # its default for these
         return make_dataloader(dataset, **options)
     return DataLoader(dataset, **options)
 

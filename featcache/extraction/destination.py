@@ -23,6 +23,7 @@ from featcache.errors import (
     describe,
 )
 from featcache.extraction.comparing import Comparison, Found, remember
+from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
@@ -86,7 +87,13 @@ class Destination:
         self.fingerprint: Mapping[str, object] = {}  # of the run, from `open` on
         self.full = False  # whether the cache was complete before
         self.accepted: frozenset[str] = frozenset()  # failed before, and are left out now
+        self.seed: int | None = None  # of random features
         self._others = OtherSplits(self.storage, self.split)
+
+    @property
+    def loading(self) -> Loading:
+        """Treatment of the items that are loaded."""
+        return Loading(self.comparison.mentioned, self.seed)
 
     @property
     def path(self) -> Path:
@@ -121,7 +128,7 @@ class Destination:
             if self.skip_failures and len(cache) and (resume or self.full):
                 self.accepted = frozenset(cache.failed)
             missing = self._missing_from(cache)
-            found = self.comparison.find(cache, self.ids) if self.full else found
+            found = self.comparison.find(cache, self.ids, self.seed) if self.full else found
             if self.full and missing is not None and not len(missing) and not found.changed:
                 raise_damage(container_damage(cache.path, cache.opened.index.containers))
                 self._restamp(cache, found)
@@ -139,7 +146,7 @@ class Destination:
                 writer.expect(self.ids)
             if not self.full and not is_overwriting(self.path):
                 # what a killed run left has been recovered, and is compared, too
-                found = self.comparison.find(self.storage.cache(self.split), self.ids)
+                found = self.comparison.find(self.storage.cache(self.split), self.ids, self.seed)
             found.apply(writer)
             stack.pop_all()  # it stays open
         return writer

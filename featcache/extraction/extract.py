@@ -14,12 +14,14 @@ from featcache._checks import directory, whole_number
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.cluster.pickling import pack, unpack
 from featcache.declaration.feature_config import Features
+from featcache.extraction.checking import Checking, check_of
 from featcache.extraction.comparing import Comparison
 from featcache.extraction.datasets import check_source, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.here import LocalExecutor
 from featcache.extraction.id_numbers import check_ids
+from featcache.extraction.probe_source import ProbeSource, on_this_device
 from featcache.extraction.provenance import find_ingredients
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import Executor, Run, check_settings
@@ -47,6 +49,7 @@ def extract(
     resume: bool = True,
     overwrite: bool = False,
     append: bool = False,
+    check: int | Literal["probe", "all"] | None = "probe",
     progressbar: bool = True,
 ) -> Cache:
     """Compute what a cache lacks of a dataset's features, on one or many workers, and open it.
@@ -89,6 +92,9 @@ def extract(
         overwrite: computes a complete one anew; it stays good until the new one is.
         append: gives a complete cache the utterances of a dataset that shares none with it;
             otherwise that is refused.
+        check: utterances that are loaded and computed again, alone, to see whether inputs and
+            features are still those of the cache, and compared with what is stored once it is:
+            "probe" takes four, "all" all, None none.
         progressbar: shows one bar over the utterances of all workers.
 
     Raises `StaleCacheError` if the cache was made from something else, or utterances have another
@@ -113,7 +119,7 @@ def extract(
     """
     check_settings(on_error, on_changed, retries, publish_every_s)
     whole_number("batch_size", batch_size, 1)
-    where = directory(path, "a cache")
+    where, check = directory(path, "a cache"), check_of(check)
     with kept_random_state():
         env = checked_environment(provider.build_env_local())
         check_source(env["dataset"])
@@ -126,6 +132,16 @@ def extract(
         comparison = Comparison(env["dataset"], kwargs, frozenset(), on_changed)
         skip = on_error == "skip"
         to = Destination(storage, where.name, env["ids"], skip, append, True, comparison)
+        source = ProbeSource(
+            env["dataset"],
+            to.ids,
+            env["compute_features"],
+            kwargs,
+            list(storage.features),
+            same_device=parallel is None or on_this_device(parallel, None),
+            in_workers=parallel is not None,
+            lengths=lengths,
+        )
         executor: Executor
         if parallel is None:
             executor = LocalExecutor(
@@ -137,7 +153,7 @@ def extract(
             executor = WorkersExecutor(to, client, build, kwargs, retries, publish_every_s, lengths)
         made_from = _made_from(env, fingerprint or {})
         del env  # in the driver of other processes, a model would only take memory
-        run = Run(to, executor, publish_every_s, progressbar)
+        run = Run(to, executor, Checking(to, source, check), publish_every_s, progressbar)
         return run.run(lambda: made_from, resume=resume, overwrite=overwrite)
 
 

@@ -71,7 +71,7 @@ class LocalExecutor:
 
     def _open(self, missing: Ints | None, stack: contextlib.ExitStack) -> None:
         """Prepare the batches of this rank, and open a part of the cache for them."""
-        to, mentioned = self.destination, self.destination.comparison.mentioned
+        to = self.destination
         if missing is None and self.ranks.size > 1:
             raise ConfigError(
                 "under torchrun cache_features needs a map-style dataset, to share it out to ranks"
@@ -79,12 +79,12 @@ class LocalExecutor:
         self._writer = stack.enter_context(PartWriter(to.path, to.storage.features, to.fingerprint))
         self._batches: DatasetBatches | Iterator[Batch]
         if missing is None:
-            self._batches = batches_of_stream(self.source, self.loader_kwargs, mentioned)
+            self._batches = batches_of_stream(self.source, self.loader_kwargs, to.loading.mentioned)
             return
         lengths = None if self.lengths is None else check_lengths(self.lengths, len(self.source))
         self._writer.expect_more(len(missing))
         order = longest_first(missing, lengths)
-        self._batches = DatasetBatches(self.source, order, self.loader_kwargs, to.ids, mentioned)
+        self._batches = DatasetBatches(self.source, order, self.loader_kwargs, to.ids, to.loading)
 
     def _compute(self, wanted: int, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
         to, batches = self.destination, self._batches
@@ -97,6 +97,7 @@ class LocalExecutor:
             only_missing=to.ids is not None and self.by_number,
             retries=self.retries,
             check_new=to.check_new,
+            seed=to.seed,
         )
         try:
             for number, batch in enumerate(batches, start=1):

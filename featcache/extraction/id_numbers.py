@@ -56,6 +56,10 @@ class IdNumbers:
                 found += (number for number in self._alike(place, hash_) if self._ids[number] == id)
         return np.array(found, np.int64)
 
+    def by_hash(self) -> Iterator[int]:
+        """Iterate over all utterances in the order of their ids' hashes, which never changes."""
+        return map(int, self._order)
+
     def committed(self, cache: Path, parts: Iterable[str] | None = None) -> NDArray[np.bool_]:
         """Say which utterances are committed in the build under way, or in some of its parts."""
         stored = np.zeros(len(self._ids), bool)

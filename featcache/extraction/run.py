@@ -16,9 +16,10 @@ import numpy as np
 from featcache._checks import whole_number
 from featcache._closing import close_after
 from featcache._interval import Interval
-from featcache.errors import ConfigError, IncompleteError, describe
+from featcache.errors import ConfigError, IncompleteError, StaleCacheError, describe
+from featcache.extraction.checking import Checking
 from featcache.extraction.datasets import counted
-from featcache.extraction.destination import Destination
+from featcache.extraction.destination import Destination, is_overwriting
 from featcache.extraction.destination import Outcome as Outcome  # executors return one
 from featcache.extraction.failures import Failure
 from featcache.extraction.id_numbers import IdNumbers
@@ -31,7 +32,7 @@ from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 
 Publish = Callable[[Callable[[], object]], None]
-_Opened = tuple[Sequence[str] | None, Mapping[str, object], bool, frozenset[str]]
+_Opened = tuple[Sequence[str] | None, Mapping[str, object], bool, frozenset[str], int | None]
 _log = logging.getLogger("featcache")
 
 
@@ -67,6 +68,7 @@ class Run:
         destination: the cache.
         executor: computes.
         ranks: the processes that make this run together.
+        checking: computes utterances again, to compare them.
         publish_every_s: how often readers get what is there; None: at the end.
         progressbar: whether there is a bar.
         colour: of the bar.
@@ -74,6 +76,7 @@ class Run:
 
     destination: Destination
     executor: Executor
+    checking: Checking
     publish_every_s: float | None
     progressbar: bool
     colour: str | None = None
@@ -93,7 +96,7 @@ class Run:
         opened = self.ranks.together(partial(self._open, fingerprint, resume, overwrite))[0]
         to = self.destination
         if opened is not None:
-            learnt, to.fingerprint, to.full, to.accepted = opened
+            learnt, to.fingerprint, to.full, to.accepted, to.seed = opened
             to.ids = to.ids if learnt is None else learnt
             try:
                 self._fill()
@@ -101,7 +104,10 @@ class Run:
                 if self.ranks.rank == 0:
                     to.add_resume_note(error)
                 raise
-        return to.storage.cache(to.split)
+        cache = to.storage.cache(to.split)
+        if self.ranks.rank == 0 and not is_overwriting(to.path):
+            self.checking.end(cache)
+        return cache
 
     def _fill(self) -> None:
         error: BaseException | None = None
@@ -123,13 +129,23 @@ class Run:
         """
         if self.ranks.rank:
             return None
-        to, made_from = self.destination, fingerprint()
+        to, checking = self.destination, self.checking
+        made_from = checking.begin(fingerprint(), resume=resume, overwrite=overwrite)
         learnt = None if overwrite else self._learn(made_from)
         if to.ids is not None and self.executor.by_number:
-            self._numbers = IdNumbers(to.ids)
-        self._publisher = to.open(made_from, resume=resume, overwrite=overwrite)
-        complete = self._publisher is None
-        return None if complete else (learnt, made_from, to.full, to.accepted)
+            self._numbers = checking.numbers or IdNumbers(to.ids)
+        try:
+            self._publisher = to.open(made_from, resume=resume, overwrite=overwrite)
+        except StaleCacheError as error:
+            raise checking.explained(error) from error
+        if self._publisher is None:
+            return None
+        try:
+            checking.keep(self._publisher)
+        except BaseException:
+            self._publisher.abort()
+            raise
+        return learnt, made_from, to.full, to.accepted, to.seed
 
     def _learn(self, fingerprint: Mapping[str, object]) -> Sequence[str] | None:
         """Load all of a dataset that shows no ids, to compare it with a complete cache."""

@@ -70,7 +70,7 @@ def test_split_and_stage_default_to_each_other(
 
     brain.__class__ = Watching
     cache = brain.cache_features(
-        make_dataset(1), None if stage is None else sb.Stage[stage], split=split
+        make_dataset(1), None if stage is None else sb.Stage[stage], split=split, check=None
     )
     assert cache.path == storage.path(path)
     assert stages == [sb.Stage[seen]]
@@ -79,10 +79,10 @@ def test_split_and_stage_default_to_each_other(
 def test_what_is_cached_is_not_loaded_again(storage: FeatureStorage) -> None:
     audio = Audio()
     brain = make_brain(storage)
-    brain.cache_features(make_dataset(4, audio))
+    brain.cache_features(make_dataset(4, audio), check=None)
     audio.loaded.clear()
     dataset = make_dataset(10, audio)
-    cache = brain.cache_features(dataset, loader_kwargs={"batch_size": 4})
+    cache = brain.cache_features(dataset, loader_kwargs={"batch_size": 4}, check=None)
     assert audio.loaded == [f"spk/utt-{number}" for number in range(4, 10)]
     assert cache.complete
     assert_holds(cache, expected(brain, dataset))
@@ -90,7 +90,7 @@ def test_what_is_cached_is_not_loaded_again(storage: FeatureStorage) -> None:
 
 def test_a_complete_cache_returns_at_once_even_while_it_is_locked(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    made = brain.cache_features(make_dataset())
+    made = brain.cache_features(make_dataset(), check=None)
     brain.calls.clear()
     audio = Audio()
     dataset = make_dataset(10, audio)
@@ -99,16 +99,16 @@ def test_a_complete_cache_returns_at_once_even_while_it_is_locked(storage: Featu
         storage.features,
         {k: v for k, v in made.fingerprint.items() if k != "features"},
     ):
-        cache = brain.cache_features(dataset)
+        cache = brain.cache_features(dataset, check=None)
     assert (audio.loaded, brain.calls) == ([], [])
     assert len(cache) == 10
 
 
 def test_a_subset_of_a_complete_cache_is_complete(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    brain.cache_features(make_dataset())
+    brain.cache_features(make_dataset(), check=None)
     brain.calls.clear()
-    assert len(brain.cache_features(make_dataset(3))) == 10
+    assert len(brain.cache_features(make_dataset(3), check=None)) == 10
     assert brain.calls == []
 
 
@@ -127,7 +127,7 @@ def test_neither_hooks_nor_checkpoints_nor_the_callers_arguments_are_touched(
     }
     given = dict(loader_kwargs)
     dataset = make_dataset()
-    cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs)
+    cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs, check=None)
     assert len(cache) == 10
     assert brain.calls[0] == [f"spk/utt-{number}" for number in range(4)]
     assert not hasattr(brain, "stages")

@@ -35,23 +35,25 @@ def test_a_given_loader_is_used_as_it_is(storage: FeatureStorage) -> None:
     loader = DataLoader(dataset, batch_size=3, sampler=order, collate_fn=PaddedBatch)
     brain.bad = frozenset(["spk/utt-4"])
     with pytest.raises(ComputeError):
-        brain.cache_features(loader)
+        brain.cache_features(loader, check=None)
     assert brain.calls[0] == ["spk/utt-7", "spk/utt-1", "spk/utt-3"]
     brain.bad = frozenset()
     brain.calls.clear()
-    cache = brain.cache_features(loader)
+    cache = brain.cache_features(loader, check=None)
     assert brain.calls == [["spk/utt-4", "spk/utt-5", "spk/utt-6"], ["spk/utt-8"]]
     assert cache.complete
     assert_holds(cache, expected(brain, dataset))
     audio.loaded.clear()
-    brain.cache_features(loader)
+    brain.cache_features(loader, check=None)
     assert audio.loaded == []
 
 
 def test_of_a_batch_of_which_some_is_cached_the_rest_is_written(storage: FeatureStorage) -> None:
     brain, dataset = make_brain(storage), make_dataset()
-    brain.cache_features(make_dataset(4))
-    cache = brain.cache_features(DataLoader(dataset, batch_size=3, collate_fn=PaddedBatch))
+    brain.cache_features(make_dataset(4), check=None)
+    cache = brain.cache_features(
+        DataLoader(dataset, batch_size=3, collate_fn=PaddedBatch), check=None
+    )
     assert brain.calls[4:] == [
         [f"spk/utt-{number}" for number in batch] for batch in ([3, 4, 5], [6, 7, 8], [9])
     ]
@@ -176,9 +178,9 @@ def test_batch_samplers_keep_their_batches_less_what_is_done(storage: FeatureSto
         dataset, 12, num_buckets=3, lengths_list=lengths, shuffle=True, batch_ordering="descending"
     )
     batches = [[f"spk/utt-{index}" for index in batch] for batch in sampler]
-    brain.cache_features(make_dataset(3))
+    brain.cache_features(make_dataset(3), check=None)
     brain.calls.clear()
-    cache = brain.cache_features(dataset, loader_kwargs={"batch_sampler": sampler})
+    cache = brain.cache_features(dataset, loader_kwargs={"batch_sampler": sampler}, check=None)
     rest = [[id for id in batch if int(id[-1]) > 2] for batch in batches]
     assert brain.calls == [batch for batch in rest if batch]
     assert cache.complete
@@ -190,12 +192,12 @@ def test_a_sampler_that_leaves_utterances_out_leaves_the_cache_incomplete(
 ) -> None:
     kwargs = {"sampler": [5, 3, 1], "batch_size": 2}
     brain = make_brain(storage)
-    cache = brain.cache_features(make_dataset(), loader_kwargs=kwargs)
+    cache = brain.cache_features(make_dataset(), loader_kwargs=kwargs, check=None)
     assert brain.calls == [["spk/utt-5", "spk/utt-3"], ["spk/utt-1"]]
     assert (len(cache), cache.complete) == (3, False)
     assert "7 utterances were not in the given sampler" in caplog.text
     kwargs["sampler"] = [5, 4, 3, 2]
-    brain.cache_features(make_dataset(), loader_kwargs=kwargs)
+    brain.cache_features(make_dataset(), loader_kwargs=kwargs, check=None)
     assert brain.calls[2:] == [["spk/utt-4", "spk/utt-2"]]
 
 

@@ -34,14 +34,14 @@ def test_a_run_that_fails_keeps_what_it_has_and_the_next_one_goes_on(
     with pytest.raises(
         ComputeError, match=r"'spk/utt-5' failed with ValueError: cannot compute spk/utt-5"
     ) as caught:
-        brain.cache_features(dataset, loader_kwargs={"batch_size": 2})
+        brain.cache_features(dataset, loader_kwargs={"batch_size": 2}, check=None)
     assert isinstance(caught.value.__cause__, ValueError)
     assert "5 of 10 utterances are in cache" in caught.value.__notes__[0]
     cache = storage.cache("train")
     assert (len(cache), cache.complete) == (5, False)
     brain.bad = frozenset()
     brain.calls.clear()
-    cache = brain.cache_features(dataset, loader_kwargs={"batch_size": 2})
+    cache = brain.cache_features(dataset, loader_kwargs={"batch_size": 2}, check=None)
     assert [id for batch in brain.calls for id in batch] == [
         f"spk/utt-{number}" for number in range(5, 10)
     ]
@@ -71,31 +71,31 @@ def test_resume_false_computes_an_incomplete_cache_from_the_start(storage: Featu
     brain = make_brain(storage)
     brain.bad = frozenset(["spk/utt-5"])
     with pytest.raises(ComputeError):
-        brain.cache_features(make_dataset())
+        brain.cache_features(make_dataset(), check=None)
     brain.bad = frozenset()
     brain.calls.clear()
-    cache = brain.cache_features(make_dataset(), resume=False)
+    cache = brain.cache_features(make_dataset(), resume=False, check=None)
     assert len(brain.calls) == 10
     assert cache.complete
-    brain.cache_features(make_dataset(), resume=False)
+    brain.cache_features(make_dataset(), resume=False, check=None)
     assert len(brain.calls) == 10
     other = make_brain(storage, seed=1)
-    assert other.cache_features(make_dataset(), resume=False, overwrite=True).complete
+    assert other.cache_features(make_dataset(), resume=False, overwrite=True, check=None).complete
 
 
 def test_the_old_cache_stays_until_an_overwrite_is_through(storage: FeatureStorage) -> None:
     old, new = make_brain(storage), make_brain(storage, seed=1)
     dataset = make_dataset()
-    old.cache_features(dataset)
+    old.cache_features(dataset, check=None)
     new.bad = frozenset(["spk/utt-5"])
     with pytest.raises(ComputeError) as caught:
-        new.cache_features(dataset, overwrite=True)
+        new.cache_features(dataset, overwrite=True, check=None)
     assert "is as it was" in caught.value.__notes__[0]
     assert storage.cache("train").complete
     assert_holds(storage.cache("train"), expected(old, dataset))
     new.bad = frozenset()
     new.calls.clear()
-    assert_holds(new.cache_features(dataset, overwrite=True), expected(new, dataset))
+    assert_holds(new.cache_features(dataset, overwrite=True, check=None), expected(new, dataset))
     assert len(new.calls) == 5
 
 
@@ -146,24 +146,24 @@ def test_what_failed_is_left_out_from_then_on_and_that_is_told(
 ) -> None:
     brain = make_brain(storage)
     brain.bad = frozenset(["spk/utt-2"])
-    cache = brain.cache_features(make_dataset(5), on_error="skip")
+    cache = brain.cache_features(make_dataset(5), on_error="skip", check=None)
     assert (failed(cache), cache.complete) == (["spk/utt-2"], True)
     brain.calls.clear()
     caplog.clear()
-    brain.cache_features(make_dataset(5), on_error="skip")
+    brain.cache_features(make_dataset(5), on_error="skip", check=None)
     (text,) = [record.getMessage() for record in caplog.records if record.name == "featcache"]
     assert "1 utterance failed earlier and is left out: 'spk/utt-2', see" in text
     assert "on_error='raise' tries again" in text
     brain.bad = frozenset(["spk/utt-7"])
     # others are computed, and it is left out again
-    cache = brain.cache_features(make_dataset(), on_error="skip")
+    cache = brain.cache_features(make_dataset(), on_error="skip", check=None)
     assert sorted({id for batch in brain.calls for id in batch}) == [
         f"spk/utt-{number}" for number in range(5, 10)
     ]
     assert (failed(cache), cache.complete) == (["spk/utt-2", "spk/utt-7"], True)
     assert sorted(line["id"] for line in failures(storage)) == ["spk/utt-2", "spk/utt-7"]
     brain.bad = frozenset()
-    cache = brain.cache_features(make_dataset())
+    cache = brain.cache_features(make_dataset(), check=None)
     assert (failed(cache), len(cache), cache.complete) == ([], 10, True)
 
 

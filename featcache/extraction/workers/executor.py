@@ -85,7 +85,8 @@ class WorkersExecutor:
 
     def _batches(self, missing: Ints, lengths: NDArray[np.float64] | None) -> Batches:
         order = longest_first(missing, lengths)
-        batches = wanted_batches(order, self.size, self.loader_kwargs)
+        singly = self.destination.seed is not None
+        batches = wanted_batches(order, self.size, self.loader_kwargs, singly=singly)
         times = np.bincount(batches.items, minlength=1)
         if times.max() > 1:
             raise ConfigError(
@@ -117,7 +118,7 @@ class WorkersExecutor:
             skip_failures=to.skip_failures,
             retries=self.retries,
             seal_every_s=self.publish_every_s,
-            mentioned=to.comparison.mentioned,
+            loading=to.loading,
         )
 
 

@@ -16,7 +16,7 @@ from featcache.cluster.attempts import Attempt
 from featcache.cluster.pickling import returned
 from featcache.errors import ConfigError
 from featcache.extraction.computation import Computation
-from featcache.extraction.dataset_batches import DatasetBatches
+from featcache.extraction.dataset_batches import AS_THEY_ARE, DatasetBatches, Loading
 from featcache.extraction.datasets import as_ids, visible_ids
 from featcache.extraction.failures import Failure
 from featcache.extraction.progress import TaskProgress
@@ -40,7 +40,7 @@ class RunSettings:
     skip_failures: bool
     retries: int
     seal_every_s: float | None  # so that parts can be published before the end
-    mentioned: frozenset[str] | None = None  # keys of an item that count as its input
+    loading: Loading = AS_THEY_ARE
 
 
 class TaskRunner:
@@ -78,7 +78,7 @@ class TaskRunner:
     ) -> tuple[TaskProgress, list[Failure]]:
         if self._env is None:
             self._env = self._built()
-        settings, batches = self.settings, make_batches(self._env, task, self.settings.mentioned)
+        settings, batches = self.settings, make_batches(self._env, task, self.settings.loading)
         writer = self.part.writer(settings.open_part)
         computation = Computation(
             self._env["compute_features"],
@@ -87,6 +87,7 @@ class TaskRunner:
             skip_failures=settings.skip_failures,
             only_missing=True,
             retries=settings.retries,
+            seed=settings.loading.seed,
         )
         reporting = Interval(REPORT_EVERY_S)
         loaded = iter(batches)
@@ -105,14 +106,12 @@ class TaskRunner:
         return computation.progress(number), computation.failures
 
 
-def make_batches(
-    env: Environment, task: Batches, mentioned: frozenset[str] | None = None
-) -> DatasetBatches:
-    """Return the batches of a task as its dataset loads them, with stamps of `mentioned` keys."""
+def make_batches(env: Environment, task: Batches, loading: Loading) -> DatasetBatches:
+    """Return the batches of a task as its dataset loads them."""
     options = loader_options(env)
     if "batch_size" not in options:
         options["batch_sampler"] = task
-    return DatasetBatches(env["dataset"], task.items, options, env["ids"], mentioned)
+    return DatasetBatches(env["dataset"], task.items, options, env["ids"], loading)
 
 
 def loader_options(env: Environment) -> dict[str, Any]:

@@ -1,0 +1,253 @@
+"""`Checking`: a run's probe is compared with the one that the cache keeps, and with what is stored.
+
+On rank 0, in the process that drives the run, whoever computes the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, cast
+
+import torch
+
+from featcache._checks import whole_number
+from featcache.errors import CacheError, ConfigError, StaleCacheError
+from featcache.extraction.datasets import counted
+from featcache.extraction.destination import Destination
+from featcache.extraction.id_numbers import IdNumbers
+from featcache.extraction.kept_probe import keep_probe, kept_probe
+from featcache.extraction.probe_source import ProbeSource
+from featcache.extraction.probing import Computed, again, choice, new_probe
+from featcache.extraction.random_state import kept_random_state
+from featcache.extraction.stored_features import cause_of, spreads_of, told, unlike_stored
+from featcache.staleness.comparison import compare
+from featcache.staleness.probe import Probe, Probed
+from featcache.staleness.unlike import Unlike, tolerance
+from featcache.store.format.fingerprint import cache_fingerprint, canonical, differences
+from featcache.store.format.manifest import read_manifest
+from featcache.store.reading.cache import Cache
+from featcache.store.writing.cache_writer import CacheWriter
+
+Check = int | Literal["probe", "all"] | None
+PROBE = 4  # utterances
+_log = logging.getLogger("featcache")
+_told: set[str] = set()  # caches of which it was said that they cannot be checked
+
+
+def check_of(check: object) -> Check:
+    """Return how many utterances are checked; raises `ConfigError` for what is no such thing."""
+    if check is None or check in ("probe", "all"):
+        return cast(Check, check)
+    if isinstance(check, str):
+        raise ConfigError(f"check is 'probe', 'all', a number of utterances or None, not {check!r}")
+    return whole_number("check", check, 1)
+
+
+@dataclass
+class Checking:
+    """Checks one cache in one run.
+
+    Args:
+        destination: the cache.
+        source: computes utterances alone.
+        check: how many: "probe", a number, "all", or None.
+    """
+
+    destination: Destination
+    source: ProbeSource
+    check: Check
+
+    def __post_init__(self) -> None:
+        self._kept: Probe | None = None  # by the cache
+        self._now = Computed()
+        self.numbers: IdNumbers | None = None  # of the data set, once they were needed
+        self._in_batch: Sequence[Unlike] = ()  # otherwise in a batch than alone
+        self._wrote = False
+
+    @property
+    def same_bits(self) -> bool:
+        """Whether the kept probe, computed again, is the same to the bit."""
+        return self._now.comparison is not None and self._now.comparison.same_bits
+
+    def begin(
+        self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool
+    ) -> dict[str, object]:
+        """Compute the probe; returns the fingerprint, with the seed where features are random.
+
+        Raises `StaleCacheError` if the cache has the same fingerprint and another probe.
+        """
+        # as it is now: computing may change what it was read from
+        seed, found, to = torch.initial_seed(), canonical(fingerprint), self.destination
+        if not self.source.by_id:
+            self._tell_once("shows no ids by which utterances can be picked")
+            return found
+        self._kept = kept = kept_probe(to, found, seed, resume=resume, overwrite=overwrite)
+        random = kept is not None and kept.seed is not None
+        if self.check is not None:
+            self._compute(seed, overwrite)
+            random = random or self._now.probe.seed is not None
+        if random:
+            found.setdefault("seed", seed)
+            to.seed = seed
+        self._refuse(found, overwrite)
+        return found
+
+    def explained(self, error: StaleCacheError, changes: Sequence[str] = ()) -> StaleCacheError:
+        """Return the error of another fingerprint, with what the probe says to it.
+
+        Args:
+            error: names the differences.
+            changes: what else has changed since the cache was made, in words.
+        """
+        comparison = self._now.comparison
+        if comparison is None or not comparison.ids:
+            return error
+        lines = [f"  {line}" for line in comparison.told()]
+        if comparison.alike:
+            bits = " to the bit" if comparison.same_bits else ""
+            lines = [f"{counted(len(comparison.ids))} computed again: all the same{bits}"]
+        return StaleCacheError("\n".join([str(error), *lines, *_since(changes)]))
+
+    def keep(self, writer: CacheWriter) -> None:
+        """Keep the probe with a cache that is begun, and look at its utterances as one batch."""
+        self._wrote = True
+        probe, numbers = self._now.probe, self._now.numbers[: self.source.batch_size]
+        if self._kept is None and probe.utterances:
+            keep_probe(writer, probe)
+            self._tell_random()
+        if len(numbers) > 1 and probe.seed is None and probe.repeatable:
+            with kept_random_state():
+                together = self.source.together(numbers)
+            near = tolerance(probe.precision, same_device=True)
+            self._in_batch = compare(probe.utterances, together, near).features
+        if self.source.in_workers and self.check == "probe":
+            self.source.forget()
+
+    def end(self, cache: Cache) -> None:
+        """Compare what is stored with what is computed alone, and warn of what differs.
+
+        Raises `StaleCacheError` if nothing was computed in this run, and no batches can be why.
+        """
+        probe, declared = self._now.probe, self.destination.storage.features
+        if self.check is None or not self.source.by_id or not probe.repeatable:
+            return
+        near = tolerance(probe.precision, same_device=self.source.same_device)
+        spreads = spreads_of(probe.utterances, list(declared))
+        found: list[Unlike] = []
+        compared = 0
+        with kept_random_state():
+            for id, alone in self._alone():
+                if id in cache:
+                    compared += 1
+                    found += unlike_stored(cache, id, alone, spreads, near, declared)
+        if not found:
+            return
+        cause = cause_of(found, self.source, self._in_batch)
+        text = told(compared, found, cause)
+        if not self._wrote and self._kept is not None and not self._kept.batched:
+            raise self._stale([text])
+        warnings.warn(f"cache {str(cache.path)!r}: {text}", stacklevel=2)
+
+    def compare_only(self, fingerprint: Mapping[str, object]) -> None:
+        """Check a cache, and write nothing.
+
+        Raises `StaleCacheError`, with the differences, and `NotACacheError` if there is none.
+        """
+        to = self.destination
+        cache = to.storage.cache(to.split)
+        found = self.begin(fingerprint, resume=True, overwrite=False)
+        declared = cache_fingerprint(to.storage.features, found)
+        if changed := differences(cache.fingerprint, declared):
+            raise self.explained(self._stale(changed))
+        self.end(cache)
+
+    def _compute(self, seed: int, overwrite: bool) -> None:
+        """Compute the utterances of the kept probe, or those of a new one."""
+        count = PROBE if self.check in ("probe", "all") else int(cast(int, self.check))
+        if self._kept is None and not overwrite and self._is_complete():
+            self._tell_once("was made without a probe")
+            if self.check == "probe":
+                return
+        self.numbers = IdNumbers(self.source.ids or ())
+        with kept_random_state():
+            if self._kept is None:
+                self._now = new_probe(self.source, self.numbers, count, seed)
+            else:
+                self._now = again(self.source, self.numbers, self._kept, seed)
+
+    def _alone(self) -> Iterator[tuple[str, Probed]]:
+        """Iterate over the utterances of the probe, then over those that are checked beyond it."""
+        probe, seed = self._now.probe, self.destination.seed
+        yield from probe.utterances.items()
+        if self.numbers is None or self.check == "probe":
+            return
+        count = self.source.size if self.check == "all" else int(cast(int, self.check))
+        numbers = (n for n in choice(self.source, self.numbers) if n not in self._now.numbers)
+        more = islice(numbers, max(count - len(self._now.numbers), 0))
+        for id, probed in self.source.alone(more, torch.initial_seed() if seed is None else seed):
+            if isinstance(probed, Probed):
+                yield id, probed
+
+    def _refuse(self, fingerprint: Mapping[str, object], overwrite: bool) -> None:
+        """Raise `StaleCacheError` if the probe alone says that the cache is stale."""
+        comparison = self._now.comparison
+        if comparison is None or comparison.alike:
+            return
+        declared = cache_fingerprint(self.destination.storage.features, fingerprint)
+        there = read_manifest(self.destination.path).fingerprint
+        if overwrite or not differences(there, declared):
+            raise self._stale(comparison.told(), overwrite=overwrite)
+
+    def _stale(
+        self, lines: Sequence[str], changes: Sequence[str] = (), *, overwrite: bool = False
+    ) -> StaleCacheError:
+        cache = f"cache {str(self.destination.path)!r}"
+        what, cure = cache, "overwrite it (overwrite=True), or give another directory"
+        if overwrite:
+            what = f"what an interrupted overwrite of {cache} has left"
+            cure = "name what has changed in fingerprint={...}, and it begins anew"
+        listed = "".join(f"\n  {line}" for line in lines)
+        text = f"{what} was made from something else than there is now:{listed}"
+        return StaleCacheError("\n".join([text, *_since(changes), cure]))
+
+    def _is_complete(self) -> bool:
+        try:
+            return read_manifest(self.destination.path).complete
+        except CacheError:
+            return False
+
+    def _tell_once(self, why: str) -> None:
+        path = str(self.destination.path)
+        if self.check is not None and path not in _told:
+            _told.add(path)
+            text = "cache %r %s: none are computed again to see whether they are still the same"
+            _log.warning(text, path, why)
+
+    def _tell_random(self) -> None:
+        """Say that features are random, and what that means for them."""
+        probe, twice = self._now.probe, self._now.twice
+        if twice is None:
+            return
+        of = twice.features[0] if twice.features else None
+        what = f"input {twice.inputs[0][1]!r} of {twice.inputs[0][0]!r} is another each time"
+        if of is not None:
+            what = f"{of.feature} of {of.id!r}, computed twice, {of.told()}"
+        text = (
+            "and even from the same seed (it keeps a state or a generator of its own, or the data "
+            "come from a loader, which is used as it is): the cache cannot be checked by computing "
+            "again"
+        )
+        if probe.seed is not None:
+            text = (
+                f"so each utterance is loaded and computed alone, under generators of the seed and "
+                f"its id, and the seed, {probe.seed}, counts (torch.manual_seed sets it)"
+            )
+        _log.warning("features are random: %s; %s", what, text)
+
+
+def _since(changes: Sequence[str]) -> list[str]:
+    return [f"changed since: {'; '.join(changes)}"] if changes else []
