@@ -168,6 +168,22 @@ class FeatureCacheMixin:
             identify = partial(ingredients.fingerprint, made_from)
             return run.run(identify, resume=resume, overwrite=overwrite)
 
+    def expectation(
+        self, stage: Any = None, *, fingerprint: Mapping[str, object] | None = None
+    ) -> dict[str, object]:
+        """Return the fingerprint of the features that this object computes now, as plain data.
+
+        For the `expect` of `featcache.open`, `FeatureStorage.attach`, `cache` and `reader`, where
+        the features are not computed but read: a cache that was made from something else is refused
+        there. It holds for all splits, unless `stage` names one. Reads all weights that count.
+
+        Args:
+            stage: that of `cache_features`; by default none is expected.
+            fingerprint: as it was given to `cache_features`.
+        """
+        made_from = {} if stage is None else {"stage": _name(stage)}
+        return _fingerprint(self, {**made_from, **_settings(self), **(fingerprint or {})})
+
     def make_dataloader(
         self,
         dataset: Any,
@@ -197,6 +213,10 @@ def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
         return make(self, dataset, stage, *args, **kwargs)
 
     return make_dataloader
+
+
+def _fingerprint(extractor: object, given: Mapping[str, object]) -> dict[str, object]:
+    return find_ingredients(extractor).fingerprint(given)
 
 
 def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[str, Any]:

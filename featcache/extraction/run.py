@@ -101,7 +101,7 @@ class Run:
                 if self.ranks.rank == 0:
                     to.add_resume_note(error)
                 raise
-        return to.storage.cache(to.split)
+        return to.cache()
 
     def _fill(self) -> None:
         error: BaseException | None = None

@@ -25,6 +25,7 @@ from featcache.store.format.manifest import (
     read_manifest,
     write_manifest,
 )
+from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.open_part import Declarations
@@ -62,6 +63,7 @@ class WriteSession:
             self._lock = WriterLock(path)
             try:
                 self._manifest = self._start(content, fingerprint_digest(content), overwrite)
+                note_compared(path, self._manifest)
                 # if the last writer died before it came to that
                 remove_superseded(path, read_manifest(path))
                 _check_containers(path)
