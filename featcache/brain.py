@@ -169,7 +169,7 @@ class FeatureCacheMixin:
             return run.run(identify, resume=resume, overwrite=overwrite)
 
     def expectation(
-        self, stage: Any = None, *, fingerprint: Mapping[str, object] | None = None
+        self, stage: object = None, *, fingerprint: Mapping[str, object] | None = None
     ) -> dict[str, object]:
         """Return the fingerprint of the features that this object computes now, as plain data.
 
@@ -232,7 +232,7 @@ def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[
     return split, core.Stage[found[0] if found else "TRAIN"]
 
 
-def _name(stage: Any) -> str:
+def _name(stage: object) -> str:
     return str(getattr(stage, "name", stage))
 
 

@@ -40,7 +40,7 @@ def read_as(kind: type[Value], value: object) -> Value:
 
     A type is a dataclass, `Mapping[..., ...]`, `tuple[..., ...]` of one type, `int` (from 0 on),
     `str`, `bool`, `Any`, one of the annotated types above, or one of these `| None`. Keys that are
-    no field of a dataclass are passed over.
+    no field of a dataclass are passed over; a field with `optional` in its metadata may be absent.
 
     >>> read_as(dict[Name, tuple[int, ...]], {"fbank": [80]})
     {'fbank': (80,)}
@@ -64,7 +64,14 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind, include_extras=True)
         fields = {name: _reader(each) for name, each in hints.items()}
-        return lambda value: kind(**{name: read(value[name]) for name, read in fields.items()})
+        optional = {each.name for each in dataclasses.fields(kind) if each.metadata.get("optional")}
+        return lambda value: kind(
+            **{
+                name: read(value[name])
+                for name, read in fields.items()
+                if name not in optional or name in value
+            }
+        )
     return natural if kind is int else partial(_instance, object if kind is Any else kind)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from featcache.store.format.journal import read_journal
 from featcache.store.format.manifest import PARTS, read_manifest
-from featcache.store.format.part import SealedPart, list_parts, read_part
+from featcache.store.format.part import SealedPart, as_known, list_parts, read_part
 
 
 def committed_builds(cache: Path) -> dict[str, int]:
@@ -22,7 +22,10 @@ def committed_builds(cache: Path) -> dict[str, int]:
 
 
 def committed(cache: Path, parts: Iterable[str] | None = None) -> Iterator[str]:
-    """Iterate over the ids of the build that is being written, in all its parts or in some."""
+    """Iterate over the ids of the build that is being written, in all its parts or in some.
+
+    Without those that are deleted.
+    """
     manifest = read_manifest(cache)
     current = (manifest.building, manifest.building_fingerprint)
     named = (
@@ -34,6 +37,7 @@ def committed(cache: Path, parts: Iterable[str] | None = None) -> Iterator[str]:
         if found is None or (found.header.build, found.header.fingerprint) != current:
             continue
         if isinstance(found, SealedPart):
-            yield from found.index(cache, []).ids
+            (known,) = as_known([found], manifest)
+            yield from known.ids(cache)
         else:
             yield from (utterance.id for utterance in found.utterances)

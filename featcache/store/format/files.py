@@ -65,6 +65,19 @@ def write_durably(path: Path, data: bytes) -> None:
     sync_directory(path.parent)
 
 
+def create_durably(path: Path, data: bytes) -> None:
+    """Write a whole file under a name that nobody else gives; nothing names it before this ends."""
+    try:
+        with path.open("xb", buffering=0) as file:
+            write_all(file, data)
+            sync_file(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    sync_directory(path.parent)
+
+
 def remove_unfinished(directory: Path) -> None:
     """Remove what killed writers left in `write_durably` of a directory's JSON files."""
     for left in directory.glob(f"*.json.{'[0-9a-f]' * 8}.tmp"):

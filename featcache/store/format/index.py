@@ -22,6 +22,7 @@ from featcache.stats import FeatureStats
 from featcache.store.format.checked import within
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.pages import DIGEST_BYTES
+from featcache.store.format.stamps import StampColumns, read_stamps
 from featcache.store.format.strings import DAMAGED, Strings
 
 Hashes = NDArray[np.uint64]
@@ -77,6 +78,7 @@ class Index:
     features: Mapping[str, FeatureColumns]
     containers: ContainerColumns
     stats: Mapping[str, FeatureStats]
+    stamps: StampColumns | None = None
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -163,6 +165,7 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
             parts=file.column("container_part", np.int32),
         ),
         stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
+        stamps=read_stamps(file),
     )
     _check_lengths(index, file)
     return index
@@ -215,6 +218,7 @@ def _check_lengths(index: Index, file: ColumnFile) -> None:
         fits = fits and len(each.rows) == len(each.checksum) == len(each.first) - 1 == len(index)
         extents = {len(each.container), len(each.offset), len(each.nbytes)}
         fits = fits and extents == {each.first[-1]}
+    fits = fits and all(len(column) == len(index) for column in index.stamps or ())
     files = index.containers
     fits = fits and len(files) == len(files.paths) == len(files.parts)
     fits = fits and len(files.digests) == DIGEST_BYTES * len(files)

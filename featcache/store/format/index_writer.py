@@ -14,6 +14,7 @@ from featcache.store.format.column_file import Number
 from featcache.store.format.id_order import argsort_ids, take
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Hashes, Index, hash_of
 from featcache.store.format.journal_lines import Utterance
+from featcache.store.format.stamps import StampColumns
 from featcache.store.format.strings import Strings, ends_of
 
 Columns = Iterator[tuple[str, NDArray[Any]]]
@@ -47,6 +48,7 @@ def index_of(
         features=features,
         containers=containers,
         stats=stats,
+        stamps=StampColumns.of([utterance.stamps for utterance in utterances]),
     )
 
 
@@ -106,6 +108,9 @@ def index_columns(
     yield "hashes", hashes[hash_rows]
     yield "hash_rows", hash_rows
     del hashes, hash_rows
+    if any(index.stamps for index in indexes):
+        for number, name in enumerate(StampColumns._fields):
+            yield name, _joined([_stamps_of(index, number) for index in indexes], np.uint64)[order]
     shifts = ends_of([len(index.containers) for index in indexes])
     for name in names:
         parts = [index.features[name] for index in indexes]
@@ -151,6 +156,10 @@ def stats_columns(feature: str, stats: FeatureStats) -> Columns:
     yield f"{feature}.dims", np.array(stats.mean.shape, np.int64)
     yield f"{feature}.mean", stats.mean.reshape(-1)
     yield f"{feature}.m2", stats.m2.reshape(-1)
+
+
+def _stamps_of(index: Index, number: int) -> Hashes:
+    return np.zeros(len(index), np.uint64) if index.stamps is None else index.stamps[number]
 
 
 def _hashes_by_row(index: Index) -> Hashes:

@@ -16,6 +16,7 @@ from featcache.interface import Extent
 from featcache.stats import FeatureStats
 from featcache.store.format.checked import NOT_AS_WRITTEN, Name, natural, read_as, within
 from featcache.store.format.sealed_json import pack_json, unpack_json
+from featcache.store.format.stamps import MOST, UNKNOWN, Stamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Utterance:
 
     id: str
     arrays: Mapping[str, Placed]
+    stamps: Stamps = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,14 @@ def _utterance_to_json(utterance: Utterance) -> list[object]:
         ]
         for name, placed in utterance.arrays.items()
     }
-    return [utterance.id, arrays]
+    if utterance.stamps == UNKNOWN:
+        return [utterance.id, arrays]
+    return [utterance.id, arrays, [f"{stamp:016x}" for stamp in utterance.stamps]]
 
 
-def _utterance_from_json(id: str, arrays: Mapping[str, Any]) -> Utterance:
+def _utterance_from_json(
+    id: str, arrays: Mapping[str, Any], stamps: Sequence[str] = ()
+) -> Utterance:
     id.encode()
     placed = {
         within(name, 1): Placed(
@@ -106,7 +112,7 @@ def _utterance_from_json(id: str, arrays: Mapping[str, Any]) -> Utterance:
         )
         for name, (rows, checksum, extents) in arrays.items()
     }
-    return Utterance(id, placed)
+    return Utterance(id, placed, Stamps(*(natural(int(stamp, 16), MOST) for stamp in stamps)))
 
 
 def _stats_to_json(stats: FeatureStats) -> dict[str, object]:

@@ -22,7 +22,9 @@ PARTS = "parts"
 MANIFESTS = "manifests"  # one of each generation that is still there
 INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of a generation
 # names in `requires` and `requires_to_write` that this featcache knows
-KNOWN: frozenset[str] = frozenset()
+STAMPS = "stamps"
+KNOWN = frozenset({STAMPS})
+OPTIONAL = {"optional": True}  # metadata of keys that are absent where they hold nothing
 _COPY = f"put a good copy of it back (those of the last generations are in {MANIFESTS!r})"
 
 
@@ -36,6 +38,14 @@ class Tombstones:
 
 
 @dataclass(frozen=True, slots=True)
+class Restamps:
+    """A file of columns: stamps of a part's rows, which count in place of those in its index."""
+
+    file: checked.Name  # in the part's directory
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class PartEntry:
     """A sealed part: how many utterances it holds, and how its arrays are cut."""
 
@@ -44,6 +54,7 @@ class PartEntry:
     block_rows: Mapping[checked.Name, int]  # of the codec; 0: one block an array, or raw
     digest: str  # xxh3-64 of its part.json
     tombstones: Tombstones | None = None
+    stamps: Restamps | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,10 @@ class Manifest:
     tags: Mapping[str, checked.Name] = field(default_factory=dict)
     # path -> xxh3-64, of what else belongs to the generation
     files: Mapping[checked.FilePath, str] = field(default_factory=dict)
+    # the same, of the build that writers add parts to; they belong to the next generation of it
+    building_files: Mapping[checked.Name, str] = field(default_factory=dict, metadata=OPTIONAL)
+    # parts of a build that is no generation yet, of which rows are deleted
+    building_parts: tuple[PartEntry, ...] = field(default=(), metadata=OPTIONAL)
     requires: tuple[str, ...] = ()  # names that a reader must know
     requires_to_write: tuple[str, ...] = ()  # names that a writer must know
     # keys that this featcache does not know
@@ -96,6 +111,12 @@ class Manifest:
 
 
 _KEYS = {field.name for field in dataclasses.fields(Manifest)} - {"others"} | {"format", "version"}
+_OPTIONAL = {
+    field.name
+    for kind in (Manifest, PartEntry)
+    for field in dataclasses.fields(kind)
+    if field.metadata == OPTIONAL
+}
 
 
 def new_generation_name(generation: int) -> str:
@@ -126,13 +147,17 @@ def write_manifest(cache: Path, manifest: Manifest, *, keep: bool = False) -> Ma
     name.
     """
     manifest = dataclasses.replace(manifest, write_id=secrets.token_hex(8))
-    content = dataclasses.asdict(manifest)
+    content = dataclasses.asdict(manifest, dict_factory=_without_empty)
     others = content.pop("others")
     data = pack_json({"format": "featcache", "version": FORMAT_VERSION} | content | others)
     if keep:
         write_durably(cache / manifest_file(manifest.name), data)
     write_durably(cache / NAME, data)
     return manifest
+
+
+def _without_empty(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if value or key not in _OPTIONAL}
 
 
 def read_manifest(cache: Path, file: str = NAME) -> Manifest:

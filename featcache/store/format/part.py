@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,8 +25,9 @@ from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.files import digest, read_within, remedy
 from featcache.store.format.index import Index, are_below, is_sound, read_index
 from featcache.store.format.journal_lines import Header
-from featcache.store.format.manifest import PARTS, PartEntry
+from featcache.store.format.manifest import PARTS, Manifest, PartEntry
 from featcache.store.format.sealed_json import unpack_json
+from featcache.store.format.stamps import read_stamps
 
 SEAL = "part.json"
 COLUMNS = "index.columns"
@@ -68,6 +70,26 @@ class SealedPart:
             )
         return index
 
+    def stamped_index(self, cache: Path, names: list[str]) -> Index:
+        """Read the part's columns as `index` does, with the stamps that count now."""
+        index, stamps = self.index(cache, names), self.entry.stamps
+        if stamps is None:
+            return index
+        with _open_columns(cache, f"{self.directory}/{stamps.file}", stamps.digest) as file:
+            columns = read_stamps(file)
+        if columns is None or {*map(len, columns)} != {len(index)}:
+            raise CorruptCacheError(f"{str(file.path)!r} is damaged: it has not a stamp each row")
+        return replace(index, stamps=columns)
+
+    def ids(self, cache: Path) -> Iterable[str]:
+        """Read the ids of the rows that count."""
+        ids, left_out = self.index(cache, []).ids, self.tombstones(cache)
+        if not len(left_out):
+            return ids
+        counts = np.ones(len(ids), bool)
+        counts[left_out] = False
+        return itertools.compress(ids, counts)
+
     def tombstones(self, cache: Path) -> Ints:
         """Read which rows count no more, ascending."""
         if self.entry.tombstones is None:
@@ -109,12 +131,18 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
                 f"part {str(cache / file)!r} has pages of {content['page_bytes']!r} bytes, which "
                 "this featcache does not know; upgrade featcache"
             )
-        ours = {"name": name, "digest": digest(data), "tombstones": None}
+        ours = {"name": name, "digest": digest(data), "tombstones": None, "stamps": None}
         return read_as(SealedPart, content | {"entry": content | ours})
     except NOT_AS_WRITTEN as error:
         raise CorruptCacheError(
             f"{str(cache / file)!r} is damaged: {error!r}; {remedy(cache, file)}"
         ) from error
+
+
+def as_known(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart]:
+    """Give sealed parts the tombstones and the stamps that a manifest says they have."""
+    known = {entry.name: entry for entry in (*manifest.building_parts, *manifest.parts)}
+    return [replace(part, entry=known.get(part.entry.name, part.entry)) for part in parts]
 
 
 def list_parts(cache: Path) -> Iterator[tuple[str, SealedPart | None]]:

@@ -14,7 +14,9 @@ from featcache.errors import CacheError, CorruptCacheError, KeyNotFoundError, Wi
 from featcache.interface import Array, Ints
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_index, read_strings
+from featcache.store.format.kept_files import read_kept
 from featcache.store.format.manifest import Manifest, read_manifest
+from featcache.store.format.stamps import StampColumns
 from featcache.store.format.strings import Strings
 from featcache.store.reading.checks import Checks
 from featcache.store.reading.containers import Containers
@@ -46,6 +48,18 @@ class Generation:
             name: FeatureArrays(self.manifest, name, self.index, self.containers, checks)
             for name in self.manifest.features
         }
+
+    @property
+    def stamps(self) -> StampColumns | None:
+        """Stamps in row order, `input` and `entry`, 0 where unknown; None if there are none."""
+        return self.index.stamps
+
+    def file(self, role: str) -> bytes | None:
+        """Read the file of a role, "probe" or "made-from"; None if there is none.
+
+        Raises `CorruptCacheError` if it is missing or is not what was written.
+        """
+        return read_kept(self.path, self.manifest.files, role)
 
     def arrays(self, feature: str) -> FeatureArrays:
         """Return the arrays of a feature; raises `KeyNotFoundError` for an unknown one."""

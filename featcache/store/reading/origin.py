@@ -24,12 +24,12 @@ def witnesses(opened: Generation) -> dict[str, object]:
 
     Raises `CorruptCacheError` for a file that is not what was written.
     """
-    data: bytes | None = getattr(opened, "file", lambda role: None)(ROLE)
+    data = opened.file(ROLE)
     if data is None:
         return {}
     try:
-        return dict(cast(Mapping[str, object], json.loads(data)))
-    except (ValueError, TypeError) as error:
+        return {**json.loads(data)}
+    except (ValueError, TypeError, RecursionError) as error:
         raise CorruptCacheError(
             f"cache {str(opened.path)!r} is damaged: its witnesses ({ROLE!r}) are no JSON object; "
             "put a good copy of the cache back, or make it anew (overwrite=True)"
@@ -39,10 +39,9 @@ def witnesses(opened: Generation) -> dict[str, object]:
 def made_at(opened: Generation, recorded: Mapping[str, object]) -> datetime:
     """Return when a cache was made; when it was last published where that was not recorded."""
     try:
-        when = datetime.fromisoformat(cast(str, recorded.get(WHEN)))
-    except (TypeError, ValueError):
+        return datetime.fromisoformat(cast(str, recorded.get(WHEN))).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
         return datetime.fromtimestamp((opened.path / NAME).stat().st_mtime, UTC)
-    return when.astimezone()
 
 
 def origin(opened: Generation) -> str:

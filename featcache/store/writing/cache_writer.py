@@ -9,8 +9,10 @@ from typing import Self
 from featcache._checks import directory
 from featcache._closing import close_after
 from featcache.declaration.feature_config import Features, by_name
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, KeyNotFoundError
 from featcache.store.format.ids import check_id
+from featcache.store.format.kept_files import MOST_BYTES, check_role
+from featcache.store.format.stamps import UNKNOWN, Stamps, check_stamps
 from featcache.store.writing.casts import ArrayLike
 from featcache.store.writing.session import WriteSession
 
@@ -89,7 +91,7 @@ class CacheWriter:
         """Bytes of all arrays that were written now, before any codec."""
         return self._parts.bytes_written
 
-    def write(self, id: str, arrays: Mapping[str, ArrayLike]) -> None:
+    def write(self, id: str, arrays: Mapping[str, ArrayLike], *, stamps: Stamps = UNKNOWN) -> None:
         """Store the features of one utterance.
 
         The arrays may be used again as soon as this returns.
@@ -98,13 +100,56 @@ class CacheWriter:
             id: any non-empty Unicode string without NUL.
             arrays: exactly the declared features, each a numpy array or torch tensor of shape
                 (frames, *dims), or `dims` for a feature without a time axis.
+            stamps: digests of what the utterance was computed from.
 
         Raises `FeatureError` for arrays that cannot be stored as declared and `DuplicateIdError`
         for a known id; then nothing of the utterance is stored and writing may go on. Raises
         `StorageFullError` before the disk is full, and `ClosedError` in a process that was forked
         from the writer's.
         """
-        self._parts.write(id, arrays)
+        self._parts.write(id, arrays, stamps=stamps)
+
+    def restamp(self, stamps: Mapping[str, Stamps]) -> None:
+        """Give stored utterances other stamps, which the next `publish` makes durable.
+
+        Raises `KeyNotFoundError` for an id that is not stored.
+        """
+        self._check_stored(stamps)
+        self._work.stamps |= {id: check_stamps(id, each) for id, each in stamps.items()}
+
+    def delete(self, ids: Iterable[str]) -> None:
+        """Delete stored utterances, so that they can be written again.
+
+        All that was written so far is published with it, as incomplete where the ids are expected;
+        not so while a cache is overwritten, which is published in the end. No `PartWriter` may be
+        open. Raises `KeyNotFoundError` for an id that is not stored.
+        """
+        if isinstance(ids, str):
+            raise ConfigError(f"the ids are a list of strings, not {ids!r}")
+        listed = list(ids)
+        self._check_stored(listed)
+        if listed:
+            self._parts.seal()
+            self._work.delete(listed)
+
+    def keep_file(self, role: str, data: bytes) -> None:
+        """Keep a file with the build that is being written, durably: a "probe", or "made-from".
+
+        It takes the place of the one of that role, and is published with the build.
+        """
+        check_role(role)
+        if len(data) > MOST_BYTES:
+            raise ConfigError(
+                f"the file {role!r} of a cache has {MOST_BYTES:,} bytes at most, not {len(data):,}"
+            )
+        self._parts.check_open()
+        self._work.keep_file(role, data)
+
+    def _check_stored(self, ids: Iterable[str]) -> None:
+        self._parts.check_open()
+        for id in ids:
+            if id not in self._parts:
+                raise KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}")
 
     def expect(self, ids: Iterable[str]) -> None:
         """Say which utterances the cache is to hold in the end, with those that it holds already.

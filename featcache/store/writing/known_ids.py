@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from featcache.errors import DuplicateIdError
+import numpy as np
+
+from featcache.errors import DuplicateIdError, StaleCacheError
+from featcache.interface import Ints
 from featcache.store.format.index import Index
+from featcache.store.format.part import as_known
+from featcache.store.reading.generation import Generation
+from featcache.store.writing.publish import sealed_parts
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Utterances that are stored: an index, and which of its rows count no more, ascending."""
+
+    index: Index
+    left_out: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def holds(self, id: str) -> bool:
+        """Tell whether an id has a row that counts."""
+        row = self.index.find(id)
+        if row < 0 or not len(self.left_out):
+            return row >= 0
+        place = int(self.left_out.searchsorted(row))
+        return place == len(self.left_out) or int(self.left_out[place]) != row
 
 
 class KnownIds:
@@ -14,16 +37,16 @@ class KnownIds:
 
     Args:
         cache: the cache directory.
-        indexes: those of what was sealed before.
+        stored: what was sealed before.
     """
 
-    def __init__(self, cache: Path, indexes: Sequence[Index]) -> None:
+    def __init__(self, cache: Path, stored: Sequence[StoredRows]) -> None:
         self._cache = cache
-        self._indexes = list(indexes)
+        self._stored = list(stored)
         self._numbers: dict[str, int] = {}  # of what is in no sealed part
 
     def __contains__(self, id: str) -> bool:
-        return id in self._numbers or any(index.find(id) >= 0 for index in self._indexes)
+        return id in self._numbers or any(each.holds(id) for each in self._stored)
 
     def check_new(self, id: str, number: int) -> None:
         """Raise `DuplicateIdError` for a known id, that of an utterance with this number."""
@@ -40,6 +63,10 @@ class KnownIds:
                 "or overwrite the cache"
             )
 
+    def look_again(self, stored: Sequence[StoredRows]) -> None:
+        """Forget what was sealed before for what is there now."""
+        self._stored = list(stored)
+
     def take(self, id: str, number: int) -> None:
         """Note an utterance that the writer has taken."""
         self._numbers[id] = number
@@ -49,6 +76,31 @@ class KnownIds:
 
         Called by another thread than the rest.
         """
-        self._indexes.append(index)
+        self._stored.append(StoredRows(index))
         for id in ids:
             del self._numbers[id]
+
+
+def find_stored(
+    cache: Path, fingerprint: str
+) -> tuple[int, Mapping[str, tuple[int, ...]], list[StoredRows]]:
+    """Return the build that is being written, the frame shapes, and what of it is sealed.
+
+    Raises `StaleCacheError` if it is made from something else than the digest `fingerprint` says.
+    """
+    current = Generation(cache)
+    manifest = current.manifest
+    if fingerprint != manifest.building_fingerprint:
+        raise StaleCacheError(
+            f"cache {str(cache)!r} is being written with other declarations or another "
+            "fingerprint than given here; give those of its CacheWriter"
+        )
+    parts = as_known(sealed_parts(cache, manifest), manifest)
+    published = {entry.name for entry in manifest.parts}
+    if not published <= {part.entry.name for part in parts}:
+        # they are of another build; or somebody removed one, to compute what it held again
+        published = set()
+    rest = [part for part in parts if part.entry.name not in published]
+    stored = [StoredRows(part.index(cache, []), part.tombstones(cache)) for part in rest]
+    dims = parts[0].header.dims if parts else {}
+    return manifest.building, dims, stored + [StoredRows(current.index)] * bool(published)

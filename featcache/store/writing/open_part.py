@@ -23,6 +23,7 @@ from featcache.store.format.journal_lines import Header, Placed, Utterance
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SealedPart, checksum, new_part_name, remove_part
+from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.block_decoding import decoded
 from featcache.store.writing.seal import seal_directory
 from featcache.store.writing.unclosed import close_before_libraries_end
@@ -91,7 +92,11 @@ class OpenPart:
         }
 
     def append(
-        self, id: str, arrays: Mapping[str, Array], encoded: Mapping[str, EncodedArray]
+        self,
+        id: str,
+        arrays: Mapping[str, Array],
+        encoded: Mapping[str, EncodedArray],
+        stamps: Stamps = UNKNOWN,
     ) -> None:
         """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype.
 
@@ -103,9 +108,11 @@ class OpenPart:
             if name not in encoded
         }
         self.add_to_stats(arrays)
-        self.append_encoded(id, {**encoded, **rest})
+        self.append_encoded(id, {**encoded, **rest}, stamps)
 
-    def append_encoded(self, id: str, arrays: Mapping[str, EncodedArray]) -> None:
+    def append_encoded(
+        self, id: str, arrays: Mapping[str, EncodedArray], stamps: Stamps = UNKNOWN
+    ) -> None:
         """Store one utterance as it is, without touching the statistics."""
         self._journal.check_there()
         placed: dict[str, Placed] = {}
@@ -118,7 +125,7 @@ class OpenPart:
                 )
                 placed[name] = Placed(array.rows, checksum(array.blocks), moved)
                 self.nbytes += array.nbytes
-        utterance = Utterance(id, placed)
+        utterance = Utterance(id, placed, stamps)
         self._journal.add(utterance)
         self._utterances.append(utterance)
 

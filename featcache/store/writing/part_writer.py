@@ -15,22 +15,20 @@ from typing import Self
 from featcache._checks import directory
 from featcache._closing import close_after
 from featcache.declaration.feature_config import Features, by_name
-from featcache.errors import ClosedError, CorruptCacheError, StaleCacheError
+from featcache.errors import ClosedError, CorruptCacheError
 from featcache.interface import Array
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.ids import check_id
-from featcache.store.format.index import Index
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import header_for, remove_part
-from featcache.store.reading.generation import Generation
+from featcache.store.format.stamps import UNKNOWN, Stamps, check_stamps
 from featcache.store.writing.background import Background
 from featcache.store.writing.casts import ArrayLike, check_features, to_storage
 from featcache.store.writing.first_shapes import FirstShapes
 from featcache.store.writing.free_space import FreeSpace
-from featcache.store.writing.known_ids import KnownIds
+from featcache.store.writing.known_ids import KnownIds, find_stored
 from featcache.store.writing.open_part import OpenPart
-from featcache.store.writing.publish import sealed_parts
 from featcache.store.writing.unclosed import close_at_exit
 
 COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has reached the disk
@@ -62,11 +60,12 @@ class PartWriter:
         self._one_at_a_time = threading.RLock()  # threads may share a writer
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
-            self._build, self._dims, stored = self._find_stored()
+            self._build, self._dims, stored = find_stored(self.path, self._fingerprint)
         self._known = KnownIds(self.path, stored)
         self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
-        self._space = FreeSpace(self.path, len(self.features), sum(map(len, stored)))
+        rows = sum(len(each.index) for each in stored)
+        self._space = FreeSpace(self.path, len(self.features), rows)
         # takes what is written; the thread may be at the one before
         self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
@@ -79,24 +78,6 @@ class PartWriter:
         self._background = Background(self._commit, COMMIT_INTERVAL_S, QUEUE_BYTES)
         what = f"the part writer of {str(self.path)!r}"
         self.forget = close_at_exit(self, what, PartWriter.close)
-
-    def _find_stored(self) -> tuple[int, Mapping[str, tuple[int, ...]], list[Index]]:
-        """Return the build that is written, the frame shapes, and the indexes of what it holds."""
-        current = Generation(self.path)
-        manifest = current.manifest
-        if self._fingerprint != manifest.building_fingerprint:
-            raise StaleCacheError(
-                f"cache {str(self.path)!r} is being written with other declarations or another "
-                "fingerprint than given here; give those of its CacheWriter"
-            )
-        parts = sealed_parts(self.path, manifest)
-        published = {entry.name for entry in manifest.parts}
-        if not published <= {part.entry.name for part in parts}:
-            # they are of another build; or somebody removed one, to compute what it held again
-            published = set()
-        stored = [part.index(self.path, []) for part in parts if part.entry.name not in published]
-        dims = parts[0].header.dims if parts else {}
-        return manifest.building, dims, stored + [current.index] * bool(published)
 
     def __contains__(self, id: str) -> bool:
         """Say whether an utterance is stored already, or was written now."""
@@ -114,18 +95,20 @@ class PartWriter:
             "a writer cannot be pickled: it belongs to its process; open another one there"
         )
 
-    def write(self, id: str, arrays: Mapping[str, ArrayLike]) -> None:
+    def write(self, id: str, arrays: Mapping[str, ArrayLike], *, stamps: Stamps = UNKNOWN) -> None:
         """Store the features of one utterance, as `CacheWriter.write` does."""
         check_id(id)
+        if stamps is not UNKNOWN:
+            stamps = check_stamps(id, stamps)
         check_features(id, arrays, self.features)
         stored = {
             name: to_storage(id, arrays[name], feature) for name, feature in self.features.items()
         }
         self.check_open()
         with self._one_at_a_time:
-            self._take(id, stored)
+            self._take(id, stored, stamps)
 
-    def _take(self, id: str, stored: dict[str, Array]) -> None:
+    def _take(self, id: str, stored: dict[str, Array], stamps: Stamps) -> None:
         self.check_open()
         self._known.check_new(id, self._count)
         for name, array in stored.items():
@@ -138,7 +121,7 @@ class PartWriter:
         # in this thread, so that a refused utterance is an error of its own `write`
         encoded = part.encode_lossy(id, stored)
         part.check(id, stored)
-        self._put(partial(part.append, id, stored, encoded), nbytes)
+        self._put(partial(part.append, id, stored, encoded, stamps), nbytes)
         self._known.take(id, self._count)
         self._count += 1
         self.bytes_written += nbytes
@@ -188,6 +171,12 @@ class PartWriter:
                 finally:
                     self._stop(finish=True)
                     self._first_shapes.tell(self.path)
+
+    def look_again(self) -> None:
+        """Find out anew which utterances are stored: some were deleted since, and all is sealed."""
+        with reading(self.path):
+            _, _, stored = find_stored(self.path, self._fingerprint)
+        self._known.look_again(stored)
 
     def published(self) -> None:
         """Take note that what was sealed is published: `abort` leaves it alone from now on."""

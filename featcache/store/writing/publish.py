@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from featcache.container_files import sync_directory
 from featcache.errors import FeatureError
+from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.files import make_directory
@@ -25,9 +27,11 @@ from featcache.store.format.index_writer import (
     rows_of,
     string_columns,
 )
+from featcache.store.format.kept_files import ROLES, role_of
 from featcache.store.format.manifest import (
     MANIFESTS,
     NAME,
+    STAMPS,
     Expected,
     Manifest,
     generation_number,
@@ -37,13 +41,16 @@ from featcache.store.format.manifest import (
     read_manifest,
     write_manifest,
 )
-from featcache.store.format.part import SealedPart, list_parts
+from featcache.store.format.part import SealedPart, as_known, list_parts
 from featcache.store.format.strings import Strings
 from featcache.store.reading.verify import container_damage, raise_damage
+from featcache.store.writing.changes import Changes, with_changes
 from featcache.store.writing.superseded import remove_superseded, stored_indexes
-from featcache.store.writing.tombstones import without_rows
+from featcache.store.writing.tombstones import without_doubled
 
-KEPT = ("tags", "files", "requires", "requires_to_write", "others")  # of the generation before
+KEPT = ("tags", "requires", "others")  # of the generation before
+Stored = Sequence[tuple[Index, Ints]]  # of each part the index, and its rows that count no more
+_NO_CHANGES = Changes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,9 @@ def sealed_parts(cache: Path, manifest: Manifest) -> list[SealedPart]:
     ]
 
 
-def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
+def publish(
+    cache: Path, manifest: Manifest, outcome: Outcome, changes: Changes = _NO_CHANGES
+) -> Manifest:
     """Publish the sealed parts of the build that `manifest` is building; return the new manifest.
 
     Only the holder of the cache's lock may call this. What `manifest` says of the generation before
@@ -75,11 +84,13 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
     before = read_manifest(cache) if (cache / NAME).exists() else manifest
     names = list(manifest.features)
     parts = _known_parts(cache, sealed_parts(cache, manifest), before)
-    indexes = [part.index(cache, names) for part in parts]
+    parts = with_changes(cache, parts, changes, manifest)
+    indexes = [part.stamped_index(cache, names) for part in parts]
     _check_dims(parts, names)
     parts, rows = _without_doubled(cache, parts, indexes, manifest)
-    failed = _failed(cache, before, manifest, outcome, indexes)
-    complete, expected = _completeness(outcome, rows.ids, failed, indexes)
+    stored = [(index, part.tombstones(cache)) for index, part in zip(indexes, parts, strict=True)]
+    failed = _failed(cache, before, manifest, outcome, stored)
+    complete, expected = _completeness(outcome, rows.ids, failed, stored)
     generation = _next_generation(cache, before)
     file = index_file(new_generation_name(generation))
     prefixes = [f"{part.directory}/" for part in parts]
@@ -101,6 +112,10 @@ def publish(cache: Path, manifest: Manifest, outcome: Outcome) -> Manifest:
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
+        files=_files(before, manifest.building),
+        building_files={},
+        building_parts=(),
+        requires_to_write=_to_write(before, any(index.stamps for index in indexes)),
         **{key: getattr(before, key) for key in KEPT},
     )
     make_directory(cache / MANIFESTS)
@@ -117,7 +132,7 @@ def _without_doubled(
     doubled = doubled_rows(indexes, rows)
     if any(map(len, doubled)):
         pairs = zip(parts, doubled, strict=True)
-        parts = [without_rows(cache, part, some, manifest) for part, some in pairs]
+        parts = [without_doubled(cache, part, some, manifest) for part, some in pairs]
         rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     return parts, rows
 
@@ -144,15 +159,15 @@ def expected_digest(ids: Iterable[str]) -> str:
 
 
 def _known_parts(cache: Path, sealed: Sequence[SealedPart], before: Manifest) -> list[SealedPart]:
-    """Give the parts of the generation before their tombstones, and make new parts durable.
+    """Give the parts that are known their tombstones and stamps, and make new parts durable.
 
     A new part's writer may have been killed after it sealed it, before the directory was synced.
     """
-    known = {entry.name: entry for entry in before.parts}
+    known = {entry.name for entry in before.parts}
     for part in sealed:
         if part.entry.name not in known:
             sync_directory(cache / part.directory)
-    return [replace(part, entry=known.get(part.entry.name, part.entry)) for part in sealed]
+    return as_known(sealed, before)
 
 
 def _check_dims(parts: Sequence[SealedPart], names: Sequence[str]) -> None:
@@ -181,7 +196,7 @@ def _merged_stats(
 
 
 def _failed(
-    cache: Path, before: Manifest, manifest: Manifest, outcome: Outcome, indexes: Sequence[Index]
+    cache: Path, before: Manifest, manifest: Manifest, outcome: Outcome, stored: Stored
 ) -> list[str]:
     """Return the ids that failed, now or earlier in this build, and are not stored, in order."""
     failed = set(outcome.failed)
@@ -190,11 +205,11 @@ def _failed(
             failed |= set(read_strings(file, "failed"))
     if failed and outcome.expected is not None:  # one that has left the data set counts no more
         failed.intersection_update(outcome.expected)
-    return sorted(failed - _among(indexes, failed), key=str.encode)
+    return sorted(failed - _among(stored, failed), key=str.encode)
 
 
 def _completeness(
-    outcome: Outcome, stored: Strings, failed: Sequence[str], indexes: Sequence[Index]
+    outcome: Outcome, ids: Strings, failed: Sequence[str], stored: Stored
 ) -> tuple[bool, Expected | None]:
     """Compare what is there with what is expected: these ids, and all that are there."""
     if outcome.expected is None:
@@ -202,23 +217,38 @@ def _completeness(
     missing: set[str] = set()
     expected = iter(outcome.expected)
     while some := list(itertools.islice(expected, 65536)):  # ten million ids need no second set
-        missing.update({*some}.difference(failed, _among(indexes, some)))
-    everything: Iterable[str] = stored
+        missing.update({*some}.difference(failed, _among(stored, some)))
+    everything: Iterable[str] = ids
     if failed or missing:
-        everything = sorted({*stored, *failed, *missing}, key=str.encode)
-    count = len(stored) + len(failed) + len(missing)
+        everything = sorted({*ids, *failed, *missing}, key=str.encode)
+    count = len(ids) + len(failed) + len(missing)
     return not missing, Expected(count, expected_digest(everything))
 
 
-def _among(indexes: Sequence[Index], ids: Iterable[str]) -> set[str]:
-    """Return those of some ids that the indexes hold."""
+def _among(stored: Stored, ids: Iterable[str]) -> set[str]:
+    """Return those of some ids that are stored."""
     found: set[str] = set()
     rest = list(ids)
-    for index in indexes:
-        held = index.find_many(rest) >= 0
+    for index, left_out in stored:
+        rows = index.find_many(rest)
+        held = (rows >= 0) & ~np.isin(rows, left_out)
         found.update(itertools.compress(rest, held))
         rest = list(itertools.compress(rest, ~held))
     return found
+
+
+def _files(before: Manifest, building: int) -> dict[str, str]:
+    """Return the files that belong to a generation: those of its build, and of later versions."""
+    new = before.building_files
+    replaced = {role_of(path) for path in new} if before.build == building else {*ROLES}
+    stay = {path: each for path, each in before.files.items() if role_of(path) not in replaced}
+    return stay | {**new}
+
+
+def _to_write(before: Manifest, stamped: bool) -> tuple[str, ...]:
+    """Return the names of what a writer of the next generation must know."""
+    others = (name for name in before.requires_to_write if name != STAMPS)
+    return tuple(sorted({*others, *([STAMPS] if stamped else [])}))
 
 
 def _next_generation(cache: Path, before: Manifest) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +12,14 @@ import numpy as np
 from featcache.errors import NotACacheError, StaleCacheError
 from featcache.store.format.committed import committed_builds
 from featcache.store.format.disk_errors import explained
-from featcache.store.format.files import check_own_directory, make_directory
+from featcache.store.format.files import (
+    check_own_directory,
+    create_durably,
+    digest,
+    make_directory,
+)
 from featcache.store.format.fingerprint import cache_fingerprint, differences, fingerprint_digest
+from featcache.store.format.kept_files import KEPT_FILE, new_file, of_role, role_of
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
     INDEX,
@@ -25,14 +31,17 @@ from featcache.store.format.manifest import (
     read_manifest,
     write_manifest,
 )
+from featcache.store.format.part import as_known
+from featcache.store.format.stamps import Stamps
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.verify import container_damage, raise_damage
+from featcache.store.writing.changes import Changes, with_changes
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish import Outcome, publish, sealed_parts
 from featcache.store.writing.recover import recover_parts
-from featcache.store.writing.superseded import remove_superseded
+from featcache.store.writing.superseded import remove_superseded, remove_unnamed
 from featcache.store.writing.unclosed import close_at_exit
 
 OTHERS = "work-"  # names in a cache directory that begin so are those of whoever works there
@@ -57,6 +66,8 @@ class WriteSession:
         self.features = features
         self.expected: Sequence[str] | None = None
         self.failed: set[str] = set()
+        self.stamps: dict[str, Stamps] = {}  # new ones of what is stored
+        self._kept: set[str] = set()  # files that were kept since the last publish
         with explained(path, _kept):
             content = cache_fingerprint(features, fingerprint)
             _claim_directory(path)
@@ -88,10 +99,55 @@ class WriteSession:
         """Publish what is sealed, if that changes anything."""
         with explained(self.path, _kept):
             told = self.failed or self.expected is not None
+            told = told or bool(self.stamps or self._manifest.building_files)
             if told or complete != self._manifest.complete or self._sealed() != self._published():
-                outcome = Outcome(complete, self.expected, frozenset(self.failed))
-                self._manifest = publish(self.path, self._manifest, outcome)
-                self.parts.published()
+                self._publish(complete, ())
+
+    def delete(self, ids: Collection[str]) -> None:
+        """Delete utterances that are stored in sealed parts, durably, and publish that.
+
+        A cache that is to take the place of another is not published for that.
+        """
+        with explained(self.path, _kept):
+            if self.is_aside:
+                before = read_manifest(self.path)
+                parts = as_known(sealed_parts(self.path, self._manifest), before)
+                parts = with_changes(self.path, parts, Changes(deleted=ids), self._manifest)
+                deleted = tuple(part.entry for part in parts if part.entry.tombstones)
+                write_manifest(self.path, replace(before, building_parts=deleted))
+            else:
+                self._publish(False, ids)
+        for id in ids:
+            self.stamps.pop(id, None)
+        self.parts.look_again()
+
+    def keep_file(self, role: str, data: bytes) -> None:
+        """Keep a file of a role with the build that is being written."""
+        with explained(self.path, _kept):
+            before = read_manifest(self.path)
+            published = {} if self.is_aside else before.files
+            now = of_role(before.building_files, role) or of_role(published, role)
+            if digest(data) in now.values():
+                return
+            name = new_file(role)
+            create_durably(self.path / name, data)
+            others = before.building_files.items()
+            files = {path: each for path, each in others if role_of(path) != role}
+            self._kept.add(name)
+            self._keep_files(before, files | {name: digest(data)})
+
+    def _keep_files(self, before: Manifest, files: Mapping[str, str]) -> None:
+        after = write_manifest(self.path, replace(before, building_files=files))
+        self._manifest = replace(self._manifest, building_files=files)
+        remove_unnamed(self.path, after)
+
+    def _publish(self, complete: bool, deleted: Collection[str]) -> None:
+        outcome = Outcome(complete, self.expected, frozenset(self.failed))
+        changes = Changes(self.stamps, deleted)
+        self._manifest = publish(self.path, self._manifest, outcome, changes)
+        self.stamps = {}
+        self._kept = set()
+        self.parts.published()
 
     def recover(self) -> None:
         """Seal what writers of parts that died had committed."""
@@ -110,8 +166,14 @@ class WriteSession:
 
     def abort(self) -> None:
         """Remove what is not published, and let go of the cache."""
+        kept = set() if self.parts.closed else self._kept
         try:
             self.parts.abort()
+            if kept:
+                with explained(self.path, _kept):
+                    before = read_manifest(self.path)
+                    named = before.building_files.items()
+                    self._keep_files(before, {path: own for path, own in named if path not in kept})
         finally:
             self._let_go()
 
@@ -154,13 +216,19 @@ class WriteSession:
         build, building = manifest.build, manifest.building
         if overwrite and stored:
             if building <= build or manifest.building_fingerprint != digest:
-                building = max(build, building) + 1
-                manifest = replace(manifest, building=building, building_fingerprint=digest)
+                manifest = replace(_without_build(manifest), building=max(build, building) + 1)
+                manifest = replace(manifest, building_fingerprint=digest)
                 manifest = write_manifest(self.path, manifest)
             return replace(manifest, fingerprint=content)  # on disk once it is published
-        if changed or building != build:
-            manifest = replace(manifest, building=build, building_fingerprint=digest)
-            manifest = write_manifest(self.path, replace(manifest, fingerprint=content))
+        # files of an empty cache count no more where it is begun anew, as a cache with arrays is
+        empty = (changed or overwrite) and not committed_builds(self.path)
+        files = {path: each for path, each in manifest.files.items() if role_of(path) is None}
+        old = manifest.building_files or files != manifest.files
+        if changed or building != build or (empty and old):
+            manifest = replace(_without_build(manifest), building=build)
+            manifest = replace(manifest, building_fingerprint=digest, fingerprint=content)
+            manifest = replace(manifest, files=files if empty else manifest.files)
+            manifest = write_manifest(self.path, manifest)
         return manifest
 
     def _start_new(self, content: Mapping[str, object], digest: str) -> Manifest:
@@ -174,6 +242,11 @@ class WriteSession:
         build = builds.get(digest, 1)
         fresh = Manifest(content, build=build, building=build, building_fingerprint=digest)
         return publish(self.path, fresh, Outcome(complete=False))
+
+
+def _without_build(manifest: Manifest) -> Manifest:
+    """Forget what belongs to a build that is given up."""
+    return replace(manifest, building_files={}, building_parts=())
 
 
 def _kept() -> str:
@@ -204,7 +277,7 @@ def _claim_directory(path: Path) -> None:
         check_own_directory(path / directory)
     locks = r"writer\.(lock|lock\.soft|json)"
     files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{locks}"
-    ours = re.compile(rf"{files}|{OTHERS}.*")
+    ours = re.compile(rf"{files}|{KEPT_FILE.pattern}|{OTHERS}.*")
     # once: another writer may be making the cache
     names = sorted(entry.name for entry in path.iterdir())
     foreign = [name for name in names if not ours.fullmatch(name)]

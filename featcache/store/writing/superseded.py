@@ -12,6 +12,7 @@ from featcache.store.format.files import remove_unfinished
 from featcache.store.format.fingerprint import fingerprint_digest
 from featcache.store.format.journal import read_journal
 from featcache.store.format.journal_lines import Header
+from featcache.store.format.kept_files import KEPT_FILE
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
     INDEX,
@@ -48,6 +49,7 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
             file.unlink(missing_ok=True)
     for directory in (cache, cache / MANIFESTS):
         remove_unfinished(directory)
+    remove_unnamed(cache, manifest)
     try:
         tagged = [read_manifest(cache, manifest_file(name)) for name in {*manifest.tags.values()}]
     except CacheError as error:
@@ -66,6 +68,28 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
             with contextlib.suppress(CacheLockedError), contextlib.ExitStack() as held:
                 held.callback(WriterLock(cache / PARTS / name).release)
                 remove_part(cache / PARTS / name)
+
+
+def remove_unnamed(cache: Path, manifest: Manifest) -> None:
+    """Remove files of roles and stamps that no manifest names which is kept.
+
+    They were superseded, or are those of a writer that died before it named them.
+    """
+    try:
+        kept = {manifest.previous, *manifest.tags.values()} - {None, manifest.name}
+        others = [read_manifest(cache, manifest_file(name)) for name in kept if name]
+    except CacheError:
+        return  # what that names is not known, and may be needed
+    all_ = [manifest, *others]
+    files = {path for each in all_ for path in (*each.files, *each.building_files)}
+    for entry in cache.iterdir():
+        if KEPT_FILE.fullmatch(entry.name) and entry.name not in files:
+            entry.unlink(missing_ok=True)
+    parts = [part for each in all_ for part in (*each.parts, *each.building_parts)]
+    stamps = {f"{part.name}/{part.stamps.file}" for part in parts if part.stamps}
+    for file in (cache / PARTS).glob("*/stamps-*.columns"):
+        if file.relative_to(cache / PARTS).as_posix() not in stamps:
+            file.unlink(missing_ok=True)
 
 
 def _header(cache: Path, name: str) -> Header | None:

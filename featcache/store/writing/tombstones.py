@@ -24,18 +24,24 @@ from featcache.store.reading.feature_arrays import FeatureArrays
 _log = logging.getLogger("featcache")
 
 
+def without_doubled(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) -> SealedPart:
+    """Leave out of a part, with a warning, rows whose ids another part holds, too."""
+    if len(rows):
+        index = part.index(cache, [])
+        _log.warning(
+            "%d utterances were stored twice (%s%s): what part %r holds of them is left out",
+            len(rows),
+            ", ".join(repr(index.id(row)) for row in rows[:5].tolist()),
+            ", ..." * (len(rows) > 5),
+            part.entry.name,
+        )
+    return without_rows(cache, part, rows, manifest)
+
+
 def without_rows(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) -> SealedPart:
     """Leave rows out of a part: write them beside it, with the statistics of what remains."""
     if not len(rows):
         return part
-    index = part.index(cache, [])
-    _log.warning(
-        "%d utterances were stored twice (%s%s): what part %r holds of them is left out",
-        len(rows),
-        ", ".join(repr(index.id(row)) for row in rows[:5].tolist()),
-        ", ..." * (len(rows) > 5),
-        part.entry.name,
-    )
     out = np.union1d(part.tombstones(cache), rows).astype(np.int64)
     stats = (
         stats_columns(name, _stats_of(cache, part, out, name, manifest))
