@@ -164,21 +164,36 @@ def overwritten(path: Path, gain: int) -> None:
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path_of_python})
 
 
-def test_a_pickled_cache_refuses_what_was_made_from_something_else_meanwhile(
-    storage: FeatureStorage,
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda cache: cache,
+        lambda cache: featcache.concat(cache),
+        lambda cache: featcache.FeatureDataset(cache),
+        lambda cache: featcache.FeatureLoader(cache, batch_size=2),
+    ],
+    ids=["Cache", "table", "dataset", "loader"],
+)
+def test_what_reads_a_cache_refuses_another_in_its_place_when_it_opens_again(
+    storage: FeatureStorage, make: Callable[[featcache.Cache], object]
 ) -> None:
-    cache = storage.cache("train")
-    pickled = pickle.dumps([cache, featcache.concat(cache), cache.reader("fbank")])
-    again, table, reader = pickle.loads(pickled)  # noqa: S301
-    assert again.read(id_of(1), "fbank").tolist() == reader(id_of(1)).tolist()
-    assert len(table) == 5
-    overwritten(storage.path("train"), gain=1)  # made anew from the same
-    assert pickle.loads(pickle.dumps(cache)).generation > cache.generation  # noqa: S301
+    holder = make(storage.cache("train"))
+    pickled = pickle.dumps(holder)
+    assert type(pickle.loads(pickled)) is type(holder)  # noqa: S301
     overwritten(storage.path("train"), gain=3)
     with pytest.raises(StaleCacheError, match=r"made anew from something else since it was opened"):
         pickle.loads(pickled)  # noqa: S301
     with pytest.raises(StaleCacheError, match=r"made anew from something else"):
-        copy.deepcopy(cache)
+        copy.deepcopy(holder)
+
+
+def test_a_cache_made_anew_from_the_same_is_opened_again(storage: FeatureStorage) -> None:
+    cache = storage.cache("train")
+    pickled = pickle.dumps([cache, cache.reader("fbank")])
+    overwritten(storage.path("train"), gain=1)
+    again, reader = pickle.loads(pickled)  # noqa: S301
+    assert again.generation > cache.generation
+    assert reader(id_of(1)).tolist() == again.read(id_of(1), "fbank").tolist()
 
 
 def test_a_pickled_cache_keeps_its_settings(storage: FeatureStorage) -> None:
