@@ -216,7 +216,10 @@ def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fingerprint(extractor: object, given: Mapping[str, object]) -> dict[str, object]:
-    return find_ingredients(extractor).fingerprint(given)
+    """Return the fingerprint of what an object computes, as `cache_features` finds it."""
+    ingredients = find_ingredients(extractor)
+    with kept_random_state(), _evaluating(extractor, ingredients.modules.values()):
+        return ingredients.fingerprint(given)
 
 
 def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[str, Any]:

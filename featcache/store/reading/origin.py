@@ -51,11 +51,11 @@ def origin(opened: Generation) -> str:
         recorded = witnesses(opened)
     try:
         ago = _ago(time.time() - made_at(opened, recorded).timestamp())
-    except OSError:
+    except (OSError, ValueError, OverflowError):
         ago = "at a time that cannot be read"
     words = _words(recorded.get(COMMAND))
-    script = next((word for word in words if word.endswith(".py")), "".join(words[:1]))
-    return f"made {ago}" + (f" by {Path(script).name}" if script else "")
+    script = Path(next((word for word in words if word.endswith(".py")), "".join(words[:1]))).name
+    return f"made {ago}" + (f" by {script}" if script.isprintable() and script else "")
 
 
 def _words(command: object) -> list[str]:
