@@ -19,12 +19,13 @@ from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.here import LocalExecutor
-from featcache.extraction.provenance import find_ingredients, items_of, roots_of
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
+from featcache.staleness.extractors import hparams_of, roots_of
+from featcache.staleness.provenance import Provenance, provenance
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -125,7 +126,7 @@ class FeatureCacheMixin:
                 at the end.
             fingerprint: what else the features are made from, JSON values. A key that featcache
                 fills in itself ("modules", "source", "hparams", ...; see
-                `featcache.extraction.provenance`) is replaced by yours; None leaves it out.
+                `featcache.staleness.provenance`) is replaced by yours; None leaves it out.
             parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping, or a client
                 of `get_client`, to compute several splits with the same workers. Each gets a copy
                 of this object as it is now, and uses its GPU if it has one. The dataset must show
@@ -143,9 +144,11 @@ class FeatureCacheMixin:
         check_loader_kwargs(kwargs)
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
-        ingredients = find_ingredients(self)
+        made_with = _provenance(
+            self, kwargs.get("collate_fn") or getattr(dataset, "collate_fn", None)
+        )
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
-        with kept_random_state(), Ranks() as ranks, _evaluating(self, ingredients.modules.values()):
+        with kept_random_state(), Ranks() as ranks, _evaluating(self, made_with.modules.values()):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
             to = Destination(storage, split, ids, on_error == "skip", append, shared)
             most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
@@ -157,7 +160,7 @@ class FeatureCacheMixin:
                 )
             else:
                 client, lengths = config_or_client(parallel), visible_lengths(dataset)
-                build = partial(environment_of, self, dataset, stage, kwargs, ingredients.modules)
+                build = partial(environment_of, self, dataset, stage, kwargs, made_with)
                 executor = WorkersExecutor(
                     to, client, build, kwargs, retries, publish_every_s, lengths, most
                 )
@@ -165,11 +168,15 @@ class FeatureCacheMixin:
                 progressbar = not getattr(self, "noprogressbar", False)
             colour = getattr(self, "tqdm_barcolor", {}).get(_name(stage).lower())
             run = Run(to, executor, publish_every_s, progressbar, colour, ranks)
-            identify = partial(ingredients.fingerprint, made_from)
+            identify = partial(made_with.fingerprint, made_from)
             return run.run(identify, resume=resume, overwrite=overwrite)
 
     def expectation(
-        self, stage: object = None, *, fingerprint: Mapping[str, object] | None = None
+        self,
+        stage: object = None,
+        *,
+        collate_fn: object = None,
+        fingerprint: Mapping[str, object] | None = None,
     ) -> dict[str, object]:
         """Return the fingerprint of the features that this object computes now, as plain data.
 
@@ -179,10 +186,13 @@ class FeatureCacheMixin:
 
         Args:
             stage: that of `cache_features`; by default none is expected.
-            fingerprint: as it was given to `cache_features`.
+            collate_fn: that of the dataset or of `loader_kwargs` there, if there was one.
+            fingerprint: as it was given there.
         """
+        made_with = _provenance(self, collate_fn)
         made_from = {} if stage is None else {"stage": _name(stage)}
-        return _fingerprint(self, {**made_from, **_settings(self), **(fingerprint or {})})
+        with kept_random_state(), _evaluating(self, made_with.modules.values()):
+            return made_with.fingerprint({**made_from, **_settings(self), **(fingerprint or {})})
 
     def make_dataloader(
         self,
@@ -215,11 +225,9 @@ def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
     return make_dataloader
 
 
-def _fingerprint(extractor: object, given: Mapping[str, object]) -> dict[str, object]:
-    """Return the fingerprint of what an object computes, as `cache_features` finds it."""
-    ingredients = find_ingredients(extractor)
-    with kept_random_state(), _evaluating(extractor, ingredients.modules.values()):
-        return ingredients.fingerprint(given)
+def _provenance(extractor: Any, collate: object) -> Provenance:
+    named = {} if collate is None else {"collate_fn": collate}
+    return provenance(extractor.compute_features, extractor, named=named)
 
 
 def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[str, Any]:
@@ -240,7 +248,7 @@ def _name(stage: object) -> str:
 
 
 def _find_storage(extractor: object) -> FeatureStorage:
-    hparams = items_of(getattr(extractor, "hparams", {}))
+    hparams = hparams_of(extractor)
     found = {name: value for name, value in hparams.items() if isinstance(value, FeatureStorage)}
     if len(set(map(id, found.values()))) == 1:
         return next(iter(found.values()))
@@ -262,7 +270,7 @@ def _settings(extractor: object) -> dict[str, object]:
     settings: dict[str, object] = {}
     if isinstance(precision := getattr(extractor, "eval_precision", None), str):
         settings["precision"] = precision
-    hparams = items_of(getattr(extractor, "hparams", {}))
+    hparams = hparams_of(extractor)
     if isinstance(sample_rate := hparams.get("sample_rate"), int | float):
         settings["sample_rate"] = sample_rate
     return settings

@@ -14,8 +14,9 @@ from featcache.errors import ConfigError
 from featcache.extraction.computation import features_of
 from featcache.extraction.datasets import is_map_style
 from featcache.extraction.id_numbers import check_ids
-from featcache.extraction.provenance import roots_of
 from featcache.extraction.workers.tasks import Environment, checked_environment
+from featcache.staleness.extractors import roots_of
+from featcache.staleness.provenance import Provenance
 
 # what a Brain has for training only, some of it large
 _FOR_TRAINING = (
@@ -50,7 +51,7 @@ def environment_of(
     dataset: object,
     stage: object,
     loader_kwargs: Mapping[str, object],
-    others: Mapping[str, torch.nn.Module],
+    made_with: Provenance,
 ) -> partial[Environment]:
     """Return a function that builds, in a worker, an environment with a copy of `extractor`.
 
@@ -61,7 +62,7 @@ def environment_of(
         dataset: the whole dataset.
         stage: given to `compute_features`.
         loader_kwargs: arguments of a DataLoader.
-        others: modules that it uses beside its own.
+        made_with: its provenance, with the modules that it uses beside its own.
 
     Raises `ConfigError` if something of it cannot be sent.
     """
@@ -70,7 +71,7 @@ def environment_of(
         if name in vars(sent):
             setattr(sent, name, None)
     named = {"brain": sent, "dataset": dataset, "stage": stage, "loader_kwargs": loader_kwargs}
-    return partial(_build, pack({**named, "others": dict(others)}))
+    return partial(_build, pack({**named, "others": dict(made_with.modules)}))
 
 
 def _build(packed: bytes) -> Environment:
