@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from featcache.cluster.worker_env import with_worker_env as with_worker_env
     from featcache.cluster.worker_env import worker_env as worker_env
     from featcache.collect_stats.runner import CollectStatsRunner as CollectStatsRunner
+    from featcache.comparison import diff as diff
+    from featcache.comparison import made_from as made_from
     from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
     from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
     from featcache.extraction.extract import extract as extract
@@ -83,11 +85,13 @@ _HOMES = {
     "backend_names": "featcache.registry",
     "codec_names": "featcache.registry",
     "concat": "featcache.tables.table",
+    "diff": "featcache.comparison",
     "extract": "featcache.extraction.extract",
     "get_backend": "featcache.registry",
     "get_client": "featcache.cluster.client",
     "get_codec": "featcache.registry",
     "join": "featcache.tables.table",
+    "made_from": "featcache.comparison",
     "open": "featcache.store.reading.cache",
     "unpad": "featcache.extraction.unpad",
     "utterances": "featcache.interop.utterances",

@@ -23,12 +23,13 @@ from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.here import LocalExecutor
-from featcache.extraction.provenance import find_ingredients, items_of
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
+from featcache.staleness.extractors import hparams_of
+from featcache.staleness.provenance import Provenance, provenance
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -135,7 +136,7 @@ class FeatureCacheMixin:
                 at the end.
             fingerprint: what else the features are made from, JSON values. A key that featcache
                 fills in itself ("modules", "source", "hparams", ...; see
-                `featcache.extraction.provenance`) is replaced by yours; None leaves it out.
+                `featcache.staleness.provenance`) is replaced by yours; None leaves it out.
             check: utterances that are loaded and computed again, alone, to see whether inputs and
                 features are still those of the cache, and compared with what is stored once it is:
                 "probe" takes four, "all" all, None none.
@@ -158,11 +159,13 @@ class FeatureCacheMixin:
         check = check_of(check)
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
-        ingredients = find_ingredients(self)
+        made_with = _provenance(
+            self, kwargs.get("collate_fn") or getattr(dataset, "collate_fn", None)
+        )
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
-        with kept_random_state(), Ranks() as ranks, evaluating(self, ingredients.modules.values()):
+        with kept_random_state(), Ranks() as ranks, evaluating(self, made_with.modules.values()):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
-            comparison = Comparison(dataset, kwargs, frozenset(), on_changed)
+            comparison = Comparison(dataset, kwargs, made_with.mentioned, on_changed)
             to = Destination(storage, split, ids, on_error == "skip", append, shared, comparison)
             most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
             executor: Executor
@@ -173,7 +176,7 @@ class FeatureCacheMixin:
                 )
             else:
                 client, lengths = config_or_client(parallel), visible_lengths(dataset)
-                build = partial(environment_of, self, dataset, stage, kwargs, ingredients.modules)
+                build = partial(environment_of, self, dataset, stage, kwargs, made_with)
                 executor = WorkersExecutor(
                     to, client, build, kwargs, retries, publish_every_s, lengths, most
                 )
@@ -183,7 +186,7 @@ class FeatureCacheMixin:
             source = probe_source_of(self, dataset, stage, kwargs, to, parallel)
             checking = Checking(to, source, check)
             run = Run(to, executor, checking, publish_every_s, progressbar, colour, ranks)
-            identify = partial(ingredients.fingerprint, made_from)
+            identify = partial(made_with.fingerprint, made_from)
             return run.run(identify, resume=resume, overwrite=overwrite)
 
     def check_features(
@@ -205,12 +208,40 @@ class FeatureCacheMixin:
         check_source(dataset)
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
-        ingredients = find_ingredients(self)
+        kwargs = loader_kwargs or {}
+        made_with = _provenance(
+            self, kwargs.get("collate_fn") or getattr(dataset, "collate_fn", None)
+        )
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
-        with kept_random_state(), evaluating(self, ingredients.modules.values()):
+        with kept_random_state(), evaluating(self, made_with.modules.values()):
             to = Destination(storage, split, visible_ids(dataset), False, False, shared=True)
-            source = probe_source_of(self, dataset, stage, loader_kwargs or {}, to)
-            Checking(to, source, check_of(check)).compare_only(ingredients.fingerprint(made_from))
+            source = probe_source_of(
+                self, dataset, stage, kwargs, to, mentioned=made_with.mentioned
+            )
+            Checking(to, source, check_of(check)).compare_only(made_with.fingerprint(made_from))
+
+    def expectation(
+        self,
+        stage: object = None,
+        *,
+        collate_fn: object = None,
+        fingerprint: Mapping[str, object] | None = None,
+    ) -> dict[str, object]:
+        """Return the fingerprint of the features that this object computes now, as plain data.
+
+        For the `expect` of `featcache.open`, `FeatureStorage.attach`, `cache` and `reader`, where
+        the features are not computed but read: a cache that was made from something else is refused
+        there. It holds for all splits, unless `stage` names one. Reads all weights that count.
+
+        Args:
+            stage: that of `cache_features`; by default none is expected.
+            collate_fn: that of the dataset or of `loader_kwargs` there, if there was one.
+            fingerprint: as it was given there.
+        """
+        made_with = _provenance(self, collate_fn)
+        made_from = {} if stage is None else {"stage": _name(stage)}
+        with kept_random_state(), evaluating(self, made_with.modules.values()):
+            return made_with.fingerprint({**made_from, **_settings(self), **(fingerprint or {})})
 
     def make_dataloader(
         self,
@@ -243,6 +274,11 @@ def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
     return make_dataloader
 
 
+def _provenance(extractor: Any, collate: object) -> Provenance:
+    named = {} if collate is None else {"collate_fn": collate}
+    return provenance(extractor.compute_features, extractor, named=named)
+
+
 def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[str, Any]:
     if split is None:
         split = "train" if stage is None else _name(stage).lower()
@@ -256,12 +292,12 @@ def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[
     return split, core.Stage[found[0] if found else "TRAIN"]
 
 
-def _name(stage: Any) -> str:
+def _name(stage: object) -> str:
     return str(getattr(stage, "name", stage))
 
 
 def _find_storage(extractor: object) -> FeatureStorage:
-    hparams = items_of(getattr(extractor, "hparams", {}))
+    hparams = hparams_of(extractor)
     found = {name: value for name, value in hparams.items() if isinstance(value, FeatureStorage)}
     if len(set(map(id, found.values()))) == 1:
         return next(iter(found.values()))
@@ -283,7 +319,7 @@ def _settings(extractor: object) -> dict[str, object]:
     settings: dict[str, object] = {}
     if isinstance(precision := getattr(extractor, "eval_precision", None), str):
         settings["precision"] = precision
-    hparams = items_of(getattr(extractor, "hparams", {}))
+    hparams = hparams_of(extractor)
     if isinstance(sample_rate := hparams.get("sample_rate"), int | float):
         settings["sample_rate"] = sample_rate
     return settings

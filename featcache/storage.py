@@ -20,6 +20,7 @@ from featcache.errors import (
 from featcache.store.format.fingerprint import differences
 from featcache.store.reading.cache import Cache
 from featcache.store.reading.complete import check_complete
+from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.writing.cache_writer import CacheWriter
 
@@ -68,14 +69,14 @@ class FeatureStorage:
         """Open the cache of a split for writing; see `CacheWriter`."""
         return CacheWriter(self.path(split), self.features, fingerprint, overwrite=overwrite)
 
-    def cache(self, split: str) -> Cache:
-        """Open the cache of a split for reading.
+    def cache(self, split: str, *, expect: Mapping[str, object] | None = None) -> Cache:
+        """Open the cache of a split for reading; `expect` is that of `featcache.open`.
 
-        Raises `StaleCacheError` if its features were declared in another way, `NotACacheError` if
-        the split is not cached yet.
+        Raises `StaleCacheError` if its features were declared in another way or made from something
+        else than is expected, `NotACacheError` if the split is not cached yet.
         """
         try:
-            cache = Cache(self.path(split))
+            cache = Cache(self.path(split), expect=expect)
         except NotACacheError as error:
             raise NotACacheError(f"{error}; {self._missing(split)}") from error
         declared = {name: feature.to_json() for name, feature in self.features.items()}
@@ -87,12 +88,18 @@ class FeatureStorage:
             )
         return cache
 
-    def reader(self, split: str, feature: str) -> FeatureReader:
-        """Return a reader of one feature of a split; opens the cache at its first call."""
-        if feature not in self.features:
-            known = nearest(feature, self.features)
-            raise UnknownNameError(f"feature {feature!r} is not declared; {known}")
-        return FeatureReader(self.path(split), feature)
+    def reader(
+        self, split: str, feature: str, *, expect: Mapping[str, object] | None = None
+    ) -> FeatureReader:
+        """Return a reader of one feature of a split; opens the cache at its first call.
+
+        That raises `StaleCacheError` if the feature was declared in another way, or the cache made
+        from something else than is expected.
+        """
+        self._check_declared(feature)
+        declared = {"features": {feature: self.features[feature].to_json()}}
+        demanded = Expectation.of(expect).keys
+        return FeatureReader(self.path(split), feature, expect={**declared, **demanded})
 
     def attach(
         self,
@@ -101,14 +108,17 @@ class FeatureStorage:
         features: str | Iterable[str] | None = None,
         *,
         allow_incomplete: bool = False,
+        expect: Mapping[str, object] | None = None,
     ) -> None:
         """Let a SpeechBrain `DynamicItemDataset` provide features (all, if None) by `id`.
 
         The cache must hold all ids that the dataset shows (`data_ids`), so that none is missing in
-        the middle of an epoch; it must be complete, too, unless `allow_incomplete`.
+        the middle of an epoch; it must be complete, too, unless `allow_incomplete`. `expect`,
+        as `featcache.open` takes it, is what `brain.expectation()` returns.
 
-        Raises `ConfigError` if the dataset has a key of that name already, which SpeechBrain would
-        prefer without a word; `IncompleteError`; `KeyNotFoundError`, which names the missing ids.
+        Raises `StaleCacheError` as `cache` does; `ConfigError` if the dataset has a key of that
+        name already, which SpeechBrain would prefer without a word; `IncompleteError`;
+        `KeyNotFoundError`, which names the missing ids.
         """
         features = self.features if features is None else features
         if not hasattr(dataset, "add_dynamic_item"):
@@ -120,7 +130,8 @@ class FeatureStorage:
             known = ", ".join(map(repr, self.features))
             raise ConfigError(f"features are names, not {features!r}; known: {known}")
         names = [features] if isinstance(features, str) else list(features)
-        readers = {name: self.reader(split, name) for name in names}
+        for name in names:
+            self._check_declared(name)
         keys = _keys(dataset)
         for name in names:
             if isinstance(keys.get(name), FeatureReader):
@@ -133,11 +144,17 @@ class FeatureStorage:
                     f"the dataset has a key {name!r} already, which would hide the cached feature; "
                     "rename one of them"
                 )
-        cache = self.cache(split)  # a missing or stale cache is an error here, not in a worker
+        # a missing or stale cache is an error here, not in a worker
+        cache = self.cache(split, expect=expect)
         check_complete(cache, allow_incomplete=allow_incomplete)
         _check_ids(cache, names, getattr(dataset, "data_ids", None))
-        for name, reader in readers.items():
-            dataset.add_dynamic_item(reader, takes="id", provides=name)
+        for name in names:
+            dataset.add_dynamic_item(cache.reader(name), takes="id", provides=name)
+
+    def _check_declared(self, feature: str) -> None:
+        if feature not in self.features:
+            known = nearest(feature, self.features)
+            raise UnknownNameError(f"feature {feature!r} is not declared; {known}")
 
     def _missing(self, split: str) -> str:
         others = sorted(path.parent.name for path in self.root.glob("*/featcache.json"))

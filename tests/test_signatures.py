@@ -15,8 +15,6 @@ POSITIONAL = 3
 # names with more positional parameters, or none that is named, and why
 EXCEPTIONS = {
     "CollectStatsRunner": "ESPnet3's class",
-    "join": "any number of caches",
-    "concat": "any number of caches",
     "samplers.build_batch_sampler": "ESPnet's function",
     "samplers.build_category_batch_sampler": "ESPnet's function",
     "iterators.CategoryChunkIterFactory": "ESPnet's class",

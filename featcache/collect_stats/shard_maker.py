@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 from typing import Any, NamedTuple
 
 from featcache.cluster.attempts import Attempt
@@ -24,9 +23,9 @@ from featcache.errors import (
     describe,
 )
 from featcache.extraction.datasets import visible_ids
-from featcache.extraction.provenance import find_ingredients
 from featcache.extraction.workers.process_part import ProcessPart
 from featcache.interface import Ints
+from featcache.staleness.provenance import provenance
 from featcache.store.format.committed import committed
 from featcache.store.writing.part_writer import PartWriter
 
@@ -156,12 +155,7 @@ class ShardMaker:
 def fingerprint_of(env: Mapping[str, Any]) -> dict[str, object]:
     """Return the fingerprint of `collect_feats` of the model: its code, the modules it names."""
     model, found = env["model"], {}
-    function = getattr(type(model), "collect_feats", None)
-    if isinstance(function, FunctionType):
-        stand_in: Any = object.__new__(
-            type(type(model).__name__, (type(model),), {"compute_features": function})
-        )
-        vars(stand_in).update(vars(model))
-        found = find_ingredients(stand_in).fingerprint({})
+    if callable(collect := getattr(model, "collect_feats", None)):
+        found = provenance(collect, model).fingerprint({})
     kwargs = env.get("collect_stats_kwargs") or {}
     return {**found, "collect_stats_kwargs": {name: repr(value) for name, value in kwargs.items()}}

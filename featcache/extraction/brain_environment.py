@@ -17,8 +17,9 @@ from featcache.extraction.datasets import is_map_style
 from featcache.extraction.destination import Destination
 from featcache.extraction.id_numbers import check_ids
 from featcache.extraction.probe_source import ProbeSource, on_this_device
-from featcache.extraction.provenance import roots_of
 from featcache.extraction.workers.tasks import Environment, checked_environment
+from featcache.staleness.extractors import roots_of
+from featcache.staleness.provenance import Provenance
 
 # what a Brain has for training only, some of it large
 _FOR_TRAINING = (
@@ -55,6 +56,8 @@ def probe_source_of(
     loader_kwargs: Mapping[str, object],
     to: Destination,
     parallel: object = None,
+    *,
+    mentioned: frozenset[str] = frozenset(),
 ) -> ProbeSource:
     """Return what computes utterances alone for a Brain, whose workers load from copies."""
     precision = getattr(extractor, "eval_precision", None)
@@ -68,6 +71,7 @@ def probe_source_of(
         precision if isinstance(precision, str) else "fp32",
         same_device=parallel is None or on_this_device(parallel, extractor.device),
         in_workers=parallel is not None,
+        mentioned=mentioned or None,
         copied=_same if parallel is None else _copied,
     )
 
@@ -107,7 +111,7 @@ def environment_of(
     dataset: object,
     stage: object,
     loader_kwargs: Mapping[str, object],
-    others: Mapping[str, torch.nn.Module],
+    made_with: Provenance,
 ) -> partial[Environment]:
     """Return a function that builds, in a worker, an environment with a copy of `extractor`.
 
@@ -118,7 +122,7 @@ def environment_of(
         dataset: the whole dataset.
         stage: given to `compute_features`.
         loader_kwargs: arguments of a DataLoader.
-        others: modules that it uses beside its own.
+        made_with: its provenance, with the modules that it uses beside its own.
 
     Raises `ConfigError` if something of it cannot be sent.
     """
@@ -127,7 +131,7 @@ def environment_of(
         if name in vars(sent):
             setattr(sent, name, None)
     named = {"brain": sent, "dataset": dataset, "stage": stage, "loader_kwargs": loader_kwargs}
-    return partial(_build, pack({**named, "others": dict(others)}))
+    return partial(_build, pack({**named, "others": dict(made_with.modules)}))
 
 
 def _build(packed: bytes) -> Environment:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from featcache.errors import ConfigError, nearest
 from featcache.extraction.datasets import ids_of_batch, is_map_style
+from featcache.extraction.seeding import SeededItems
 from featcache.extraction.stamping import (
     BatchStamps,
     StreamStamps,
@@ -20,7 +21,6 @@ from featcache.extraction.stamping import (
     stamp_items,
     unstamped,
 )
-from featcache.extraction.seeding import SeededItems
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.store.format.stamps import Stamps

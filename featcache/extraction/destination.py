@@ -35,6 +35,7 @@ from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
 from featcache.store.format.manifest import NAME, read_manifest
 from featcache.store.reading.cache import Cache
+from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
 
@@ -100,10 +101,15 @@ class Destination:
         """The cache directory."""
         return self.storage.path(self.split)
 
+    def cache(self) -> Cache:
+        """Open the cache, which the run has compared with what its features are made from."""
+        note_compared(self.path, read_manifest(self.path))
+        return self.storage.cache(self.split)
+
     def current(self, fingerprint: Mapping[str, object]) -> Cache | None:
         """Return the cache that readers see, if it was made from the same."""
         try:
-            cache = self.storage.cache(self.split)
+            cache = self.storage.cache(self.split, expect=fingerprint)
         except (NotACacheError, StaleCacheError):  # the writer starts one, or says all that differs
             return None
         declared = cache_fingerprint(self.storage.features, fingerprint)
@@ -230,7 +236,7 @@ class Destination:
         """Return the ids that are to be computed; None if they are not known."""
         if self.ids is None:
             return None
-        rows = rows_of(cache, self.ids)
+        rows = rows_of(cache.opened, self.ids)
         lacking = [self.ids[number] for number in np.flatnonzero(rows < 0).tolist()]
         failed = {*cache.failed}.intersection(lacking)
         strange = len(lacking) == len(self.ids) and not failed

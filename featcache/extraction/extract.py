@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from os import PathLike
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -22,11 +21,11 @@ from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.here import LocalExecutor
 from featcache.extraction.id_numbers import check_ids
 from featcache.extraction.probe_source import ProbeSource, on_this_device
-from featcache.extraction.provenance import find_ingredients
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.extraction.workers.tasks import Environment, checked_environment, loader_options
+from featcache.staleness.provenance import Provenance, provenance
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -129,7 +128,8 @@ def extract(
         # the same ids
         storage = FeatureStorage(where.parent, features)
         kwargs = {"batch_size": batch_size, **loader_options(env)}
-        comparison = Comparison(env["dataset"], kwargs, frozenset(), on_changed)
+        made_with = _provenance(env)
+        comparison = Comparison(env["dataset"], kwargs, made_with.mentioned, on_changed)
         skip = on_error == "skip"
         to = Destination(storage, where.name, env["ids"], skip, append, True, comparison)
         source = ProbeSource(
@@ -140,6 +140,7 @@ def extract(
             list(storage.features),
             same_device=parallel is None or on_this_device(parallel, None),
             in_workers=parallel is not None,
+            mentioned=made_with.mentioned or None,
             lengths=lengths,
         )
         executor: Executor
@@ -151,8 +152,8 @@ def extract(
             client, build = config_or_client(parallel), partial(_sent, provider)
             kwargs = {"batch_size": kwargs["batch_size"]}  # no more is planned with
             executor = WorkersExecutor(to, client, build, kwargs, retries, publish_every_s, lengths)
-        made_from = _made_from(env, fingerprint or {})
-        del env  # in the driver of other processes, a model would only take memory
+        made_from = made_with.fingerprint(fingerprint or {})
+        del env, made_with  # in the driver of other processes, a model would only take memory
         run = Run(to, executor, Checking(to, source, check), publish_every_s, progressbar)
         return run.run(lambda: made_from, resume=resume, overwrite=overwrite)
 
@@ -166,30 +167,9 @@ def _build(packed: bytes) -> Environment:
     return env
 
 
-def _made_from(env: Environment, given: Mapping[str, object]) -> dict[str, object]:
-    """Return the fingerprint of features: the code of `compute_features`, and all modules there."""
-    compute, named = env["compute_features"], dict(env)
-    while isinstance(compute, partial):
-        named |= {str(number): value for number, value in enumerate(compute.args)}
-        named |= compute.keywords
-        compute = compute.func
-    extractor = getattr(compute, "__self__", compute)
-    named |= {"compute_features": extractor}
-    found = find_ingredients(_stand_in(compute, extractor))
-    modules = {name: value for name, value in named.items() if isinstance(value, torch.nn.Module)}
-    found.modules.update(modules)
-    return found.fingerprint(given)
-
-
-def _stand_in(compute: Any, extractor: Any) -> object:
-    """Return an object like `extractor` that has `compute` by the name `compute_features`."""
-    function = getattr(compute, "__func__", compute)
-    if isinstance(function, FunctionType):
-        base = object if extractor is compute else type(extractor)
-    else:  # an object that can be called
-        base = type(extractor)
-        function = base.forward if isinstance(extractor, torch.nn.Module) else base.__call__
-    cls = type("Extractor", (base,), {"compute_features": function})
-    stand_in: object = object.__new__(cls)
-    vars(stand_in).update(vars(extractor) if base is not object else {})
-    return stand_in
+def _provenance(env: Environment) -> Provenance:
+    """Return the provenance of features: of `compute_features`, and of all modules there."""
+    named = {name: value for name, value in env.items() if isinstance(value, torch.nn.Module)}
+    if callable(collate := env.get("collate_fn")):
+        named["collate_fn"] = collate
+    return provenance(env["compute_features"], named=named)

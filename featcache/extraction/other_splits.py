@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.extraction.datasets import named
 from featcache.storage import FeatureStorage
+from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.manifest import NAME
 from featcache.store.reading.cache import Cache
+from featcache.store.reading.generation import Generation
 
 _SOME = 100_000  # ids that are looked up at once
 
@@ -27,8 +29,8 @@ class OtherSplits:
 
     def refuse(self, ids: Sequence[str]) -> None:
         """Raise `ConfigError` if another split has one of these utterances."""
-        for split, cache in self._caches.items():
-            there = rows_of(cache, ids) >= 0
+        for split, opened in self._caches.items():
+            there = rows_of(opened, ids) >= 0
             if there.any():
                 found = [ids[number] for number in np.flatnonzero(there).tolist()]
                 raise ConfigError(
@@ -39,14 +41,17 @@ class OtherSplits:
                 )
 
     @cached_property
-    def _caches(self) -> dict[str, Cache]:
+    def _caches(self) -> dict[str, Generation]:
         found = {}
         own = self._storage.path(self._split)
+        declared = cache_fingerprint(self._storage.features, None)["features"]
         for manifest in sorted(self._storage.root.glob(f"*/{NAME}")):
             if manifest.parent != own:
                 # one of other features, or damaged: whoever reads it is told
                 with contextlib.suppress(OSError):
-                    found[manifest.parent.name] = self._storage.cache(manifest.parent.name)
+                    opened = Generation(manifest.parent.absolute())
+                    if not differences(opened.manifest.features, declared):
+                        found[manifest.parent.name] = opened
         return found
 
 
@@ -60,8 +65,8 @@ def another_split(cache: Cache, ids: Sequence[str], split: str) -> ConfigError:
     )
 
 
-def rows_of(cache: Cache, ids: Sequence[str]) -> NDArray[np.int64]:
+def rows_of(cache: Generation, ids: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows of ids in a cache, -1 where there is none."""
     starts = range(0, len(ids), _SOME)
-    found = [cache.opened.find(ids[start : start + _SOME]) for start in starts]
+    found = [cache.find(ids[start : start + _SOME]) for start in starts]
     return np.concatenate([np.empty(0, np.int64), *found])

@@ -104,7 +104,7 @@ class Run:
                 if self.ranks.rank == 0:
                     to.add_resume_note(error)
                 raise
-        cache = to.storage.cache(to.split)
+        cache = to.cache()
         if self.ranks.rank == 0 and not is_overwriting(to.path):
             self.checking.end(cache)
         return cache

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from featcache.errors import ConfigError
+from featcache.store.format.fingerprint import differences
 from featcache.store.reading.cache import Cache
 from featcache.store.reading.feature_arrays import FeatureArrays
+
+# keys of fingerprints that may differ: the features of all splits are made from the same, and
+# what matters of the declarations is compared feature by feature
+_APART = ("stage", "features")
 
 
 def features_of(block: Sequence[Cache]) -> dict[str, FeatureArrays]:
@@ -63,3 +68,47 @@ def check_no_shared_id(first: Cache, other: Cache) -> None:
                 raise ConfigError(
                     f"utterance {id!r} is in {str(first.path)!r} and in {str(other.path)!r}"
                 )
+
+
+def check_unlike(unlike: object) -> None:
+    """Raise `ConfigError` for a choice that there is not."""
+    if unlike not in ("raise", "keep"):
+        raise ConfigError(f"unlike is 'raise' or 'keep', not {unlike!r}")
+
+
+def check_made_from_the_same(first: Sequence[Cache], other: Sequence[Cache]) -> None:
+    """Raise `ConfigError` if a feature of two blocks was made from something else in each."""
+    owners = [
+        {name: cache for cache in block for name in cache.features} for block in (first, other)
+    ]
+    pairs = {(owners[0][name], owners[1][name]) for name in owners[0]}
+    for one, two in pairs:
+        _refuse(one, two, differences(_made_from(one), _made_from(two)))
+
+
+def check_nothing_contradicts(first: Cache, other: Cache) -> None:
+    """Raise `ConfigError` if a key that two fingerprints have has another value in each."""
+    one, two = _made_from(first), _made_from(other)
+    _refuse(first, other, differences(_shared(one, two), _shared(two, one)))
+
+
+def _refuse(first: Cache, other: Cache, unlike: list[str]) -> None:
+    if unlike:
+        lines = "".join(f"\n  {line}" for line in unlike)
+        raise ConfigError(
+            f"the features of {str(first.path)!r} and {str(other.path)!r} were made from something "
+            f"else ('was': the first, 'now': the second):{lines}\n"
+            "compute one of them again, or give unlike='keep' if they go together as they are"
+        )
+
+
+def _made_from(cache: Cache) -> dict[str, object]:
+    made_from = cache.opened.manifest.fingerprint
+    return {key: value for key, value in made_from.items() if key not in _APART}
+
+
+def _shared(content: object, other: object) -> object:
+    """Return what `content` says under keys that `other` has, too."""
+    if not isinstance(content, Mapping) or not isinstance(other, Mapping):
+        return content
+    return {key: _shared(content[key], other[key]) for key in content if key in other}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Protocol, cast, runtime_checkable
+from itertools import accumulate, product
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class FeatureTable:
         self.features = tuple(self._arrays[0])
         self._indexes = [block[0].opened.index for block in blocks]
         counts = [len(index) for index in self._indexes]
-        self._starts: list[int] = [0, *itertools.accumulate(counts)]
+        self._starts: list[int] = [0, *accumulate(counts)]
 
     @classmethod
     def of(cls, source: FeatureTable | Cache | CachePath) -> FeatureTable:
@@ -216,16 +216,24 @@ def _whole(key: object) -> int:
         raise RowError(f"utterances are chosen by id or by row number, not by {key!r}") from None
 
 
-def join(*caches: Cache | CachePath) -> FeatureTable:
+def join(*caches: Cache | CachePath, unlike: Literal["raise", "keep"] = "raise") -> FeatureTable:
     """Put the features of several caches of the same utterances side by side.
 
-    Raises `ConfigError` if the ids differ or a feature is in more than one of them.
+    Args:
+        caches: caches or their paths.
+        unlike: "raise" refuses caches whose fingerprints contradict each other: a key that two of
+            them have, such as a sample rate or the weights of one module, must have one value; the
+            stage and the declarations aside. "keep" takes them as they are.
+
+    Raises `ConfigError` if the ids differ or a feature is in more than one of them, or if their
+    fingerprints are unlike.
     """
+    fit.check_unlike(unlike)
     opened = [_opened(source, "join takes caches or their paths one by one") for source in caches]
     if not opened:
         raise ConfigError("join needs at least one cache")
     seen: dict[str, Cache] = {}
-    for cache in opened:
+    for number, cache in enumerate(opened):
         if cache is not opened[0]:
             fit.check_same_ids(opened[0], cache)
         for name in cache.features:
@@ -234,22 +242,37 @@ def join(*caches: Cache | CachePath) -> FeatureTable:
                     f"feature {name!r} is in {str(seen[name].path)!r} and in {str(cache.path)!r}"
                 )
             seen[name] = cache
+        for earlier in opened[:number] if unlike == "raise" else ():
+            fit.check_nothing_contradicts(earlier, cache)
     return FeatureTable([opened])
 
 
-def concat(*sources: FeatureTable | Cache | CachePath) -> FeatureTable:
+def concat(
+    *sources: FeatureTable | Cache | CachePath, unlike: Literal["raise", "keep"] = "raise"
+) -> FeatureTable:
     """Put the utterances of several caches, or of joined caches, one after another, in this order.
 
-    Raises `ConfigError` if their features differ in name, dtype, time axis or shape of a frame, or
-    if they share an id.
+    Args:
+        sources: caches, their paths, or tables.
+        unlike: "raise" refuses features that were made from something else than those of the first
+            source; the stage and their storage aside. "keep" takes them as they are.
+
+    Raises `ConfigError` if their features differ in name, dtype, time axis or shape of a frame, if
+    they share an id, or if their fingerprints are unlike.
     """
-    blocks = [block for source in sources for block in FeatureTable.of(source).caches]
+    fit.check_unlike(unlike)
+    tables = [FeatureTable.of(source) for source in sources]
+    blocks = [block for table in tables for block in table.caches]
     if not blocks:
         raise ConfigError("concat needs at least one cache")
     for number, block in enumerate(blocks):
         for earlier in blocks[:number]:
             fit.check_same_features(earlier, block)
             fit.check_no_shared_id(earlier[0], block[0])
+    # those within one table were compared, or were to be kept, when it was made
+    for table in tables[1:] if unlike == "raise" else ():
+        for first, other in product(tables[0].caches, table.caches):
+            fit.check_made_from_the_same(first, other)
     return FeatureTable(blocks)
 
 

@@ -176,3 +176,55 @@ def test_a_pickled_table_is_small_and_refuses_to_number_other_rows(tmp_path: Pat
     make_cache(tmp_path, range(200, 210))
     with pytest.raises(StaleCacheError, match=r"rows have other numbers now; open it again"):
         pickle.loads(pickled)  # noqa: S301
+
+
+def made_from(path: Path, ids: Iterable[str], feature: str, **fingerprint: object) -> Path:
+    with CacheWriter(path, [FeatureStorageConfig(feature)], fingerprint) as writer:
+        for id in ids:
+            writer.write(id, {feature: np.zeros((len(id), 3))})
+    return path
+
+
+def test_features_made_from_something_else_are_not_concatenated_unless_told(tmp_path: Path) -> None:
+    one = made_from(tmp_path / "one", "ab", "x", gain=1, stage="TRAIN")
+    same = made_from(tmp_path / "same", "cd", "x", gain=1, stage="VALID")
+    other = made_from(tmp_path / "other", "ef", "x", gain=5)
+    more = made_from(tmp_path / "more", "gh", "x", gain=1, layer=9)
+    assert len(featcache.concat(one, same)) == 4
+    for sources, line in (
+        ((one, other), "gain: was 1, now 5"),
+        ((one, featcache.concat(same, other, unlike="keep")), "gain: was 1, now 5"),
+        ((one, same, more), r"layer: was \(absent\), now 9"),
+    ):
+        with pytest.raises(ConfigError, match=rf"'.*one' and '.*' were made .*:\n  {line}\n.*keep"):
+            featcache.concat(*sources)
+        assert len(featcache.concat(*sources, unlike="keep")) > 2
+    assert len(featcache.concat(featcache.concat(one, other, unlike="keep"))) == 4
+    with pytest.raises(ConfigError, match="unlike is 'raise' or 'keep', not 'skip'"):
+        featcache.concat(one, unlike="skip")  # type: ignore[arg-type]
+
+
+def test_joined_caches_of_tables_are_compared_feature_by_feature(tmp_path: Path) -> None:
+    x, y = made_from(tmp_path / "x", "ab", "x", gain=1), made_from(tmp_path / "y", "ab", "y", k=2)
+    more_x = made_from(tmp_path / "x2", "cd", "x", gain=1)
+    more_y, other_y = (made_from(tmp_path / f"y{k}", "cd", "y", k=k) for k in (2, 3))
+    assert len(featcache.concat(featcache.join(x, y), featcache.join(more_y, more_x))) == 4
+    with pytest.raises(ConfigError, match=r"'.*/y' and '.*/y3' .*\n  k: was 2, now 3\n"):
+        featcache.concat(featcache.join(x, y), featcache.join(more_x, other_y))
+
+
+def test_caches_that_contradict_each_other_are_not_joined_unless_told(tmp_path: Path) -> None:
+    x = made_from(tmp_path / "x", "ab", "x", rate=8000, modules={"fbank": 1}, stage="TRAIN")
+    y = made_from(tmp_path / "y", "ab", "y", rate=8000, modules={"ssl": 2}, layer=9, stage="VALID")
+    other = made_from(tmp_path / "z", "ab", "z", rate=16000, modules={"ssl": 3})
+    assert featcache.join(x, y).features == ("x", "y")
+    with pytest.raises(
+        ConfigError,
+        match=r"'.*x' and '.*z' were made from something else .*\n  rate: was 8000, now 16000\n",
+    ):
+        featcache.join(x, y, other)
+    with pytest.raises(ConfigError, match=r"modules\.ssl: was 2, now 3"):
+        featcache.join(y, other)
+    assert featcache.join(x, y, other, unlike="keep").features == ("x", "y", "z")
+    with pytest.raises(ConfigError, match="unlike is 'raise' or 'keep', not None"):
+        featcache.join(x, unlike=None)  # type: ignore[arg-type]

@@ -95,8 +95,12 @@ def fingerprint_digest(fingerprint: Mapping[str, object]) -> str:
     >>> fingerprint_digest({"a": 1, "b": 2}) == fingerprint_digest({"b": 2, "a": 1})
     True
     """
-    content = canonical(fingerprint)
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return digest_of_canonical(canonical(fingerprint))
+
+
+def digest_of_canonical(fingerprint: Mapping[str, object]) -> str:
+    """Return the digest of a fingerprint that has been in canonical form, as that of a manifest."""
+    text = json.dumps(fingerprint, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return digest(text.encode())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
+from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.reader import FeatureReader
@@ -41,6 +42,7 @@ def open(
     *,
     verify: Literal["columns", "arrays"] | None = None,
     check_reads: bool = False,
+    expect: Mapping[str, object] | None = None,
     mapped: bool = True,
 ) -> Cache:
     """Open a cache for reading; `with featcache.open(path) as cache:` closes it, too.
@@ -52,18 +54,23 @@ def open(
             every file, which reads the whole cache. All damage is told at once.
         check_reads: compare whatever is read with its checksum: whole arrays by their own, windows
             by those of the pages that they lie on. The index is compared when the cache is opened.
+        expect: the fingerprint that the features should have, plain data, such as
+            `brain.expectation()` returns: each key of it is compared with the cache's. Without it,
+            a cache that nothing has compared in this process is told of in the log, once.
         mapped: read through memory maps; False uses pread, for network file systems, where a mapped
             file that shrinks kills the process with SIGBUS.
 
-    Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
+    Raises `StaleCacheError`, with the differences, for a cache that was made from something else
+    than is expected; `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
     """
-    return Cache(path, verify=verify, check_reads=check_reads, mapped=mapped)
+    return Cache(path, verify=verify, check_reads=check_reads, expect=expect, mapped=mapped)
 
 
 class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     """One published generation of a cache.
 
-    Safe to share between threads, to fork and to pickle (it opens again).
+    Safe to share between threads, to fork and to pickle: it opens again, and refuses a cache that
+    was made anew from something else meanwhile.
 
     A mapping from utterance ids to dicts of arrays, and a context manager. Rows, and with them
     `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes.
@@ -79,22 +86,32 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         *,
         verify: Literal["columns", "arrays"] | None = None,
         check_reads: bool = False,
+        expect: Mapping[str, object] | None = None,
         mapped: bool = True,
     ) -> None:
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
         self.path = directory(path, "a cache").absolute()
-        with reading(self.path):
-            self.opened = Generation(self.path, mapped=mapped, check_reads=check_reads)
-            self._manifest, self._index = self.opened.manifest, self.opened.index
-            if verify is not None:
+        self._open(Expectation.of(expect), check_reads, mapped)
+        if verify is not None:
+            with reading(self.path):
                 arrays = verify == "arrays"
                 damage = all_damage(self.path, self._manifest, self._index, arrays=arrays)
                 raise_damage(damage, WHAT_TO_DO)
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def _open(self, expectation: Expectation, check_reads: bool, mapped: bool) -> None:
+        with reading(self.path):
+            self.opened = Generation(self.path, mapped=mapped, check_reads=check_reads)
+            expectation.check(self.opened)
+        self._manifest, self._index = self.opened.manifest, self.opened.index
+
+    def __getstate__(self) -> tuple[Path, Expectation, bool, bool]:
         opened = self.opened
-        return partial(Cache, self.path, check_reads=opened.check_reads, mapped=opened.mapped), ()
+        return self.path, Expectation.of_opened(opened), opened.check_reads, opened.mapped
+
+    def __setstate__(self, state: tuple[Path, Expectation, bool, bool]) -> None:
+        self.path, expectation, check_reads, mapped = state
+        self._open(expectation, check_reads, mapped)
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -251,8 +268,5 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
         It has this cache's settings.
         """
-        opened = self.opened
-        opened.arrays(feature)
-        return FeatureReader(
-            self.path, feature, check_reads=opened.check_reads, mapped=opened.mapped
-        )
+        self.opened.arrays(feature)
+        return FeatureReader.of(self.opened, feature)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, cast
 
 from featcache._checks import directory
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.ids import as_id
+from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 
 if TYPE_CHECKING:
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 class FeatureReader:
     """Read one feature of a cache by id, as a SpeechBrain dynamic item or any other callable.
 
-    Costs nothing to make, copy, pickle, fork or spawn: the cache is opened at the first call in
-    each process, and copies share nothing. What is read is a tensor of its own, shape (frames,
-    *dims), or `dims` without a time axis.
+    Costs next to nothing to make, copy, pickle, fork or spawn: the cache is opened at the first
+    call in each process, and copies share nothing. One that was made anew from something else since
+    the reader was made or first opened is refused then with a `StaleCacheError`. What is read is a
+    tensor of its own, shape (frames, *dims), or `dims` without a time axis.
 
     Args:
         path: the cache directory.
         feature: the name of the feature.
-        check_reads, mapped: as of `featcache.open`.
+        check_reads, expect, mapped: as of `featcache.open`.
 
     >>> # to be given to `dataset.add_dynamic_item(reader, "id", "fbank")`
     >>> reader = FeatureReader("features/train", "fbank")
@@ -38,13 +39,29 @@ class FeatureReader:
         feature: str,
         *,
         check_reads: bool = False,
+        expect: Mapping[str, object] | None = None,
         mapped: bool = True,
     ) -> None:
         self.path = directory(path, "a cache").absolute()
         self.feature = feature
         self._check_reads = check_reads
         self._mapped = mapped
+        self._expectation = Expectation.of(expect).with_what_is_there(self.path)
         self._opened: Generation | None = None
+
+    @classmethod
+    def of(cls, opened: Generation, feature: str) -> FeatureReader:
+        """Return a reader of what is open already, with the same settings."""
+        reader = cls.__new__(cls)
+        vars(reader).update(
+            path=opened.path,
+            feature=feature,
+            _check_reads=opened.check_reads,
+            _mapped=opened.mapped,
+            _expectation=Expectation.of_opened(opened),
+            _opened=None,
+        )
+        return reader
 
     def __call__(self, id: str) -> torch.Tensor:
         """Return the tensor of an utterance; raises `KeyNotFoundError` for an unknown id."""
@@ -79,13 +96,14 @@ class FeatureReader:
         if self._opened is None:
             with reading(self.path):
                 opened = Generation(self.path, mapped=self._mapped, check_reads=self._check_reads)
+                self._expectation.check(opened)
             opened.arrays(self.feature)  # an unknown feature is an error here, with its name
-            self._opened = opened
+            self._opened, self._expectation = opened, Expectation.of_opened(opened)
         return self._opened
 
     def __repr__(self) -> str:
         return f"FeatureReader({str(self.path)!r}, {self.feature!r})"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        settings = {"check_reads": self._check_reads, "mapped": self._mapped}
-        return partial(FeatureReader, self.path, self.feature, **settings), ()
+    def __getstate__(self) -> dict[str, object]:
+        expectation = self._expectation.as_of_now(self.path)
+        return {**self.__dict__, "_expectation": expectation, "_opened": None}

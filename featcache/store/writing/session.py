@@ -28,6 +28,7 @@ from featcache.store.format.manifest import (
 )
 from featcache.store.format.part import as_known
 from featcache.store.format.stamps import Stamps
+from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.build_files import BuildFiles
@@ -69,6 +70,7 @@ class WriteSession:
             self._lock = WriterLock(path)
             try:
                 self._manifest = self._start(content, fingerprint_digest(content), overwrite)
+                note_compared(path, self._manifest)
                 # if the last writer died before it came to that
                 remove_superseded(path, read_manifest(path))
                 _check_containers(path)

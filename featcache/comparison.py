@@ -1,0 +1,89 @@
+"""The making of caches, and the differences of two: plain data, for people and for tools."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from featcache._checks import directory
+from featcache.store.format.disk_errors import reading
+from featcache.store.format.fingerprint import differences
+from featcache.store.reading.cache import Cache, CachePath
+from featcache.store.reading.generation import Generation
+from featcache.store.reading.origin import made_at, witnesses
+
+_SOURCES = "sources"  # of the witnesses: the text of each function, by file and name
+
+
+def made_from(cache: Cache | CachePath) -> dict[str, object]:
+    """Return what a cache was made from, and what was recorded of the run that made it, as JSON.
+
+    "path", "generation", "utterances", "complete"; "made": when, in ISO 8601, that of the last
+    publish where it was not recorded; "fingerprint": what is compared when the cache is written or
+    opened, its declarations under "features"; "recorded": what explains it and is compared by
+    nobody, such as the versions of libraries and the source of functions; empty where nothing was.
+
+    >>> import tempfile, featcache
+    >>> path = tempfile.mkdtemp()
+    >>> featcache.CacheWriter(path, [featcache.FeatureStorageConfig("fbank")], {"gain": 3}).close()
+    >>> featcache.made_from(path)["fingerprint"]["gain"]
+    3
+    """
+    opened = _opened(cache)
+    with reading(opened.path):
+        recorded = witnesses(opened)
+        made = made_at(opened, recorded)
+    return {
+        "path": str(opened.path),
+        "generation": opened.manifest.generation,
+        "utterances": opened.manifest.rows,
+        "complete": opened.manifest.complete,
+        "made": made.isoformat(timespec="seconds"),
+        "fingerprint": dict(opened.manifest.fingerprint),
+        "recorded": recorded,
+    }
+
+
+def diff(a: Cache | CachePath, b: Cache | CachePath) -> dict[str, list[str]]:
+    """Return in what the makings of two caches differ, in lines: "was" of `a`, "now" of `b`.
+
+    "fingerprint": what makes one cache refuse the other's features; "recorded": what else was
+    recorded of the runs that made them; "sources": the code that changed, as `diff -u` prints it.
+    Each is empty where nothing differs.
+
+    >>> import tempfile, featcache
+    >>> paths = tempfile.mkdtemp(), tempfile.mkdtemp()
+    >>> for gain, path in enumerate(paths):
+    ...     features = [featcache.FeatureStorageConfig("fbank")]
+    ...     featcache.CacheWriter(path, features, {"gain": gain}).close()
+    >>> featcache.diff(*paths)["fingerprint"]
+    ['gain: was 0, now 1']
+    """
+    first, second = _opened(a), _opened(b)
+    with reading(first.path):
+        was = witnesses(first)
+    with reading(second.path):
+        now = witnesses(second)
+    sources = was.pop(_SOURCES, {}), now.pop(_SOURCES, {})
+    return {
+        "fingerprint": differences(first.manifest.fingerprint, second.manifest.fingerprint),
+        "recorded": differences(was, now) if was and now else [],
+        "sources": list(_changed_code(*sources)),
+    }
+
+
+def _opened(cache: Cache | CachePath) -> Generation:
+    if isinstance(cache, Cache):
+        return cache.opened
+    path = directory(cache, "a cache").absolute()
+    with reading(path):
+        return Generation(path)  # to look at it, nothing has to be expected
+
+
+def _changed_code(was: object, now: object) -> Iterator[str]:
+    """Give the lines that differ, function by function."""
+    if not (isinstance(was, Mapping) and isinstance(now, Mapping) and was and now):
+        return
+    for name in sorted({*was, *now}):
+        old, new = (str(code.get(name, "")).splitlines() for code in (was, now))
+        yield from difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", lineterm="")

@@ -1,0 +1,153 @@
+"""Description of torch modules: weights, and the settings that computing in evaluation reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from featcache.staleness.arrays import digest_of_tensors
+from featcache.staleness.values import NOTHING, Values, settled
+from featcache.staleness.writes import written_by
+
+_PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+# read by training only: of classes that begin so, and of any
+_TRAINING_OF = (
+    (
+        re.compile(r"\w*(Dropout|DropPath|Drop|StochasticDepth)\w*$"),
+        re.compile(r"p|drop_prob|drop\w*$"),
+    ),
+    (re.compile(r"\w*BatchNorm\w*$"), re.compile(r"momentum$")),
+)
+_TRAINING = re.compile(
+    r"\w*dropout\w*$|\w*layer_?drop\w*$|\w*drop_(prob|rate|path)$|\w*freeze\w*$|requires_grad$|inplace$"
+    r"|gradient_checkpointing\w*$|apply_spec_augment$|mask_(time|feature)_\w+$|\w*initializer_(range|factor)$"
+    r"|init_(std|method|scale)$|\w*_loss_\w+$|update_until_epoch$|training$"
+)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+# machinery of torch, and what is described apart
+_OF_TORCH = frozenset(vars(torch.nn.Module())) | {
+    "_compiled_call_impl",
+    "_forward_module",
+    "_hf_hook",
+    "_old_forward",
+    "all_tied_weights_keys",
+    "_is_hf_initialized",
+    "_keep_in_fp32_modules",
+}
+
+
+class Weights:
+    """Weights of a module, which are to be read later."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def digest(self) -> str:
+        """Return the xxh3-64 of parameters and buffers, persistent or not."""
+        return digest_of_tensors(dict(_tensors(self.module)))
+
+
+class Described:
+    """A module's description: its weights and its settings by path."""
+
+    def __init__(self, module: torch.nn.Module, settings: Mapping[str, object]) -> None:
+        self.weights, self.settings = Weights(module), settings
+
+    def to_json(self) -> dict[str, object]:
+        """Return the description as plain JSON; reads the weights."""
+        settings = {path: settled(value) for path, value in sorted(self.settings.items())}
+        return {"weights": self.weights.digest(), "settings": settings}
+
+
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside of a parallel or compiled one."""
+    while True:
+        inner = vars(module).get("_modules", {}).get("_orig_mod")
+        if inner is None and isinstance(module, _PARALLEL):
+            inner = module.module
+        if not isinstance(inner, torch.nn.Module):
+            return module
+        module = inner
+
+
+def parts_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield all modules inside of one, itself first, by path; each once."""
+    seen: set[int] = set()
+    pending = [("", unwrapped(module))]
+    while pending:
+        path, part = pending.pop(0)
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield path, part
+        inner = [
+            (f"{path}.{name}" if path else name, unwrapped(child))
+            for name, child in _children(part)
+        ]
+        pending[:0] = inner
+
+
+def _children(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    for name, child in part._modules.items():  # noqa: SLF001  # named_children leaves out doubles
+        if child is not None:
+            yield name, child
+
+
+def describe_module(module: torch.nn.Module, values: Values) -> Described:
+    """Describe a module; `values` describes its attributes."""
+    settings: dict[str, object] = {}
+    for path, part in parts_of(module):
+        settings[path or "class"] = type(part).__qualname__
+        prefix = f"{path}." if path else ""
+        for name, value in [*_attributes(part, values), *_hooked(part)]:
+            found = values.describe(value, f"{prefix}{name}")
+            if found is not NOTHING:
+                settings[prefix + name] = found
+    return Described(unwrapped(module), settings)
+
+
+def _attributes(part: torch.nn.Module, values: Values) -> Iterator[tuple[str, object]]:
+    attributes = values.code.attributes(part)
+    attributes = vars(part) if attributes is None else attributes
+    left_out = _OF_TORCH | written_by(type(part)) | _made_by_hooks(part)
+    for name, value in attributes.items():
+        if name not in left_out and not isinstance(value, torch.nn.Module):
+            if not is_for_training(type(part), name):
+                yield name, value
+
+
+def is_for_training(cls: type, name: str) -> bool:
+    """Tell whether only training reads an attribute of a module."""
+    mine = any(of.match(cls.__name__) and attribute.match(name) for of, attribute in _TRAINING_OF)
+    return mine or _TRAINING.match(name) is not None
+
+
+def _hooked(part: torch.nn.Module) -> Iterator[tuple[str, object]]:
+    for name in _HOOKS:
+        hooks = list(vars(part).get(name, {}).values())
+        if hooks:
+            yield name.strip("_"), hooks
+
+
+def _made_by_hooks(part: torch.nn.Module) -> set[str]:
+    """Return the attributes that torch's own hooks make of parameters: `weight_norm`, pruning."""
+    hooks = vars(part).get("_forward_pre_hooks", {}).values()
+    names = [getattr(hook, key, None) for hook in hooks for key in ("name", "_tensor_name")]
+    return {name for name in names if isinstance(name, str)}
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, part in parts_of(module):
+        prefix = f"{path}." if path else ""
+        for kind in ("_parameters", "_buffers"):
+            for name, value in vars(part)[kind].items():
+                if value is not None and name not in _caches(part):
+                    yield prefix + name, value
+
+
+def _caches(part: Any) -> frozenset[str]:
+    """Return the buffers that are no weights: not saved, and written while computing."""
+    return written_by(type(part)) & part._non_persistent_buffers_set  # noqa: SLF001

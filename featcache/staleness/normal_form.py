@@ -1,0 +1,138 @@
+"""Digest of a function's tree: the same for code that computes the same, in any Python.
+
+The fields of the tree are walked. Left out: docstrings, annotations, assertions, prints and log
+lines; variables are numbered. Parameters too, unless something gives them by name.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from types import CodeType
+from typing import Any
+
+from featcache.staleness.source import FunctionNode
+from featcache.store.format.files import digest
+
+_LEFT_OUT = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx", "simple"}
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOGGERS = ("log", "_log", "logger", "_logger", "logging", "warnings", "LOGGER", "LOG")
+_DOES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
+
+
+def tree_digest(tree: FunctionNode, given_by_name: Collection[str]) -> str:
+    """Return the xxh3-64 of a function; `given_by_name`: parameters whose names count."""
+    numbers = {name: number for number, name in enumerate(_variables(tree, given_by_name))}
+    return digest("".join(_form(tree, numbers, top=True)).encode("utf-8", "surrogatepass"))
+
+
+def code_digest(code: CodeType) -> str:
+    """Return the xxh3-64 of code whose source is not kept; another Python's is another."""
+    return digest(repr(_values(code)).encode("utf-8", "surrogatepass"))
+
+
+def _values(item: object) -> object:
+    """Return what code does, as values whose `repr` is the same in every process."""
+    if isinstance(item, frozenset):
+        return sorted(map(repr, item))
+    if not isinstance(item, CodeType):
+        return item
+    constants = [_values(constant) for constant in item.co_consts]
+    return (item.co_code, constants, item.co_names, item.co_varnames)
+
+
+def _variables(tree: ast.AST, kept: Collection[str]) -> dict[str, None]:
+    """Return the names of local variables, in the order of the walk."""
+    found: dict[str, None] = {}
+    others: set[str] = set()  # global, or of a class's body
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            if node.arg not in kept:
+                found[node.arg] = None
+            else:
+                others.add(node.arg)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            found[node.id] = None
+        elif (isinstance(node, ast.ExceptHandler | ast.MatchStar | ast.MatchAs) and node.name) or (
+            isinstance(node, ast.FunctionDef | ast.ClassDef) and node is not tree
+        ):
+            found[node.name] = None
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            others.update(node.names)
+        if isinstance(node, ast.ClassDef):
+            others.update(name for each in node.body for name in _bound(each))
+    return {name: None for name in found if name not in others}
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield from (each.id for each in targets if isinstance(each, ast.Name))
+
+
+def _form(node: Any, numbers: dict[str, int], *, top: bool = False) -> Iterator[str]:
+    if isinstance(node, ast.Constant):
+        yield f"{type(node.value).__name__}:{_constant(node.value)};"
+        return
+    if isinstance(node, ast.AnnAssign):
+        node = ast.Assign(targets=[node.target], value=node.value)
+    if isinstance(node, ast.JoinedStr):
+        node = ast.JoinedStr(values=_joined(node.values))
+    yield f"{type(node).__name__}("
+    for name in sorted(node._fields):
+        value = getattr(node, name, None)
+        if value is None or name in _LEFT_OUT or (top and name == "name"):
+            continue
+        yield f"{name}="
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, ast.AST):
+                if not _says_nothing(each):
+                    yield from _form(each, numbers)
+            else:
+                yield f"{numbers.get(each, each)!r}," if _is_name(node, name) else f"{each!r},"
+        yield ";"
+    yield ")"
+
+
+def _is_name(node: ast.AST, field: str) -> bool:
+    """Tell whether a field names a variable."""
+    named = {"id": ast.Name, "arg": ast.arg, "name": (ast.ExceptHandler, ast.MatchAs, *_SCOPES)}
+    return isinstance(node, named.get(field, ()))
+
+
+def _constant(value: object) -> str:
+    return f"{value:x}" if type(value) is int else repr(value)  # of any length
+
+
+def _joined(values: list[ast.expr]) -> list[ast.expr]:
+    """Return the parts of an f-string; Python 3.12.0 has empty ones, too."""
+    return [each for each in values if not (isinstance(each, ast.Constant) and each.value == "")]
+
+
+def _says_nothing(node: ast.AST) -> bool:
+    """Tell whether a statement changes no value: a docstring, an assertion, a log line."""
+    if isinstance(node, ast.Pass | ast.Assert):
+        return True
+    if isinstance(node, ast.AnnAssign):
+        return node.value is None
+    if not isinstance(node, ast.Expr):
+        return False
+    call = node.value
+    if isinstance(call, ast.Constant):
+        return True
+    if not isinstance(call, ast.Call) or any(isinstance(each, _DOES) for each in ast.walk(call)):
+        return False
+    return is_message(call.func)
+
+
+def is_message(called: ast.AST) -> bool:
+    """Tell whether what is called prints or logs."""
+    if isinstance(called, ast.Name):
+        return called.id == "print"
+    owner = called.value if isinstance(called, ast.Attribute) else None
+    if isinstance(owner, ast.Call):  # logging.getLogger(...).info
+        return isinstance(owner.func, ast.Attribute) and owner.func.attr == "getLogger"
+    name = getattr(owner, "attr", getattr(owner, "id", None))
+    return name in _LOGGERS

@@ -1,0 +1,220 @@
+"""Provenance of features: the code, modules and values that a function computes them with.
+
+The code is followed: the function, then the functions, methods and classes of the user that it
+names, in whatever file, then those that these name (`featcache.staleness.follow`). These count,
+where the code names them:
+
+- modules: `self.modules.X`, `self.hparams.X`, `self.X`, a global, an argument of a partial. Where
+  the code goes through `self.modules` without a name (a loop, a variable as key), all of them.
+- hparams: `self.hparams.X`, whatever it is. Where they are handed on as a whole, those that the
+  code mentions.
+- attributes of the object itself, and constants: values of files, classes, closures, defaults.
+- source: the code, without comments, docstrings, annotations, messages and names of variables.
+- torch: the settings of torch that change what it computes.
+
+What the code itself writes (caches, counters) is none of these. Values are described as
+`featcache.staleness.values` says, modules as `featcache.staleness.modules`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from featcache.staleness.extractors import Reached, reached, take_definitions
+from featcache.staleness.follow import Follower
+from featcache.staleness.normal_form import code_digest, tree_digest
+from featcache.staleness.values import NOTHING, Values, settled
+
+_ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Code, modules and values that features are made with; see the module's docstring.
+
+    Attributes:
+        modules: those that count, by name.
+        found: sections of the fingerprint other than modules and source, not yet read.
+        source: digest of each function, by qualified name.
+        mentioned: attribute names and text in the code: what it may read of a data set's items.
+        opaque: what the code names and nothing can describe.
+        sources: the text of each function, by file and qualified name.
+    """
+
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+    described: dict[str, object] = field(default_factory=dict)  # the modules
+    found: dict[str, dict[str, object]] = field(default_factory=dict)
+    source: dict[str, str] = field(default_factory=dict)
+    mentioned: frozenset[str] = frozenset()
+    opaque: tuple[str, ...] = ()
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def fingerprint(self, given: Mapping[str, object]) -> dict[str, object]:
+        """Return the fingerprint as JSON; what the user has given takes the place of the found."""
+        sections: dict[str, Any] = {"source": self.source, "modules": self.described, **self.found}
+        shown: dict[str, object] = {}
+        for name, values in sections.items():
+            if name not in given and (values or name in ("source", "modules")):
+                # reading large weights takes a moment
+                shown[name] = {key: settled(value) for key, value in sorted(values.items())}
+        return dict(sorted({**shown, **given}.items()))
+
+
+def provenance(
+    function: Any, extractor: object = None, *, named: Mapping[str, object] | None = None
+) -> Provenance:
+    """Return the provenance of what `function` computes.
+
+    Args:
+        function: a function or method, a partial of one, or an object that can be called.
+        extractor: the object whose method it is; by default that of a bound method.
+        named: other values that count, by name: a collate function, modules of an environment.
+
+    Raises `ConfigError` for code that was edited since it was loaded.
+    """
+    named, function, extractor = _taken_apart(function, extractor, dict(named or {}))
+    follower = Follower(extractor)
+    if isinstance(function, FunctionType):
+        take_definitions(follower, function)
+    else:
+        named["compute_features"] = function
+    while True:
+        size = follower.size
+        while follower.follow():
+            pass
+        found = reached(follower)
+        values = Values(follower)
+        sections = _described(found, follower, values, named)
+        if follower.size == size:
+            break
+    return _provenance(follower, found, sections, values)
+
+
+def _taken_apart(
+    function: Any, extractor: object, named: dict[str, object]
+) -> tuple[dict[str, object], Any, object]:
+    """Return other values that count, a plain function, and the object whose method it is."""
+    while isinstance(function, functools.partial):
+        named |= {f"argument {number}": value for number, value in enumerate(function.args)}
+        named |= function.keywords
+        function = function.func
+    if isinstance(function, MethodType):
+        extractor = function.__self__ if extractor is None else extractor
+        function = function.__func__
+    elif not isinstance(function, FunctionType) and not isinstance(function, type):
+        method = "forward" if isinstance(function, torch.nn.Module) else "__call__"
+        if isinstance(inner := getattr(type(function), method, None), FunctionType):
+            extractor, function = function, inner
+    return named, function, extractor
+
+
+def _described(
+    found: Reached, follower: Follower, values: Values, named: Mapping[str, object]
+) -> dict[str, dict[str, object]]:
+    """Describe all that counts, by section of the fingerprint."""
+    modules, constants = dict(found.modules), dict[str, dict[str, object]]()
+    for label, held in follower.values.items():
+        described = dict(_constants(label, held, follower, values, modules))
+        if described:
+            constants[label] = described
+    given: dict[str, object] = {}
+    for name, value in named.items():
+        if isinstance(value, torch.nn.Module):
+            modules[name] = value
+        elif not _is_code(described_value := values.describe(value, name)):
+            given[name] = described_value
+    sections: dict[str, dict[str, object]] = {"constants": dict(constants), "given": given}
+    for section, items in (("hparams", found.hparams), ("attributes", found.attributes)):
+        trees = {name: values.describe(value, name) for name, value in items.items()}
+        sections[section] = {k: v for k, v in trees.items() if not _is_nothing(k, v)}
+    found.modules.update(modules)
+    sections["modules"] = {name: values.describe(part) for name, part in modules.items()}
+    for section in ("constants", "given", "hparams", "attributes"):
+        follower.text.update(_texts(sections[section]))
+    return sections
+
+
+def _constants(
+    label: str,
+    held: Mapping[str, Any],
+    follower: Follower,
+    values: Values,
+    modules: dict[str, torch.nn.Module],
+) -> Iterator[tuple[str, object]]:
+    for name, (value, holder) in list(held.items()):
+        if holder in follower.written_globals or name.rpartition(".")[2][:2] == "__":
+            continue
+        if isinstance(value, torch.nn.Module):
+            modules.setdefault(name, value)
+            if modules[name] is value:
+                continue
+        tree = values.describe(value, name)
+        if not _is_nothing(name, tree):
+            yield name, tree
+
+
+def _is_nothing(name: str, tree: object) -> bool:
+    """Tell whether a description adds nothing: of a function or class by its own name."""
+    if tree is NOTHING:
+        return True
+    kind, _, label = tree.partition(" ") if isinstance(tree, str) else ("", "", "")
+    last = name.rpartition(".")[2]
+    return kind in ("function", "class") and label.partition(" ")[0].rpartition(".")[2] == last
+
+
+def _is_code(tree: object) -> bool:
+    """Tell whether a description names code only, which is followed, or a library's."""
+    return tree is NOTHING or (isinstance(tree, str) and tree.startswith(("function ", "class ")))
+
+
+def _texts(tree: object) -> Iterator[str]:
+    """Yield the texts in a description, which may be names."""
+    if isinstance(tree, dict | list):
+        for inner in tree.values() if isinstance(tree, dict) else tree:
+            yield from _texts(inner)
+    elif isinstance(tree, str) and tree.isidentifier():
+        yield tree
+
+
+def _provenance(
+    follower: Follower, found: Reached, sections: dict[str, dict[str, object]], values: Values
+) -> Provenance:
+    functions = follower.functions.values()
+    given = set[str]().union(*(each.names.given for each in functions)) | follower.text
+    source, sources = dict[str, str](), dict[str, str]()
+    for each in functions:
+        tree = each.code.tree
+        code = each.function.__code__
+        source[each.label] = code_digest(code) if tree is None else tree_digest(tree, given)
+        sources[f"{Path(each.code.file).name}:{each.label}"] = each.code.text
+    described = sections.pop("modules")
+    sections["torch"] = _torch_settings()
+    return Provenance(
+        modules={name: part for name, part in found.modules.items() if name in described},
+        described=described,
+        found=sections,
+        source=source,
+        mentioned=frozenset(follower.free | follower.text | _attributes(follower)),
+        opaque=tuple(dict.fromkeys(values.opaque)),
+        sources=sources,
+    )
+
+
+def _attributes(follower: Follower) -> set[str]:
+    chains = [chain for each in follower.functions.values() for chain in each.names.read]
+    return {step.name for chain in chains for step in chain.steps if isinstance(step.name, str)}
+
+
+def _torch_settings() -> dict[str, object]:
+    """Return the settings of torch that change what it computes."""
+    return {
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+    }

@@ -1,0 +1,142 @@
+"""The making of a cache as plain data, and the differences of two."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_helpers import make_cache
+
+import featcache
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import ConfigError, CorruptCacheError, NotACacheError, StaleCacheError
+from featcache.store.reading import expectation
+
+RECORDED = {
+    "when": "2026-03-01T12:00:00+00:00",
+    "command": ["/home/me/exp/train.py", "hparams.yaml"],
+    "libraries": {"torch": "2.12"},
+    "sources": {"helpers.py:emphasise": "def emphasise(x):\n    return x\n", "same": "x = 1"},
+}
+
+
+def recorded(path: Path, witnesses: object = RECORDED, gain: int = 1) -> Path:
+    features = [FeatureStorageConfig("fbank")]
+    with CacheWriter(path, features, {"gain": gain}, overwrite=True) as writer:
+        writer.keep_file("made-from", json.dumps(witnesses).encode())
+        writer.write("u", {"fbank": np.ones((3, 2))})
+    return path
+
+
+def test_all_that_is_known_of_a_cache_is_plain_data(tmp_path: Path) -> None:
+    path = recorded(tmp_path)
+    found = featcache.made_from(path)
+    cache = featcache.open(path)
+    assert found == {
+        "path": str(path),
+        "generation": cache.generation,
+        "utterances": 1,
+        "complete": True,
+        "made": "2026-03-01T12:00:00+00:00",
+        "fingerprint": cache.fingerprint,
+        "recorded": RECORDED,
+    }
+    assert json.loads(json.dumps(found)) == found == featcache.made_from(cache)
+    assert featcache.open(path, expect=cache.fingerprint).complete
+
+
+def test_a_cache_without_a_record_was_made_when_it_was_published(tmp_path: Path) -> None:
+    path = make_cache(tmp_path, range(3))
+    when = datetime(2025, 5, 5, tzinfo=UTC)
+    os.utime(path / "featcache.json", (when.timestamp(), when.timestamp()))
+    found = featcache.made_from(path)
+    assert (found["made"], found["recorded"]) == ("2025-05-05T00:00:00+00:00", {})
+    assert found["utterances"] == 3
+
+
+def test_a_damaged_record_is_told_and_hinders_no_reading(tmp_path: Path) -> None:
+    path = recorded(tmp_path)
+    (file,) = path.glob("made-from-*.json")
+    file.write_bytes(file.read_bytes().replace(b"train", b"brain"))
+    with pytest.raises(CorruptCacheError, match="made-from-"):
+        featcache.made_from(path)
+    assert featcache.open(path)["u"]["fbank"].shape == (3, 2)
+    with pytest.raises(StaleCacheError, match=r"made .* ago, was made from something else"):
+        featcache.open(path, expect={"gain": 2})
+
+
+@pytest.mark.parametrize("witnesses", [[], "text", 3, [[["a"]]]])
+def test_a_record_that_is_no_object_is_told(tmp_path: Path, witnesses: object) -> None:
+    path = recorded(tmp_path, witnesses)
+    with pytest.raises(CorruptCacheError, match=r"are no JSON object; .*overwrite=True"):
+        featcache.made_from(path)
+    assert len(featcache.open(path)) == 1
+
+
+@pytest.mark.parametrize("when", [None, 5, "yesterday", "0001-01-01T00:00:00+14:00"])
+def test_a_record_of_no_time_is_read_all_the_same(tmp_path: Path, when: object) -> None:
+    path = recorded(tmp_path, {"when": when, "command": {"a": 1}})
+    assert str(featcache.made_from(path)["made"]).startswith(str(datetime.now(UTC).year))
+
+
+def test_by_what_a_cache_was_made_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    when = datetime.fromtimestamp(datetime.now(UTC).timestamp() - 3 * 86400 - 60, UTC)
+    path = recorded(tmp_path, {**RECORDED, "when": when.isoformat()})
+    with pytest.raises(StaleCacheError, match=r"made 3 days ago by train\.py, was made from some"):
+        featcache.open(path, expect={"gain": 2})
+    monkeypatch.setattr(expectation, "_compared", {})
+    featcache.open(path)
+    assert "made 3 days ago by train.py, not checked: give expect=" in caplog.text
+
+
+def test_two_caches_differ_in_what_they_were_made_from(tmp_path: Path) -> None:
+    code = {"helpers.py:emphasise": "def emphasise(x):\n    return 2 * x\n", "same": "x = 1"}
+    other = {**RECORDED, "libraries": {"torch": "2.13"}, "sources": code}
+    a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b", other, gain=3)
+    found = featcache.diff(a, featcache.open(b))
+    assert found == {
+        "fingerprint": ["gain: was 1, now 3"],
+        "recorded": ['libraries.torch: was "2.12", now "2.13"'],
+        "sources": [
+            "--- a/helpers.py:emphasise",
+            "+++ b/helpers.py:emphasise",
+            "@@ -1,2 +1,2 @@",
+            " def emphasise(x):",
+            "-    return x",
+            "+    return 2 * x",
+        ],
+    }
+    assert featcache.diff(a, a) == {"fingerprint": [], "recorded": [], "sources": []}
+
+
+def test_what_only_one_cache_has_recorded_is_no_difference(tmp_path: Path) -> None:
+    a, b = recorded(tmp_path / "a"), make_cache(tmp_path / "b", range(1, 3), fingerprint={"k": 1})
+    for one, other in ((a, b), (b, a)):
+        found = featcache.diff(one, other)
+        assert (found["recorded"], found["sources"]) == ([], [])
+        assert len(found["fingerprint"]) > 2
+
+
+def test_what_is_no_cache_has_nothing_to_tell(tmp_path: Path) -> None:
+    with pytest.raises(NotACacheError, match="does not exist"):
+        featcache.made_from(tmp_path / "none")
+    with pytest.raises(NotACacheError, match=r"holds no featcache\.json"):
+        featcache.diff(recorded(tmp_path / "a"), tmp_path)
+    with pytest.raises(ConfigError, match="path of a directory"):
+        featcache.diff(recorded(tmp_path / "a"), 5)  # type: ignore[arg-type]
+
+
+def test_looking_at_a_cache_is_no_reading_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = recorded(tmp_path)
+    monkeypatch.setattr(expectation, "_compared", {})
+    featcache.diff(path, path)
+    featcache.made_from(path)
+    assert "not checked" not in caplog.text
