@@ -116,8 +116,9 @@ def arrays_of(number: int) -> dict[str, Any]:
 
 
 def extract(provider: Provider, **settings: Any) -> featcache.Cache:
-    """Extract into the cache beside the provider's notes, on two workers."""
+    """Extract into the cache beside the provider's notes, on two workers, which alone compute."""
     given = {
+        "check": None,
         "parallel": LOCAL,
         "fingerprint": {"model": "numbers"},
         "progressbar": False,

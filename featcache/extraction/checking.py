@@ -232,10 +232,12 @@ class Checking:
         probe, twice = self._now.probe, self._now.twice
         if twice is None:
             return
-        of = twice.features[0] if twice.features else None
-        what = f"input {twice.inputs[0][1]!r} of {twice.inputs[0][0]!r} is another each time"
-        if of is not None:
+        if twice.features:
+            of = twice.features[0]
             what = f"{of.feature} of {of.id!r}, computed twice, {of.told()}"
+        else:
+            id, name = twice.inputs[0]
+            what = f"input {name!r} of {id!r} is another each time"
         text = (
             "and even from the same seed (it keeps a state or a generator of its own, or the data "
             "come from a loader, which is used as it is): the cache cannot be checked by computing "

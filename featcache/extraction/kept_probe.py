@@ -56,4 +56,4 @@ def read_probe(cache: Path, *, building: bool) -> Probe | None:
 
 def _file(cache: Path, *, building: bool) -> Path:
     manifest = read_manifest(cache)
-    return cache / f"work-probe-{manifest.building if building else manifest.build}.bin"
+    return cache / f"work-probe{manifest.building if building else manifest.build}.bin"

@@ -48,16 +48,16 @@ def noted(storage: FeatureStorage) -> list[str]:
 
 def test_workers_compute_what_the_brain_itself_would(storage: FeatureStorage) -> None:
     brain, dataset = noting_brain(storage), make_dataset(30)
-    brain.cache_features(make_dataset(3))
+    brain.cache_features(make_dataset(3), check=None)
     brain.checkpointer = threading.Lock()  # could not be sent, but is for training only
     brain.modules.train()
-    cache = brain.cache_features(dataset, parallel=LOCAL)
+    cache = brain.cache_features(dataset, parallel=LOCAL, check=None)
     assert cache.complete
     assert_holds(cache, expected(brain, dataset))
     assert sorted(noted(storage)) == sorted(f"TRAIN spk/utt-{number}" for number in range(30))
     assert brain.modules.training
     assert cache.stats("ssl").count == sum(3 + number % 4 for number in range(30))
-    brain.cache_features(dataset)
+    brain.cache_features(dataset, check=None)
     assert len(noted(storage)) == 30
 
 
@@ -72,7 +72,12 @@ def test_what_fails_is_set_aside_samplers_are_heeded_and_debugging_ends_early(
     kwargs = {"batch_sampler": [[4, 5], [2, 3], [6]], "num_workers": 2}
     config = ParallelConfig("local", 1)
     cache = brain.cache_features(
-        make_dataset(), loader_kwargs=kwargs, parallel=config, on_error="skip", retries=1
+        make_dataset(),
+        loader_kwargs=kwargs,
+        parallel=config,
+        on_error="skip",
+        retries=1,
+        check=None,
     )
     assert noted(storage)[:2] == ["TRAIN spk/utt-4", "TRAIN spk/utt-5"]
     assert noted(storage).count("TRAIN spk/utt-2") == 3  # with another, alone, and again
