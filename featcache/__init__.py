@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from featcache.cluster.worker_env import with_worker_env as with_worker_env
     from featcache.cluster.worker_env import worker_env as worker_env
     from featcache.collect_stats.runner import CollectStatsRunner as CollectStatsRunner
-    from featcache.comparison import diff as diff
-    from featcache.comparison import made_from as made_from
     from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
     from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
     from featcache.extraction.extract import extract as extract
@@ -48,6 +46,8 @@ if TYPE_CHECKING:
     from featcache.loading.collate import CommonCollateFn as CommonCollateFn
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
+    from featcache.making import diff as diff
+    from featcache.making import made_from as made_from
     from featcache.mvn import GlobalMVN as GlobalMVN
     from featcache.registry import backend_names as backend_names
     from featcache.registry import codec_names as codec_names
@@ -85,13 +85,13 @@ _HOMES = {
     "backend_names": "featcache.registry",
     "codec_names": "featcache.registry",
     "concat": "featcache.tables.table",
-    "diff": "featcache.comparison",
+    "diff": "featcache.making",
     "extract": "featcache.extraction.extract",
     "get_backend": "featcache.registry",
     "get_client": "featcache.cluster.client",
     "get_codec": "featcache.registry",
     "join": "featcache.tables.table",
-    "made_from": "featcache.comparison",
+    "made_from": "featcache.making",
     "open": "featcache.store.reading.cache",
     "unpad": "featcache.extraction.unpad",
     "utterances": "featcache.interop.utterances",

@@ -16,8 +16,8 @@ from featcache.extraction.brain_environment import (
     ids_for_workers,
     probe_source_of,
 )
+from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.checking import Checking, check_of
-from featcache.extraction.comparing import Comparison
 from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
@@ -165,8 +165,8 @@ class FeatureCacheMixin:
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
         with kept_random_state(), Ranks() as ranks, evaluating(self, made_with.modules.values()):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
-            comparison = Comparison(dataset, kwargs, made_with.mentioned, on_changed)
-            to = Destination(storage, split, ids, on_error == "skip", append, shared, comparison)
+            inputs = ChangedInputs(dataset, kwargs, made_with.mentioned, on_changed)
+            to = Destination(storage, split, ids, on_error == "skip", append, shared, inputs)
             most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
             executor: Executor
             if parallel is None:

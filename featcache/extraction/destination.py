@@ -22,7 +22,7 @@ from featcache.errors import (
     StaleCacheError,
     describe,
 )
-from featcache.extraction.comparing import Comparison, Found, remember
+from featcache.extraction.changed_inputs import ChangedInputs, Found, remember
 from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
@@ -73,7 +73,7 @@ class Destination:
             tried again.
         append: a complete cache may be given utterances of another data set.
         shared: other splits of the storage may hold the same utterances.
-        comparison: compares stored utterances with the data set.
+        inputs: compares stored utterances with the data set.
     """
 
     storage: FeatureStorage
@@ -82,7 +82,7 @@ class Destination:
     skip_failures: bool
     append: bool
     shared: bool
-    comparison: Comparison = field(default_factory=partial(Comparison, None))
+    inputs: ChangedInputs = field(default_factory=partial(ChangedInputs, None))
 
     def __post_init__(self) -> None:
         self.fingerprint: Mapping[str, object] = {}  # of the run, from `open` on
@@ -94,7 +94,7 @@ class Destination:
     @property
     def loading(self) -> Loading:
         """Treatment of the items that are loaded."""
-        return Loading(self.comparison.mentioned, self.seed)
+        return Loading(self.inputs.mentioned, self.seed)
 
     @property
     def path(self) -> Path:
@@ -134,7 +134,7 @@ class Destination:
             if self.skip_failures and len(cache) and (resume or self.full):
                 self.accepted = frozenset(cache.failed)
             missing = self._missing_from(cache)
-            found = self.comparison.find(cache, self.ids, self.seed) if self.full else found
+            found = self.inputs.find(cache, self.ids, self.seed) if self.full else found
             if self.full and missing is not None and not len(missing) and not found.changed:
                 raise_damage(container_damage(cache.path, cache.opened.index.containers))
                 self._restamp(cache, found)
@@ -152,7 +152,7 @@ class Destination:
                 writer.expect(self.ids)
             if not self.full and not is_overwriting(self.path):
                 # what a killed run left has been recovered, and is compared, too
-                found = self.comparison.find(self.storage.cache(self.split), self.ids, self.seed)
+                found = self.inputs.find(self.storage.cache(self.split), self.ids, self.seed)
             found.apply(writer)
             stack.pop_all()  # it stays open
         return writer

@@ -13,8 +13,8 @@ from featcache._checks import directory, whole_number
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.cluster.pickling import pack, unpack
 from featcache.declaration.feature_config import Features
+from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.checking import Checking, check_of
-from featcache.extraction.comparing import Comparison
 from featcache.extraction.datasets import check_source, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
@@ -129,9 +129,9 @@ def extract(
         storage = FeatureStorage(where.parent, features)
         kwargs = {"batch_size": batch_size, **loader_options(env)}
         made_with = _provenance(env)
-        comparison = Comparison(env["dataset"], kwargs, made_with.mentioned, on_changed)
+        inputs = ChangedInputs(env["dataset"], kwargs, made_with.mentioned, on_changed)
         skip = on_error == "skip"
-        to = Destination(storage, where.name, env["ids"], skip, append, True, comparison)
+        to = Destination(storage, where.name, env["ids"], skip, append, True, inputs)
         source = ProbeSource(
             env["dataset"],
             to.ids,

@@ -9,10 +9,13 @@ from featcache.errors import CacheError
 from featcache.extraction.destination import Destination
 from featcache.staleness.probe import Probe
 from featcache.store.format.committed import committed
-from featcache.store.format.files import write_durably
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.store.format.kept_files import read_building_file
 from featcache.store.format.manifest import read_manifest
+from featcache.store.reading.generation import Generation
 from featcache.store.writing.cache_writer import CacheWriter
+
+ROLE = "probe"
 
 
 def kept_probe(
@@ -42,18 +45,14 @@ def kept_probe(
 
 def keep_probe(writer: CacheWriter, probe: Probe) -> None:
     """Keep the probe of the build that is being written, in place of an earlier one."""
-    write_durably(_file(writer.path, building=True), probe.to_bytes())
+    writer.keep_file(ROLE, probe.to_bytes())
 
 
 def read_probe(cache: Path, *, building: bool) -> Probe | None:
     """Return the probe of the cache that readers see, or of the build that is being written."""
-    try:
-        data = _file(cache, building=building).read_bytes()
-    except FileNotFoundError:
-        return None
-    return Probe.from_bytes(data)
-
-
-def _file(cache: Path, *, building: bool) -> Path:
     manifest = read_manifest(cache)
-    return cache / f"work-probe{manifest.building if building else manifest.build}.bin"
+    if building or manifest.building == manifest.build:
+        data = read_building_file(cache, ROLE)
+    else:
+        data = Generation(cache).file(ROLE)
+    return None if data is None else Probe.from_bytes(data)

@@ -15,7 +15,7 @@ from parallel_helpers import LOCAL
 
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
 from featcache.errors import ComputeError, ConfigError, NotACacheError, StaleCacheError
-from featcache.extraction.dataset_batches import DatasetBatches
+from featcache.extraction.dataset_batches import DatasetBatches, Loading
 
 
 class Gained(Recipe):
@@ -372,5 +372,5 @@ def test_the_features_of_a_brain_are_what_they_were_without_the_probe(
     assert_holds(
         brain.cache_features(dataset, loader_kwargs={"batch_size": 6}), expected(brain, dataset)
     )
-    seeded = DatasetBatches(dataset, [3, 1], {"batch_size": 2}, dataset.data_ids, seed=3)
+    seeded = DatasetBatches(dataset, [3, 1], {"batch_size": 2}, dataset.data_ids, Loading(seed=3))
     assert [batch.ids for batch in seeded] == [["spk/utt-3"], ["spk/utt-1"]]

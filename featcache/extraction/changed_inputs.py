@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 
 @dataclass
-class Comparison:
+class ChangedInputs:
     """Compares the utterances that a cache holds with a data set.
 
     Args:
@@ -78,7 +78,7 @@ class Comparison:
         stamps = cache.opened.stamps
         if stamps is None or ids is None or not self._entries:
             return Found()
-        rows = rows_of(cache, ids)
+        rows = rows_of(cache.opened, ids)
         there = np.flatnonzero(rows >= 0)
         inputs, entries = (column[rows[there]] for column in stamps)
         now = self._entries.stamps(there.tolist())
