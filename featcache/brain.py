@@ -191,8 +191,8 @@ class FeatureCacheMixin:
 
     def check_features(
         self,
-        dataset: Any,
-        stage: Any = None,
+        dataset: object,
+        stage: object = None,
         *,
         split: str | None = None,
         storage: FeatureStorage | None = None,

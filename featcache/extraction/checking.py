@@ -70,7 +70,7 @@ class Checking:
 
     @property
     def same_bits(self) -> bool:
-        """Whether the kept probe, computed again, is the same to the bit."""
+        """True if the kept probe, computed again, is the same to the bit."""
         return self._now.comparison is not None and self._now.comparison.same_bits
 
     def begin(

@@ -27,7 +27,7 @@ class Comparison:
 
     @property
     def alike(self) -> bool:
-        """Whether inputs and features are the same."""
+        """True if inputs and features are the same."""
         return not self.inputs and not self.features
 
     def told(self) -> list[str]:

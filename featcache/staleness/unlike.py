@@ -13,7 +13,7 @@ from featcache.staleness.probe import Rows
 
 
 class Tolerance(NamedTuple):
-    """How far two computations may be apart and still be the same."""
+    """The distance that two computations may have and still be the same."""
 
     spread: float  # of the feature's spread, for real numbers
     share: float  # of the frames, for whole ones
@@ -48,7 +48,7 @@ class Unlike(NamedTuple):
 
     @property
     def at_the_end(self) -> bool:
-        """Whether only the last frames differ."""
+        """True if only the last frames differ."""
         return self.shapes is None and self.frames < 0.5 and self.first > 0.5
 
     def told(self) -> str:

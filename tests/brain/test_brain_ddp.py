@@ -84,7 +84,7 @@ def main(out, steps):
         if step.get("loader"):
             data = torch.utils.data.DataLoader(data, collate_fn=PaddedBatch)
         try:
-            arguments = {"shared": True, **step["arguments"]}
+            arguments = {"shared": True, "check": None, **step["arguments"]}
             cache = brain.cache_features(data, Stage.TRAIN, progressbar=False, **arguments)
             outcome = {"complete": cache.complete, "utterances": len(cache)}
         except (FeatcacheError, KeyboardInterrupt) as error:

@@ -100,7 +100,8 @@ def hubert(norm: str, masked: bool) -> Compute:
         feat_extract_norm=norm,
         do_stable_layer_norm=norm == "layer",
     )
-    model = HubertModel(config).eval()
+    model: Any = HubertModel(config)
+    model.eval()
 
     def compute(batch: Any) -> list[dict[str, Any]]:
         counts = samples(batch)
