@@ -10,6 +10,7 @@ from store_helpers import FINGERPRINT, Arrays, arrays_of, id_of
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.store.format.stamps import UNKNOWN, Stamps
 
 SMALL: dict[str, dict[str, object]] = {  # several files a feature
     "webdataset": {"shard_bytes": 6000},
@@ -48,9 +49,15 @@ def arrays(number: int, build: int = 0) -> Arrays:
     return arrays_of(number + 1000 * build, (number * 5) % 23)
 
 
+def stamps_of(number: int, build: int = 0) -> Stamps:
+    """The stamps of an utterance."""
+    return Stamps(number << 56 | 1, build + 1)
+
+
 def write(writer: CacheWriter, numbers: Iterable[int], build: int = 0) -> None:
     for number in numbers:
-        writer.write(id_of(number), arrays(number, build))
+        stamps = stamps_of(number, build) if number % 4 else UNKNOWN
+        writer.write(id_of(number), arrays(number, build), stamps=stamps)
 
 
 def write_missing(writer: CacheWriter, numbers: Iterable[int], build: int = 0) -> None:

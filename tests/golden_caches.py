@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.store.format.stamps import Stamps
 from featcache.store.writing.part_writer import PartWriter
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -79,6 +80,36 @@ def assert_array(layout: str, id: str, name: str, found: NDArray[Any]) -> None:
         np.testing.assert_allclose(found, expected, rtol=0, atol=2.0**-6 + 2.0**-20)
     else:
         np.testing.assert_array_equal(found, expected, strict=True)
+
+
+# the cache `changed`: stamps, some of them given anew, an utterance computed again, two files
+CHANGED = "changed"
+CHANGED_FEATURES = [_fbank("memmap"), _tokens("memmap")]
+STAMPED = {FIRST[0]: Stamps(2**64 - 1, 7), FIRST[1]: Stamps(1, 3), FIRST[2]: Stamps(2**63, 0)}
+FILES = {"probe": bytes(range(256)), "made-from": b'{"command": "train.py"}'}
+
+
+def make_changed(path: Path) -> Path:
+    """Write a cache of three parts: one with other stamps and a tombstone, one without stamps."""
+    names = [feature.name for feature in CHANGED_FEATURES]
+    for again in (False, True):
+        with CacheWriter(path, CHANGED_FEATURES, FINGERPRINT) as writer:
+            writer.expect([*FIRST, *SECOND])
+            if again:
+                writer.restamp({FIRST[1]: STAMPED[FIRST[1]]})
+                writer.delete([FIRST[0]])
+                writer.write(FIRST[0], arrays_of(FIRST[0], names), stamps=STAMPED[FIRST[0]])
+                continue
+            for role, data in FILES.items():
+                writer.keep_file(role, data)
+            for id in FIRST:
+                first = Stamps(STAMPED[id].input, 0) if id != FIRST[0] else Stamps(4, 4)
+                writer.write(id, arrays_of(id, names), stamps=first)
+            writer.publish()
+            for id in SECOND:
+                writer.write(id, arrays_of(id, names))
+    (path / "writer.lock").unlink()
+    return path
 
 
 def make_golden(path: Path, features: list[FeatureStorageConfig]) -> Path:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 from crash_promises import Content, Model, Promise
-from crash_writers import ALL, go_on, model_in, numbers_in, utterance
+from crash_writers import ALL, go_on, model_in, numbers_in, stamps_of, utterance
 from store_helpers import Arrays, id_of
 
 import featcache
 from featcache.errors import FeatcacheError, NotACacheError
+from featcache.store.format.kept_files import read_building_file
 
 LONGEST_S = 20.0
-WRONGS = ("lost", "unopenable", "stuck", "wrong", "half", "untyped")
+WRONGS = ("lost", "undone", "unopenable", "stuck", "wrong", "half", "untyped")
 Oracle = dict[Model, dict[int, Arrays]]
 
 
@@ -30,11 +31,19 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
     with _noting(wrongs):
         see(path, promise, oracle, wrongs)
     with _noting(wrongs):
-        lost = promise.committed - go_on(path, layout)
+        if None not in promise.visible:
+            see_file(path, promise, wrongs)
+        there = go_on(path, layout)
+        lost = promise.committed - there
         if lost:
             wrongs["lost"] = f"{sorted(lost)} were committed"
+        if there & promise.gone:
+            wrongs["undone"] = f"{sorted(there & promise.gone)} were deleted"
+        see_file(path, promise, wrongs)
         whole = Content("new", frozenset(ALL))
         cache = see(path, Promise(whole.numbers, (whole,)), oracle, wrongs)
+        if cache.opened.file("probe") != read_building_file(path, "probe"):
+            wrongs["half"] = "the probe was not published"
         if not cache.complete:
             wrongs["half"] = "the finished cache is not complete"
     return wrongs
@@ -49,7 +58,8 @@ def see(path: Path, promise: Promise, oracle: Oracle, wrongs: dict[str, str]) ->
             raise _NothingThere from None
         raise
     model = model_in(cache)
-    content = Content(model, frozenset(numbers_in(cache)))
+    entries = frozenset(entry_stamps(cache, model, wrongs))
+    content = Content(model, frozenset(numbers_in(cache)), entries)
     if not promise.allows(content):
         wrongs["half"] = f"{content} is visible, not {' or '.join(map(str, promise.visible))}"
     for number in content.numbers:
@@ -59,6 +69,28 @@ def see(path: Path, promise: Promise, oracle: Oracle, wrongs: dict[str, str]) ->
     if not _has_stats_of(cache, content):
         wrongs["wrong"] = "the statistics of fbank"
     return cache
+
+
+def entry_stamps(
+    cache: featcache.Cache, model: Model, wrongs: dict[str, str]
+) -> Iterator[tuple[int, int]]:
+    """Give numbers and entry stamps, and see that the input stamps are those of the numbers."""
+    stamps = cache.opened.stamps
+    for number in numbers_in(cache):
+        if stamps is None:
+            wrongs["wrong"] = "there are no stamps"
+            return
+        row = cache.opened.row(id_of(number))
+        if int(stamps.input[row]) != stamps_of(number, model).input:
+            wrongs["wrong"] = f"the input stamp of {id_of(number)}"
+        yield number, int(stamps.entry[row])
+
+
+def see_file(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
+    """Compare the probe of the build with what was kept."""
+    data = read_building_file(path, "probe")
+    if (None if data is None else data.decode()) not in promise.files:
+        wrongs["lost"] = f"the probe is {data!r}, not {' or '.join(map(str, promise.files))}"
 
 
 def _has_stats_of(cache: featcache.Cache, content: Content) -> bool:

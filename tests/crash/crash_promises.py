@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,9 +18,15 @@ class Content:
 
     model: Model
     numbers: frozenset[int]
+    stamps: frozenset[tuple[int, int]] | None = None  # number and entry stamp; None: any
 
     def __str__(self) -> str:
-        return f"{self.model} {sorted(self.numbers)}"
+        return f"{self.model} {sorted(self.numbers)} {sorted(self.stamps or ())}"
+
+    def is_like(self, other: Content) -> bool:
+        """Compare two generations, the stamps where both have any."""
+        same = None in (self.stamps, other.stamps) or self.stamps == other.stamps
+        return same and (self.model, self.numbers) == (other.model, other.numbers)
 
 
 @dataclass(frozen=True)
@@ -32,25 +38,48 @@ class Promise:
         visible: one of these generations is what readers see; None: that there is no cache.
         opening: a writer is starting, which may publish what it recovers: all that was committed,
             and what else there is; but it does not put that in the place of the old model's cache.
+        gone: utterances of the new model that were deleted, which no writer may find.
+        files: one of these is the probe of the build that is written.
     """
 
     committed: frozenset[int] = frozenset()
     visible: tuple[Content | None, ...] = (None,)
     opening: bool = False
+    gone: frozenset[int] = frozenset()
+    files: tuple[str | None, ...] = (None,)
 
     def allows(self, content: Content) -> bool:
         """Say whether readers may see a generation."""
         aside = any(other is not None and other.model == "old" for other in self.visible)
         recovered = content.model == "new" and content.numbers >= self.committed
-        return content in self.visible or (self.opening and recovered and not aside)
+        seen = any(other is not None and content.is_like(other) for other in self.visible)
+        return seen or (self.opening and recovered and not aside)
 
     def after(self, marks: Iterable[str]) -> Promise:
         """Return what is promised after some more marks."""
         promise = self
         for text in marks:
-            what, model, numbers = json.loads(text)
-            promise = promise._after(what, Content(model, frozenset(numbers)))
+            what, model, numbers, stamps, file = json.loads(text)
+            entries = None if stamps is None else frozenset((a, b) for a, b in stamps)
+            content = Content(model, frozenset(numbers), entries)
+            changed = promise._changed(what, content, file)
+            promise = changed or promise._after(what, content)
         return promise
+
+    def _changed(self, what: str, content: Content, file: str | None) -> Promise | None:
+        """Return what is promised after a mark about what is stored already; None: it is not."""
+        match what:
+            case "deleting":
+                return replace(self, committed=self.committed - content.numbers)
+            case "deleted":
+                return replace(self, gone=self.gone | content.numbers)
+            case "again":
+                return replace(self, gone=self.gone - content.numbers)
+            case "keeping":
+                return replace(self, files=(*self.files, file))
+            case "kept":
+                return replace(self, files=(file,))
+        return None
 
     def _after(self, what: str, content: Content) -> Promise:
         new = content.numbers if content.model == "new" else frozenset()
@@ -59,23 +88,33 @@ class Promise:
                 return replace(self, opening=True)
             case "opened":
                 there = tuple(other for other in self.visible if other is not None)
-                return Promise(self.committed, (*there, content))
+                return replace(self, visible=(*there, content), opening=False)
             case "committed":
                 return replace(self, committed=self.committed | new)
             case "publishing":
                 return replace(self, visible=(*self.visible, content))
             case "published":
-                return Promise(self.committed | new, (content,))
+                committed = self.committed | new
+                return replace(self, committed=committed, visible=(content,), opening=False)
             case "aborting":
                 return replace(self, committed=new)
         raise ValueError(what)
 
 
-def tell(what: str, numbers: Iterable[int], model: Model = "new") -> None:
+def tell(
+    what: str,
+    numbers: Iterable[int],
+    model: Model = "new",
+    stamps: Mapping[int, int] | None = None,
+    file: str | None = None,
+) -> None:
     """Leave a mark.
 
     Args:
         what: "opening", "opened" with what readers see then, "committed", "publishing", "published"
-            or, with what stays, "aborting".
+            or, with what stays, "aborting"; "deleting", "deleted", and "again" before some of these
+            are written once more; "keeping" and "kept", with the probe.
+        stamps: entry stamps of what is published, by number; None: any.
     """
-    mark(json.dumps([what, model, sorted(numbers)], separators=(",", ":")))
+    entries = None if stamps is None else sorted(stamps.items())
+    mark(json.dumps([what, model, sorted(numbers), entries, file], separators=(",", ":")))

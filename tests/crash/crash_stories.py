@@ -16,9 +16,12 @@ from crash_writers import (
     ALL,
     close,
     commit,
+    delete,
+    keep_file,
     open_part_writer,
     open_writer,
     publish,
+    restamp,
     write,
 )
 
@@ -122,6 +125,40 @@ def abort(path: Path, layout: str) -> None:
     writer.abort()
 
 
+def change(path: Path, layout: str) -> None:
+    """Give utterances other stamps, delete some, compute these again; keep probes."""
+    writer = open_writer(path, layout)
+    keep_file(writer, "first")
+    restamp(writer, dict.fromkeys(range(5), 2))
+    entries = {number: 2 if number < 5 else 1 for number in range(10)}
+    publish(writer, range(10), entries)
+    keep_file(writer, "second")
+    gone = (0, 3, 4, 8)
+    restamp(writer, {9: 7, 3: 5})
+    delete(writer, gone, {each: entries[each] for each in entries if each not in gone} | {9: 7})
+    tell("again", gone)
+    commit(writer, gone[:2])
+    write(writer, gone[2:])
+    keep_file(writer, "third")
+    write_from(10, writer)
+
+
+def change_aside(path: Path, layout: str) -> None:
+    """Overwrite a cache, and delete utterances of the new one before it is published."""
+    writer = open_writer(path, layout, overwrite=True)
+    keep_file(writer, "new")
+    commit(writer, range(6))
+    delete(writer, (1, 2))
+    delete(writer, (3,))
+    tell("again", (1,))
+    commit(writer, (1,))
+    delete(writer, (4,))
+    tell("again", (2, 3, 4))
+    write(writer, (2, 3, 4))
+    write(writer, range(6, len(ALL)))
+    close(writer, ALL)
+
+
 STORIES = {
     "fresh": Story(fresh),
     "append": Story(append, begun),
@@ -130,6 +167,8 @@ STORIES = {
     "overwrite-on": Story(overwrite_on, killed_overwrite),
     "part-writers": Story(part_writers),
     "abort": Story(abort, begun),
+    "change": Story(change, begun),
+    "change-aside": Story(change_aside, begun_by_the_old_model),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from store_helpers import Arrays, arrays_of, id_of
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import NotACacheError
+from featcache.store.format.stamps import Stamps
 from featcache.store.writing.part_writer import PartWriter
 
 ALL = range(30)
@@ -49,6 +50,11 @@ def utterance(number: int, model: Model = "new") -> Arrays:
     return arrays_of(number + (0 if model == "new" else 1000))
 
 
+def stamps_of(number: int, model: Model = "new") -> Stamps:
+    """Return the stamps of an utterance that were not changed."""
+    return Stamps(number + (1 if model == "new" else 1001), 1)
+
+
 def open_writer(
     path: Path, layout: str, model: Model = "new", overwrite: bool = False
 ) -> CacheWriter:
@@ -69,7 +75,7 @@ def open_part_writer(path: Path, layout: str) -> PartWriter:
 def write(writer: CacheWriter | PartWriter, numbers: Iterable[int], model: Model = "new") -> None:
     """Write utterances."""
     for number in numbers:
-        writer.write(id_of(number), utterance(number, model))
+        writer.write(id_of(number), utterance(number, model), stamps=stamps_of(number, model))
 
 
 def commit(writer: CacheWriter | PartWriter, numbers: Iterable[int]) -> None:
@@ -79,11 +85,43 @@ def commit(writer: CacheWriter | PartWriter, numbers: Iterable[int]) -> None:
     tell("committed", numbers)
 
 
-def publish(writer: CacheWriter, numbers: Iterable[int]) -> None:
-    """Publish, telling what is in the cache then."""
-    tell("publishing", numbers)
+def publish(
+    writer: CacheWriter, numbers: Iterable[int], stamps: Mapping[int, int] | None = None
+) -> None:
+    """Publish, telling what is in the cache then; `stamps` are entry stamps by number."""
+    tell("publishing", numbers, stamps=stamps)
     writer.publish()
-    tell("published", numbers)
+    tell("published", numbers, stamps=stamps)
+
+
+def restamp(writer: CacheWriter, stamps: Mapping[int, int]) -> None:
+    """Give stored utterances other entry stamps."""
+    writer.restamp(
+        {id_of(number): Stamps(stamps_of(number).input, entry) for number, entry in stamps.items()}
+    )
+
+
+def delete(
+    writer: CacheWriter, numbers: Iterable[int], left: Mapping[int, int] | None = None
+) -> None:
+    """Delete utterances, telling what is left for readers, with entry stamps.
+
+    None: they see another build.
+    """
+    tell("deleting", numbers)
+    if left is not None:
+        tell("publishing", left, stamps=left)
+    writer.delete(map(id_of, numbers))
+    tell("deleted", numbers)
+    if left is not None:
+        tell("published", left, stamps=left)
+
+
+def keep_file(writer: CacheWriter, file: str) -> None:
+    """Keep a probe, telling so."""
+    tell("keeping", [], file=file)
+    writer.keep_file("probe", file.encode())
+    tell("kept", [], file=file)
 
 
 def close(writer: CacheWriter, numbers: Iterable[int], model: Model = "new") -> None:
@@ -117,6 +155,7 @@ def go_on(path: Path, layout: str) -> set[int]:
     writer = open_writer(path, layout, overwrite=model_of(path) == "old")
     there = {number for number in ALL if id_of(number) in writer}
     missing = [number for number in ALL if number not in there]
+    tell("again", missing)
     half = len(missing) // 2
     commit(writer, missing[:half])
     write(writer, missing[half:])

@@ -14,12 +14,17 @@ from typing import Any
 from eight_layouts import LAYOUTS, open_writer, write, write_missing
 from fuzz_children import typed
 from fuzz_format import UNSEALED
+from store_helpers import id_of
 
 import featcache
+from featcache import CacheWriter
 from featcache.errors import FeatcacheError
+from featcache.store.format.kept_files import read_building_file
+from featcache.store.format.stamps import Stamps
 
 BOTH = range(8)  # published, in two parts
 KNOWN = "spk1/utt-1"
+GONE = 2  # published, and deleted then
 DEAD = range(8, 11)  # committed by a writer that died
 HOW: list[dict[str, Any]] = [
     *({}, {}, {"mapped": False}, {"verify": "columns"}, {"verify": "arrays"}),
@@ -36,9 +41,18 @@ def make_caches(root: Path) -> None:
     for layout in LAYOUTS:
         for numbers in (BOTH[:5], BOTH[5:]):
             with open_writer(root / "sealed" / layout, layout) as writer:
+                change(writer)
                 write(writer, numbers)
         shutil.copytree(root / "sealed" / layout, root / "dead" / layout)
         _write_and_die(root / "dead" / layout, layout)
+
+
+def change(writer: CacheWriter) -> None:
+    """Leave tombstones, other stamps, and a file of a role in what is stored by now."""
+    writer.keep_file("probe", b"a probe")
+    if id_of(GONE) in writer:
+        writer.restamp({KNOWN: Stamps(1, 2)})
+        writer.delete([id_of(GONE)])
 
 
 def _write_and_die(path: Path, layout: str) -> None:
@@ -46,6 +60,7 @@ def _write_and_die(path: Path, layout: str) -> None:
     if child == 0:
         try:
             writer = open_writer(path, layout)
+            writer.keep_file("made-from", b"{}")
             for number in DEAD:
                 write(writer, [number])
                 writer.commit()
@@ -80,12 +95,14 @@ def read_all(path: Path, how: dict[str, Any]) -> None:
         typed(partial(opened.read_batch, ids, name), partial(opened.lengths, name, ids=ids))
         typed(*(partial(opened.read, id, name) for id in ids))
         typed(*(partial(opened.read, id, name, 1, 2) for id in ids))
+    typed(lambda: opened.opened.file("probe"), lambda: read_building_file(path, "made-from"))
     typed(lambda: opened.stats("fbank"), lambda: KNOWN in opened, lambda: opened[KNOWN])
 
 
 def write_more(path: Path, layout: str, overwrite: bool) -> None:
     """Recover, write and publish."""
     with open_writer(path, layout, overwrite=overwrite) as writer:
+        change(writer)
         write_missing(writer, (1, 30))
 
 

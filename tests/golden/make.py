@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import shutil
 
-from golden_caches import GOLDEN, LAYOUTS, make_golden
+from golden_caches import CHANGED, GOLDEN, LAYOUTS, make_changed, make_golden
 
 if __name__ == "__main__":
     logging.disable()  # of utterances that are stored twice, on purpose
     for layout, features in LAYOUTS.items():
         shutil.rmtree(GOLDEN / layout, ignore_errors=True)
         make_golden(GOLDEN / layout, features)
+    shutil.rmtree(GOLDEN / CHANGED, ignore_errors=True)
+    make_changed(GOLDEN / CHANGED)

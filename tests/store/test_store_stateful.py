@@ -1,5 +1,5 @@
-"""Any sequence of writing, committing, publishing, crashing, overwriting and reading agrees with a
-dict.
+"""Any sequence of writing, committing, publishing, crashing, overwriting, deleting, stamping and
+reading agrees with a dict.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,6 +27,8 @@ from store_helpers import Arrays, assert_holds, two_features
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import DuplicateIdError, FeatureError
+from featcache.store.format.kept_files import read_building_file
+from featcache.store.format.stamps import Stamps
 from featcache.store.writing import part_writer
 from featcache.store.writing.part_writer import PartWriter
 
@@ -41,6 +44,12 @@ def arrays_for(frames: int, seed: int) -> Arrays:
         "fbank": random.standard_normal((frames, 3)).astype(np.float32),
         "units": random.integers(-9, 9, frames // 2, np.int16),
     }
+
+
+def stamps_of(arrays: Arrays, entry: int = 1) -> Stamps:
+    """Stamps that tell whose they are."""
+    data = b"".join(array.tobytes() for array in arrays.values())
+    return Stamps(xxhash.xxh3_64_intdigest(data), entry)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -64,6 +73,11 @@ class StoreMachine(RuleBasedStateMachine):
         # sealed by part writers, which an open writer does not know of
         self.of_others: set[str] = set()
         self.seed = 0
+        self.deleted: set[str] = set()
+        # of the build that is written, and what readers saw last; kept since the last publish?
+        self.file: bytes | None = None
+        self.seen: bytes | None = None
+        self.is_new = False
 
     def teardown(self) -> None:
         if self.writer is not None:
@@ -93,6 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model += new_model
         self.overwriting = True
         self.safe = {}
+        self.file = None
         self.open()
 
     @precondition(lambda self: self.writer is not None)
@@ -109,7 +124,8 @@ class StoreMachine(RuleBasedStateMachine):
                 self.writer.write(id, arrays)
         else:
             assert id not in self.safe
-            self.writer.write(id, {name: array.copy() for name, array in arrays.items()})
+            copies = {name: array.copy() for name, array in arrays.items()}
+            self.writer.write(id, copies, stamps=stamps_of(arrays))
             self.risky[id] = arrays
 
     @precondition(lambda self: self.writer is not None)
@@ -121,6 +137,43 @@ class StoreMachine(RuleBasedStateMachine):
                 self.writer.write(
                     id, {"fbank": np.full((2, 3), np.nan), "units": np.zeros(1, np.int16)}
                 )
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(data=st.data())
+    def restamp(self, data: st.DataObject) -> None:
+        assert self.writer is not None
+        known = self.safe | self.risky
+        for id in data.draw(st.lists(st.sampled_from(sorted(known)))) if known else ():
+            if id in self.writer:
+                self.seed += 1
+                self.writer.restamp({id: stamps_of(known[id], self.seed)})
+
+    @precondition(lambda self: self.writer is not None and self.part is None)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        assert self.writer is not None
+        known = sorted(id for id in self.safe | self.risky if id in self.writer)
+        if not known:
+            return
+        ids = data.draw(st.sets(st.sampled_from(known), min_size=1, max_size=3))
+        self.writer.delete(ids)
+        self.safe |= self.risky
+        self.risky = {}
+        for id in ids:
+            assert id not in self.writer
+            del self.safe[id]
+        self.deleted |= ids
+        if not self.overwriting:
+            self.became_visible()
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(again=st.booleans())
+    def keep_file(self, again: bool) -> None:
+        assert self.writer is not None
+        data = self.file if again and self.file is not None else b"%d" % self.seed
+        self.is_new = self.is_new or data != self.file
+        self.file = data
+        self.writer.keep_file("probe", data)
 
     @precondition(lambda self: self.writer is not None)
     @rule()
@@ -144,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
         if id not in self.safe and id not in self.risky and id not in self.of_part:
             self.seed += 1
             self.of_part[id] = arrays_for(frames, self.seed)
-            self.part.write(id, self.of_part[id])
+            self.part.write(id, self.of_part[id], stamps=stamps_of(self.of_part[id]))
 
     @precondition(lambda self: self.part is not None)
     @rule()
@@ -176,6 +229,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.risky = {}
         self.published = dict(self.safe)
         self.overwriting = False
+        self.seen, self.is_new = self.file, False
 
     @precondition(lambda self: self.writer is not None and self.part is None)
     @rule()
@@ -183,6 +237,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.writer is not None
         self.writer.abort()
         self.writer = None
+        if self.is_new:
+            self.file, self.is_new = None if self.overwriting else self.seen, False
         with CacheWriter(
             self.path, self.features, self.fingerprint(), overwrite=self.overwriting
         ) as writer:
@@ -212,7 +268,10 @@ class StoreMachine(RuleBasedStateMachine):
             copy,
             CacheWriter(copy, self.features, self.fingerprint(), overwrite=self.overwriting),
         )
+        self.is_new = False
         may_be_there = self.risky | self.of_part
+        for id in self.deleted - self.safe.keys() - may_be_there.keys():
+            assert id not in self.writer
         for id in self.safe:
             assert id in self.writer
         self.safe |= {id: arrays for id, arrays in may_be_there.items() if id in self.writer}
@@ -226,7 +285,19 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def readers_see_what_is_published(self) -> None:
         if self.published is not None:
-            assert_holds(featcache.open(self.path, verify="arrays"), self.published)
+            cache = featcache.open(self.path, verify="arrays")
+            assert_holds(cache, self.published)
+            inputs = () if cache.opened.stamps is None else cache.opened.stamps.input.tolist()
+            assert len(inputs) == len(cache)
+            for id, stamp in zip(cache, inputs, strict=True):
+                assert stamp == stamps_of(self.published[id]).input
+            files = {self.seen} if self.overwriting else {self.seen, self.file}
+            assert cache.opened.file("probe") in files
+
+    @invariant()
+    def the_build_has_its_file(self) -> None:
+        if self.writer is not None:
+            assert read_building_file(self.path, "probe") == self.file
 
 
 class MemmapStoreMachine(StoreMachine):

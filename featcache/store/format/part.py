@@ -141,8 +141,14 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
 
 def as_known(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart]:
     """Give sealed parts the tombstones and the stamps that a manifest says they have."""
-    known = {entry.name: entry for entry in (*manifest.building_parts, *manifest.parts)}
-    return [replace(part, entry=known.get(part.entry.name, part.entry)) for part in parts]
+    known = {entry.name: entry for entry in manifest.parts}
+    deleted = {entry.name: entry.tombstones for entry in manifest.building_parts}
+
+    def entry_of(entry: PartEntry) -> PartEntry:
+        alone = replace(entry, tombstones=deleted.get(entry.name))
+        return known.get(entry.name, alone)
+
+    return [replace(part, entry=entry_of(part.entry)) for part in parts]
 
 
 def list_parts(cache: Path) -> Iterator[tuple[str, SealedPart | None]]:

@@ -59,8 +59,9 @@ class StampColumns(NamedTuple):
 def check_stamps(id: str, stamps: Stamps) -> Stamps:
     """Return the stamps of an utterance; raises `ConfigError` for what are none."""
     try:
-        checked = Stamps(*map(operator.index, stamps))
-    except TypeError:
+        input, entry = map(operator.index, stamps)
+        checked = Stamps(input, entry)
+    except (TypeError, ValueError):
         checked = Stamps(-1)
     if not all(0 <= number <= MOST for number in checked):
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -105,6 +106,7 @@ def all_damage(cache: Path, manifest: Manifest, index: Index, *, arrays: bool) -
             yield f"{str(cache / manifest_file(name))!r} is missing"
     yield from _column_damage(cache, manifest.index, manifest.index_digest)
     yield from _generation_damage(cache, manifest, index, arrays)
+    yield from _building_damage(cache, manifest)
     for name in kept:
         yield from _kept_damage(cache, name, manifest, arrays)
 
@@ -124,6 +126,16 @@ def _kept_damage(cache: Path, name: str, current: Manifest, arrays: bool) -> Ite
         with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
             index = read_index(file, list(manifest.features))
         yield from _generation_damage(cache, manifest, index, arrays)
+
+
+@_told
+def _building_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
+    """Compare what belongs to a build that is being written, unless its writer is at work on it."""
+    files = (_file_damage(cache, *each) for each in manifest.building_files.items())
+    parts = (_part_damage(cache, entry) for entry in manifest.building_parts)
+    found = list(itertools.chain(*files, *parts))
+    if found and read_manifest(cache).write_id == manifest.write_id:
+        yield from found
 
 
 def _generation_damage(
@@ -166,9 +178,9 @@ def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
     if part.entry.digest != entry.digest:
         yield f"{str(cache / directory / SEAL)!r} is damaged: its checksum does not match"
     yield from _column_damage(cache, f"{directory}/{COLUMNS}", part.columns)
-    stones = entry.tombstones
-    if stones is not None:
-        yield from _column_damage(cache, f"{directory}/{stones.file}", stones.digest)
+    for beside in (entry.tombstones, entry.stamps):
+        if beside is not None:
+            yield from _column_damage(cache, f"{directory}/{beside.file}", beside.digest)
 
 
 class ContainerPages:

@@ -12,8 +12,8 @@ from featcache.errors import StorageFullError
 from featcache.store.format.disk_errors import FREE_SPACE, explained
 
 MARGIN_BYTES = 1 << 20
-# an utterance in an index, and each of its arrays in index and container
-ROW_BYTES, FEATURE_BYTES = 128, 128
+# an utterance in an index, with its stamps, and each of its arrays in index and container
+ROW_BYTES, FEATURE_BYTES = 144, 128
 # asking takes microseconds on a local disk, milliseconds on a busy network file system
 LOOK_INTERVAL_S = 1.0
 WIDE = 16  # while this many times of what is coming and the margin are free, the interval holds

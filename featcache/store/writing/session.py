@@ -12,14 +12,9 @@ import numpy as np
 from featcache.errors import NotACacheError, StaleCacheError
 from featcache.store.format.committed import committed_builds
 from featcache.store.format.disk_errors import explained
-from featcache.store.format.files import (
-    check_own_directory,
-    create_durably,
-    digest,
-    make_directory,
-)
+from featcache.store.format.files import check_own_directory, make_directory
 from featcache.store.format.fingerprint import cache_fingerprint, differences, fingerprint_digest
-from featcache.store.format.kept_files import KEPT_FILE, new_file, of_role, role_of
+from featcache.store.format.kept_files import KEPT_FILE, role_of
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
     INDEX,
@@ -36,12 +31,14 @@ from featcache.store.format.stamps import Stamps
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.verify import container_damage, raise_damage
+from featcache.store.writing.build_files import BuildFiles
 from featcache.store.writing.changes import Changes, with_changes
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish import Outcome, publish, sealed_parts
 from featcache.store.writing.recover import recover_parts
-from featcache.store.writing.superseded import remove_superseded, remove_unnamed
+from featcache.store.writing.superseded import remove_superseded
+from featcache.store.writing.tombstones import find_tombstones
 from featcache.store.writing.unclosed import close_at_exit
 
 OTHERS = "work-"  # names in a cache directory that begin so are those of whoever works there
@@ -67,7 +64,6 @@ class WriteSession:
         self.expected: Sequence[str] | None = None
         self.failed: set[str] = set()
         self.stamps: dict[str, Stamps] = {}  # new ones of what is stored
-        self._kept: set[str] = set()  # files that were kept since the last publish
         with explained(path, _kept):
             content = cache_fingerprint(features, fingerprint)
             _claim_directory(path)
@@ -82,6 +78,7 @@ class WriteSession:
                 if not self.is_aside and self._sealed() - self._published():
                     # or each writer of a part would have to read the ids of what was recovered
                     self._manifest = publish(path, self._manifest, Outcome(complete=False))
+                self.files = BuildFiles(path)
                 self.parts = PartWriter(path, features, fingerprint)
             except BaseException:
                 self._lock.release()
@@ -99,7 +96,7 @@ class WriteSession:
         """Publish what is sealed, if that changes anything."""
         with explained(self.path, _kept):
             told = self.failed or self.expected is not None
-            told = told or bool(self.stamps or self._manifest.building_files)
+            told = told or bool(self.stamps or self.files.waiting)
             if told or complete != self._manifest.complete or self._sealed() != self._published():
                 self._publish(complete, ())
 
@@ -124,29 +121,14 @@ class WriteSession:
     def keep_file(self, role: str, data: bytes) -> None:
         """Keep a file of a role with the build that is being written."""
         with explained(self.path, _kept):
-            before = read_manifest(self.path)
-            published = {} if self.is_aside else before.files
-            now = of_role(before.building_files, role) or of_role(published, role)
-            if digest(data) in now.values():
-                return
-            name = new_file(role)
-            create_durably(self.path / name, data)
-            others = before.building_files.items()
-            files = {path: each for path, each in others if role_of(path) != role}
-            self._kept.add(name)
-            self._keep_files(before, files | {name: digest(data)})
-
-    def _keep_files(self, before: Manifest, files: Mapping[str, str]) -> None:
-        after = write_manifest(self.path, replace(before, building_files=files))
-        self._manifest = replace(self._manifest, building_files=files)
-        remove_unnamed(self.path, after)
+            self.files.keep(role, data)
 
     def _publish(self, complete: bool, deleted: Collection[str]) -> None:
         outcome = Outcome(complete, self.expected, frozenset(self.failed))
         changes = Changes(self.stamps, deleted)
         self._manifest = publish(self.path, self._manifest, outcome, changes)
         self.stamps = {}
-        self._kept = set()
+        self.files.published()
         self.parts.published()
 
     def recover(self) -> None:
@@ -166,14 +148,12 @@ class WriteSession:
 
     def abort(self) -> None:
         """Remove what is not published, and let go of the cache."""
-        kept = set() if self.parts.closed else self._kept
+        ended = self.parts.closed
         try:
             self.parts.abort()
-            if kept:
+            if not ended:
                 with explained(self.path, _kept):
-                    before = read_manifest(self.path)
-                    named = before.building_files.items()
-                    self._keep_files(before, {path: own for path, own in named if path not in kept})
+                    self.files.drop()
         finally:
             self._let_go()
 
@@ -241,6 +221,9 @@ class WriteSession:
             )
         build = builds.get(digest, 1)
         fresh = Manifest(content, build=build, building=build, building_fingerprint=digest)
+        parts = (find_tombstones(self.path, each, fresh) for each in sealed_parts(self.path, fresh))
+        deleted = tuple(part.entry for part in parts if part.entry.tombstones)
+        fresh = replace(fresh, building_parts=deleted)
         return publish(self.path, fresh, Outcome(complete=False))
 
 

@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from featcache.container_files import sync_directory
+from featcache.errors import CorruptCacheError
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
-from featcache.store.format.column_file import save_columns
+from featcache.store.format.column_file import ColumnFile, save_columns
+from featcache.store.format.index import are_below
 from featcache.store.format.index_writer import stats_columns
 from featcache.store.format.manifest import Manifest, Tombstones
 from featcache.store.format.part import SealedPart
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.store.reading.verify import raise_damage
 
 _log = logging.getLogger("featcache")
 
@@ -36,6 +39,29 @@ def without_doubled(cache: Path, part: SealedPart, rows: Ints, manifest: Manifes
             part.entry.name,
         )
     return without_rows(cache, part, rows, manifest)
+
+
+def find_tombstones(cache: Path, part: SealedPart, manifest: Manifest) -> SealedPart:
+    """Give a part the tombstones that lie beside it, where the manifest that named them is lost.
+
+    What a killed writer left there counts, too: its utterances were to be computed again.
+    """
+    rows = [np.empty(0, np.int64)]
+    for path in sorted((cache / part.directory).glob("tombstones-*.columns")):
+        try:
+            file = ColumnFile(cache, f"{part.directory}/{path.name}", mapped=False)
+        except CorruptCacheError:  # its writer died before it was whole, and nobody named it
+            continue
+        with file:
+            raise_damage(file.damage())
+            rows.append(file.column("rows", np.int64))
+    found = np.unique(np.concatenate(rows))
+    if not are_below(found, part.entry.rows):
+        raise CorruptCacheError(
+            f"tombstones of part {str(cache / part.directory)!r} are damaged: they name rows that "
+            "are not there; remove the part to compute its utterances again"
+        )
+    return without_rows(cache, part, found, manifest)
 
 
 def without_rows(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) -> SealedPart:

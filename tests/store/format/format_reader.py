@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import zlib
 from itertools import pairwise
 from pathlib import Path
@@ -117,6 +118,21 @@ class Reader:
 
     def lengths(self, feature: str) -> list[int]:
         return [int(length) for length in self._of(feature, "rows")]
+
+    def stamps(self) -> dict[str, tuple[int, int]]:
+        """Stamps of all ids, `input` and `entry`; none where the generation has none."""
+        if "input" not in self.columns:
+            return {}
+        pairs = zip(*(self.columns[name].tolist() for name in ("input", "entry")), strict=True)
+        return dict(zip(self.ids, pairs, strict=True))
+
+    def file(self, role: str) -> bytes | None:
+        for path, digest in self.manifest["files"].items():
+            if re.fullmatch(rf"{role}-[0-9a-f]{{8}}\.(bin|json)", path):
+                data = (self.cache / path).read_bytes()
+                assert xxhash.xxh3_64_hexdigest(data) == digest
+                return data
+        return None
 
     def stats(self, feature: str) -> tuple[int, Array, Array]:
         shape = self._of(feature, "dims").tolist()

@@ -9,27 +9,31 @@ import numpy as np
 import pytest
 from format_reader import Reader
 from golden_caches import (
+    CHANGED,
+    CHANGED_FEATURES,
     FAILED,
+    FILES,
     FINGERPRINT,
     FIRST,
     GOLDEN,
     LAYOUTS,
     NEW,
     SECOND,
+    STAMPED,
     arrays_of,
     assert_array,
 )
 
 import featcache
 from featcache import CacheWriter
+from featcache.store.format.stamps import Stamps
 
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def test_each_layout_has_a_golden_cache() -> None:
-    assert {path.name for path in GOLDEN.iterdir() if path.is_dir()} - {"__pycache__"} == set(
-        LAYOUTS
-    )
+    found = {path.name for path in GOLDEN.iterdir() if path.is_dir()} - {"__pycache__"}
+    assert found == {*LAYOUTS, CHANGED}
 
 
 @layouts
@@ -51,6 +55,34 @@ def test_a_copy_of_a_golden_cache_is_continued(layout: str, tmp_path: Path) -> N
     cache = featcache.open(copy, verify="arrays")
     assert_holds(layout, cache, [*FIRST, *SECOND, NEW])
     assert cache.failed == (FAILED,)
+
+
+def test_the_golden_cache_that_was_changed_is_read() -> None:
+    cache = featcache.open(GOLDEN / CHANGED, verify="arrays")
+    assert cache.complete
+    assert_holds(CHANGED, cache, [*FIRST, *SECOND])
+    assert_stamps_and_files(cache, STAMPED)
+
+
+def test_a_copy_of_the_golden_cache_that_was_changed_is_continued(tmp_path: Path) -> None:
+    copy = shutil.copytree(GOLDEN / CHANGED, tmp_path / "copy")
+    with CacheWriter(copy, CHANGED_FEATURES, FINGERPRINT) as writer:
+        writer.write(NEW, arrays_of(NEW, list(writer.features)), stamps=Stamps(5, 6))
+        writer.restamp({SECOND[0]: Stamps(7, 8)})
+    cache = featcache.open(copy, verify="arrays")
+    assert_holds(CHANGED, cache, [*FIRST, *SECOND, NEW])
+    assert_stamps_and_files(cache, STAMPED | {NEW: Stamps(5, 6), SECOND[0]: Stamps(7, 8)})
+
+
+def assert_stamps_and_files(cache: featcache.Cache, known: dict[str, Stamps]) -> None:
+    stamps = cache.opened.stamps
+    assert stamps is not None
+    found = dict(zip(cache, zip(*(column.tolist() for column in stamps), strict=True), strict=True))
+    assert found == {id: known.get(id, (0, 0)) for id in cache}
+    reader = Reader(cache.path)
+    assert reader.stamps() == found
+    for role, data in FILES.items():
+        assert cache.opened.file(role) == reader.file(role) == data
 
 
 def assert_holds(layout: str, cache: featcache.Cache, ids: list[str]) -> None:

@@ -11,11 +11,26 @@ import numpy as np
 import pytest
 import xxhash
 from format_reader import Reader, columns_of, strings_of, unsealed
-from golden_caches import FAILED, FIRST, FRAMES, LAYOUTS, SECOND, assert_array, make_golden
+from golden_caches import (
+    CHANGED_FEATURES,
+    FAILED,
+    FILES,
+    FINGERPRINT,
+    FIRST,
+    FRAMES,
+    LAYOUTS,
+    SECOND,
+    STAMPED,
+    arrays_of,
+    assert_array,
+    make_changed,
+    make_golden,
+)
 from places import ROOT
 
 import featcache
 from featcache import Cache, CacheWriter, FeatureStorageConfig
+from featcache.store.format.stamps import Stamps
 
 PAGE_BYTES = 65536
 PAGE = (ROOT / "docs" / "format.md").read_text()
@@ -54,6 +69,52 @@ def test_an_id_in_two_parts_is_a_tombstone_in_one(tmp_path: Path, layout: str) -
     assert len(stones["rows"]) == second["tombstones"]["rows"]
     assert [strings_of(part, "id")[row] for row in stones["rows"]] == [FIRST[0]]
     assert stones["fbank.count"] == part["fbank.count"] - FRAMES[FIRST[0]]
+
+
+def test_stamps_and_files_are_what_the_documentation_says(tmp_path: Path) -> None:
+    cache = make_changed(tmp_path / "cache")
+    reader = Reader(cache)
+    assert_the_same(reader, featcache.open(cache))
+    assert reader.stamps() == {id: STAMPED.get(id, (0, 0)) for id in reader.ids}
+    assert {role: reader.file(role) for role in FILES} == FILES
+    assert reader.manifest["requires_to_write"] == ["stamps"]
+    assert not {"building_files", "building_parts"} & set(reader.manifest)
+    entries = reader.manifest["parts"]
+    assert sorted(entry["tombstones"] is not None for entry in entries) == [False, False, True]
+    (entry,) = (entry for entry in entries if "stamps" in entry)
+    directory = cache / "parts" / entry["name"]
+    stamps = columns_of(
+        (directory / entry["stamps"]["file"]).read_bytes(), entry["stamps"]["digest"]
+    )
+    seal = unsealed((directory / "part.json").read_bytes())
+    part = columns_of((directory / "index.columns").read_bytes(), seal["columns"])
+    row = strings_of(part, "id").index(FIRST[1])
+    assert (part["input"][row], part["entry"][row]) == (STAMPED[FIRST[1]].input, 0)
+    assert (stamps["input"][row], stamps["entry"][row]) == STAMPED[FIRST[1]]
+    assert check_parts(reader) > 0
+
+
+def test_what_waits_for_a_build_is_what_the_documentation_says(tmp_path: Path) -> None:
+    cache = make_changed(tmp_path / "cache")
+    with CacheWriter(cache, CHANGED_FEATURES, FINGERPRINT, overwrite=True) as writer:
+        writer.keep_file("probe", b"new")
+        for id in SECOND:
+            writer.write(id, arrays_of(id, ["fbank", "tokens"]), stamps=Stamps(1, 2))
+        assert writer.commit() == 2
+        (journal,) = cache.glob("parts/*/journal.jsonl")
+        _, line, *_ = journal.read_bytes().splitlines()
+        for id, _, stamps in unsealed(line)["utterances"]:
+            assert (id in SECOND, stamps) == (True, [f"{1:016x}", f"{2:016x}"])
+        writer.delete([SECOND[0]])
+        manifest = Reader(cache).manifest
+        ((name, digest),) = manifest["building_files"].items()
+        assert xxhash.xxh3_64_hexdigest((cache / name).read_bytes()) == digest
+        (entry,) = manifest["building_parts"]
+        stones = cache / "parts" / entry["name"] / entry["tombstones"]["file"]
+        columns = columns_of(stones.read_bytes(), entry["tombstones"]["digest"])
+        assert len(columns["rows"]) == 1
+        assert Reader(cache).file("probe") == FILES["probe"]
+    assert (Reader(cache).ids, Reader(cache).file("probe")) == ([SECOND[1]], b"new")
 
 
 def test_the_digest_in_the_documentation_is_that_of_its_bytes() -> None:
