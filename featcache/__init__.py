@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from featcache.registry import codec_names as codec_names
     from featcache.registry import get_backend as get_backend
     from featcache.registry import get_codec as get_codec
+    from featcache.staleness.provenance import provenance as provenance
     from featcache.stats import FeatureStats as FeatureStats
     from featcache.storage import FeatureStorage as FeatureStorage
     from featcache.store.reading.cache import Cache as Cache
@@ -93,6 +94,7 @@ _HOMES = {
     "join": "featcache.tables.table",
     "made_from": "featcache.making",
     "open": "featcache.store.reading.cache",
+    "provenance": "featcache.staleness.provenance",
     "unpad": "featcache.extraction.unpad",
     "utterances": "featcache.interop.utterances",
     "with_worker_env": "featcache.cluster.worker_env",

@@ -78,6 +78,7 @@ PUBLIC = [
     "join",
     "made_from",
     "open",
+    "provenance",
     "samplers",
     "unpad",
     "utterances",

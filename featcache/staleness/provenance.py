@@ -68,7 +68,7 @@ class Provenance:
 
 
 def provenance(
-    function: Any, extractor: object = None, *, named: Mapping[str, object] | None = None
+    function: object, extractor: object = None, *, named: Mapping[str, object] | None = None
 ) -> Provenance:
     """Return the provenance of what `function` computes.
 

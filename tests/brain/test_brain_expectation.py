@@ -10,6 +10,7 @@ import pytest
 import speechbrain as sb
 import torch
 from brain_helpers import make_brain, make_dataset
+from speechbrain.dataio.batch import PaddedBatch
 
 import featcache
 from featcache.errors import ConfigError, StaleCacheError
@@ -109,6 +110,41 @@ def test_an_expectation_is_the_fingerprint_of_the_cache(storage: FeatureStorage)
     assert {**expected, "features": cache.fingerprint["features"]} == cache.fingerprint
     with pytest.raises(StaleCacheError, match="layer: was 9, now 12"):
         storage.cache("train", expect=brain.expectation(fingerprint={**given, "layer": 12}))
+
+
+def longest_first(items: list[Any]) -> PaddedBatch:
+    return PaddedBatch(sorted(items, key=lambda item: -len(item["sig"])))
+
+
+def in_order(items: list[Any]) -> PaddedBatch:
+    return PaddedBatch(list(items))
+
+
+def test_an_expectation_knows_the_collate_function(storage: FeatureStorage) -> None:
+    brain, kwargs = make_brain(storage), {"batch_size": 2, "collate_fn": longest_first}
+    brain.cache_features(make_dataset(), loader_kwargs=kwargs)
+    assert storage.cache("train", expect=brain.expectation(collate_fn=longest_first)).complete
+    with pytest.raises(StaleCacheError, match="in_order"):
+        storage.cache("train", expect=brain.expectation(collate_fn=in_order))
+
+
+class Ones(featcache.EnvironmentProvider):
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+    def build_env_local(self) -> dict[str, Any]:
+        return {"dataset": [3, 4], "ids": ["a", "b"], "compute_features": self.compute}
+
+    def compute(self, items: list[int]) -> list[dict[str, Any]]:
+        return [{"id": "ab"[n - 3], "x": self.gain * torch.ones(n, 2)} for n in items]
+
+
+def test_features_of_a_function_are_expected_by_its_provenance(tmp_path: Path) -> None:
+    featcache.extract(Ones(1.0), tmp_path, [featcache.FeatureStorageConfig("x")], progressbar=False)
+    expect = featcache.provenance(Ones(1.0).compute).fingerprint({})
+    assert featcache.open(tmp_path, expect=expect).complete
+    with pytest.raises(StaleCacheError, match=r"gain: was 1\.0, now 2\.0"):
+        featcache.open(tmp_path, expect=featcache.provenance(Ones(2.0).compute).fingerprint({}))
 
 
 def test_an_expectation_leaves_the_brain_as_it_was(storage: FeatureStorage) -> None:

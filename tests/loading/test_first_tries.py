@@ -10,7 +10,7 @@ import torch
 from loader_helpers import ids_of
 from speechbrain.core import Brain
 from speechbrain.dataio.sampler import DistributedSamplerWrapper
-from store_helpers import id_of, make_cache, two_features, write
+from store_helpers import FINGERPRINT, id_of, make_cache, two_features, write
 from torch.utils.data import DataLoader
 
 import featcache
@@ -139,7 +139,7 @@ def test_an_error_of_transform_names_the_utterance_in_torchs_loader(
 
 
 def test_an_unfinished_cache_is_read_only_on_request(tmp_path: Path) -> None:
-    writer = CacheWriter(tmp_path / "cache", two_features())
+    writer = CacheWriter(tmp_path / "cache", two_features(), FINGERPRINT)
     write(writer, range(7))
     writer.close(complete=False)
     done = make_cache(tmp_path / "done", range(20, 25))

@@ -24,7 +24,7 @@ def after_the_library():  # since it is registered before
 
 import featcache
 
-first = featcache.open(sys.argv[1]).ids[0]
+first = featcache.open(sys.argv[1], expect={"model": "wavlm"}).ids[0]
 
 def slow(item):
     if item["id"] != first:

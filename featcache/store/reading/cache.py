@@ -54,9 +54,10 @@ def open(
             every file, which reads the whole cache. All damage is told at once.
         check_reads: compare whatever is read with its checksum: whole arrays by their own, windows
             by those of the pages that they lie on. The index is compared when the cache is opened.
-        expect: the fingerprint that the features should have, plain data, such as
-            `brain.expectation()` returns: each key of it is compared with the cache's. Without it,
-            a cache that nothing has compared in this process is told of in the log, once.
+        expect: the fingerprint that the features should have, plain data as `brain.expectation()`
+            and `featcache.provenance(function).fingerprint({})` return it: each key of it is
+            compared with the cache's. Without it, a cache that nothing has compared in this process
+            is told of in the log, once.
         mapped: read through memory maps; False uses pread, for network file systems, where a mapped
             file that shrinks kills the process with SIGBUS.
 
