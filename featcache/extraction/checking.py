@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, cast
 
@@ -194,13 +194,20 @@ class Checking:
 
     def _refuse(self, fingerprint: Mapping[str, object], overwrite: bool) -> None:
         """Raise `StaleCacheError` if the probe alone says that the cache is stale."""
-        comparison = self._now.comparison
+        comparison, to = self._now.comparison, self.destination
         if comparison is None or comparison.alike:
             return
-        declared = cache_fingerprint(self.destination.storage.features, fingerprint)
-        there = read_manifest(self.destination.path).fingerprint
-        if overwrite or not differences(there, declared):
-            raise self._stale(comparison.told(), overwrite=overwrite)
+        if overwrite:
+            raise self._stale(comparison.told(), overwrite=True)
+        if (cache := to.current(fingerprint)) is None:  # the writer says all that differs
+            return
+        # those are named, or computed again
+        changed = to.inputs.find(cache, to.ids, to.seed).changed
+        comparison = comparison.without(changed)
+        if not comparison.alike:
+            raise self._stale(comparison.told())
+        self._now = replace(self._now, comparison=comparison)
+        self._kept = None  # it is kept anew
 
     def _stale(
         self, lines: Sequence[str], changes: Sequence[str] = (), *, overwrite: bool = False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from featcache.staleness.probe import Probed, seen_frames
 from featcache.staleness.unlike import Tolerance, Unlike, spread, unlike
@@ -29,6 +29,15 @@ class Comparison:
     def alike(self) -> bool:
         """True if inputs and features are the same."""
         return not self.inputs and not self.features
+
+    def without(self, ids: Container[str]) -> Comparison:
+        """Return the comparison of the other utterances."""
+        return replace(
+            self,
+            ids=[id for id in self.ids if id not in ids],
+            inputs=[each for each in self.inputs if each[0] not in ids],
+            features=[each for each in self.features if each.id not in ids],
+        )
 
     def told(self) -> list[str]:
         """Return a sentence for each kind of difference, naming the worst of each feature."""
