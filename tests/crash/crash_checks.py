@@ -99,7 +99,12 @@ def _has_stats_of(cache: featcache.Cache, content: Content) -> bool:
     stats = cache.stats("fbank")
     if not len(frames):
         return stats.count == 0
-    return stats.count == len(frames) and np.allclose(stats.mean, frames.mean(axis=0), rtol=1e-12)
+    # those beside tombstones are of what a lossy codec gives back
+    manifest = cache.opened.manifest
+    lossy = manifest.features["fbank"]["codec"] == "lilcom"
+    near = 0.05 if lossy and any(part.tombstones for part in manifest.parts) else 0
+    mean = frames.mean(axis=0)
+    return stats.count == len(frames) and np.allclose(stats.mean, mean, rtol=1e-12, atol=near)
 
 
 class _NothingThere(Exception):  # noqa: N818

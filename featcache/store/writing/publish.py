@@ -111,12 +111,7 @@ def publish(
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
-        files=_files(before, manifest.building),
-        building_files={},
-        building_parts=(),
-        accepted=before.accepted if before.build == manifest.building else (),
-        requires_to_write=_to_write(before, any(index.stamps for index in indexes)),
-        **{key: getattr(before, key) for key in KEPT},
+        **_kept(before, manifest.building, stamped=any(index.stamps for index in indexes)),
     )
     make_directory(cache / MANIFESTS)
     after = write_manifest(cache, after, keep=True)
@@ -235,6 +230,18 @@ def _among(stored: Stored, ids: Iterable[str]) -> set[str]:
         found.update(itertools.compress(rest, held))
         rest = list(itertools.compress(rest, ~held))
     return found
+
+
+def _kept(before: Manifest, building: int, *, stamped: bool) -> dict[str, Any]:
+    """Return the keys of a manifest that stay from the one before, or follow from its keys."""
+    return {
+        **{key: getattr(before, key) for key in KEPT},
+        "files": _files(before, building),
+        "building_files": {},
+        "building_parts": (),
+        "accepted": before.accepted if before.build == building else (),
+        "requires_to_write": _to_write(before, stamped),
+    }
 
 
 def _files(before: Manifest, building: int) -> dict[str, str]:

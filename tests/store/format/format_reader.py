@@ -129,7 +129,7 @@ class Reader:
     def file(self, role: str) -> bytes | None:
         for path, digest in self.manifest["files"].items():
             if re.fullmatch(rf"{role}-[0-9a-f]{{8}}\.(bin|json)", path):
-                data = (self.cache / path).read_bytes()
+                data: bytes = (self.cache / path).read_bytes()
                 assert xxhash.xxh3_64_hexdigest(data) == digest
                 return data
         return None

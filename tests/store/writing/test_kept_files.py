@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,6 @@ from featcache.store.format.kept_files import KEPT_FILE, read_building_file
 from featcache.store.format.manifest import (
     MANIFESTS,
     NAME,
-    Manifest,
     manifest_file,
     read_manifest,
     write_manifest,
@@ -124,7 +125,7 @@ def test_readers_of_the_generation_before_read_its_file(cache: Path) -> None:
 def test_what_a_tag_names_keeps_its_files(cache: Path) -> None:
     manifest = read_manifest(cache)
     tagged = manifest.name
-    write_manifest(cache, Manifest(**{**as_dict(manifest), "tags": {"paper": tagged}}))
+    write_manifest(cache, dataclasses.replace(manifest, tags={"paper": tagged}))
     for number in range(3):
         with open_writer(cache, overwrite=True) as writer:
             writer.keep_file("probe", NEW)
@@ -132,10 +133,6 @@ def test_what_a_tag_names_keeps_its_files(cache: Path) -> None:
     paper = read_manifest(cache, manifest_file(tagged))
     assert kept_files.read_kept(cache, paper.files, "probe") == OLD
     assert (file_in(cache), on_disk(cache)) == (NEW, {OLD, NEW})
-
-
-def as_dict(manifest: Manifest) -> dict[str, object]:
-    return {key: getattr(manifest, key) for key in manifest.__slots__}
 
 
 # Overwriting
@@ -172,7 +169,7 @@ def test_the_file_of_an_overwrite_that_is_given_up_is_removed(cache: Path, overw
     writer.keep_file("probe", NEW)
     write(writer, [5])
     die(writer)
-    fingerprint = {"model": "third"} if overwrite else FINGERPRINT
+    fingerprint: dict[str, object] = {"model": "third"} if overwrite else FINGERPRINT
     with open_writer(cache, fingerprint, overwrite=overwrite):
         assert read_building_file(cache, "probe") == (None if overwrite else OLD)
         assert on_disk(cache) == {OLD}
@@ -265,9 +262,9 @@ def test_a_file_that_is_not_what_was_kept_is_refused(cache: Path, damage: str) -
     (path,) = (file for file in cache.iterdir() if KEPT_FILE.fullmatch(file.name))
     spoil(path, damage)
     opened = featcache.open(cache).opened
-    for read in (lambda: opened.file("probe"), lambda: read_building_file(cache, "probe")):
+    for read in (opened.file, partial(read_building_file, cache)):
         with pytest.raises(CorruptCacheError, match=rf"{path.name}.*put it back"):
-            read()
+            read("probe")
     with pytest.raises(CorruptCacheError, match=path.name):
         featcache.open(cache, verify="columns")
     check_ids(cache)
