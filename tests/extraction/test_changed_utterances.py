@@ -277,3 +277,20 @@ def test_recomputing_says_what_it_does(
     (record,) = caplog.records
     assert "1 utterance" in record.getMessage()
     assert "'utt-1'" in record.getMessage()
+
+
+def test_a_stopped_overwrite_is_compared_when_it_goes_on(
+    brain: Any, recordings: Recordings
+) -> None:
+    cached(brain, recordings)
+    brain.stops_at = "utt-4"
+    with pytest.raises(KeyboardInterrupt):
+        cached(brain, recordings, overwrite=True)
+    brain.stops_at = None
+    recordings.record("utt-2", seed=22)
+    brain.computed_now()
+    with pytest.raises(StaleCacheError, match="'utt-2'"):
+        cached(brain, recordings, overwrite=True)
+    cache = cached(brain, recordings, overwrite=True, on_changed="recompute")
+    assert brain.computed_now() == ["utt-2", "utt-4", "utt-5"]
+    assert_holds(cache, recordings.truth())
