@@ -147,7 +147,7 @@ _NONE = object()  # no entry: nothing describes it
 
 
 def _find_entry(dataset: Any) -> Entry | None:
-    entries = getattr(dataset, "entries", None)
+    entries: Any = getattr(dataset, "entries", None)
     if hasattr(entries, "__getitem__") and hasattr(entries, "__len__"):
         return cast(Entry, entries.__getitem__) if len(entries) == len(dataset) else None
     data: Any = getattr(dataset, "data", None)

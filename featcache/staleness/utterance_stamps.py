@@ -218,7 +218,7 @@ class _Digest:
             return
         self.update(f"a{array.dtype.str}{array.shape}".encode())
         if array.nbytes:
-            self.update(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
+            self.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def _add_tensor(self, tensor: Any) -> None:
         import torch

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,14 +193,21 @@ def test_a_recording_that_changes_while_it_waits_is_noticed(
     class Late(type(brain)):  # type: ignore[misc]
         def compute_features(self, batch: Any, stage: Any) -> Any:
             if "utt-0" in batch.id:
-                recordings.record("utt-0", seed=5)
+                # it has been loaded ahead, in another process
+                while "utt-1" not in recordings.loads.read_text():
+                    time.sleep(0.01)
+                recordings.record("utt-1", seed=11)
             return super().compute_features(batch, stage)
 
     brain.__class__ = Late
-    cached(brain, recordings, fingerprint={"source": None, "constants": None})
+    settings = {
+        "loader_kwargs": {"batch_size": 1, "num_workers": 1},
+        "fingerprint": {"source": None, "constants": None},
+    }
+    cached(brain, recordings, **settings)
     brain.__class__ = Recorder
-    with pytest.raises(StaleCacheError, match="'utt-0'"):
-        cached(brain, recordings, fingerprint={"source": None, "constants": None})
+    with pytest.raises(StaleCacheError, match="'utt-1'"):
+        cached(brain, recordings, **settings)
 
 
 def test_overwriting_compares_nothing(brain: Any, recordings: Recordings) -> None:
