@@ -103,9 +103,9 @@ class Recorder(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc]
 def recorder(root: Path) -> Any:
     storage = FeatureStorage(root, [FeatureStorageConfig("x")])
     options = {"device": "cpu", "noprogressbar": True}
-    return Recorder(
-        {"scale": torch.nn.Linear(1, 1)}, hparams={"storage": storage}, run_opts=options
-    )
+    torch.manual_seed(0)  # the same in every process
+    scale = torch.nn.Linear(1, 1)
+    return Recorder({"scale": scale}, hparams={"storage": storage}, run_opts=options)
 
 
 def assert_holds(cache: Mapping[str, Any], truth: Mapping[str, Any]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,8 +17,7 @@ from featcache.extraction.dataset_batches import DatasetBatches, Loading
 from featcache.extraction.datasets import counted, is_map_style, named
 from featcache.extraction.other_splits import rows_of
 from featcache.extraction.stamping import Entries, InputsOnly
-from featcache.interface import Ints
-from featcache.store.format.stamps import Stamps
+from featcache.store.format.stamps import StampColumns, Stamps
 from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 
@@ -67,67 +68,66 @@ class ChangedInputs:
         self._ids: Sequence[str] | None = None
         self._seed: int | None = None
 
-    def find(self, cache: Cache, ids: Sequence[str] | None, seed: int | None) -> Found:
-        """Find the utterances that have changed; `ids` are those of the data set.
+    def find(
+        self,
+        path: Path,
+        ids: Sequence[str],
+        stored: StampColumns | None,
+        remembered: Mapping[str, int] = MappingProxyType({}),
+        *,
+        seed: int | None = None,
+    ) -> Found:
+        """Find the utterances of cache `path` that have changed.
 
-        With a `seed`, items are loaded from generators of their own.
+        Args:
+            path: the cache directory.
+            ids: of the data set.
+            stored: their stamps in the cache, 0 for those that it lacks.
+            remembered: entries that were looked at before, by id: their inputs are as they were.
+            seed: of random data, whose items are loaded from generators of their own.
 
-        Raises `StaleCacheError`, which names them, unless they are to be computed again.
+        Raises `StaleCacheError`, which names the utterances, unless they are to be computed again.
         """
         self._ids, self._seed = ids, seed
-        stamps = cache.opened.stamps
-        if stamps is None or ids is None or not self._entries:
+        if stored is None or not self._entries:
             return Found()
-        rows = rows_of(cache.opened, ids)
-        there = np.flatnonzero(rows >= 0)
-        inputs, entries = (column[rows[there]] for column in stamps)
+        there = np.flatnonzero(stored.entry)
         now = self._entries.stamps(there.tolist())
-        unlike = (now != entries) & (now != 0) & (entries != 0)
-        suspects = np.flatnonzero(unlike)
-        remembered = _remembered(cache)
-        suspects = np.array(
-            [each for each in suspects.tolist() if remembered.get(ids[there[each]]) != now[each]],
-            np.int64,
-        )
-        if not len(suspects):
-            return Found()
-        found = self._look(cache, ids, there[suspects], inputs[suspects], now[suspects])
+        suspects = np.flatnonzero((now != stored.entry[there]) & (now != 0))
+        entries = {
+            number: entry
+            for number, entry in zip(there[suspects].tolist(), now[suspects].tolist(), strict=True)
+            if remembered.get(ids[number]) != entry
+        }
+        found = self._look(path, ids, stored.input, entries)
         if found.changed and self.on_changed == "raise":
-            raise _refusal(cache, found.changed)
+            raise _refusal(path, found.changed)
         return found
 
     def _look(
-        self,
-        cache: Cache,
-        ids: Sequence[str],
-        numbers: Ints,
-        inputs: NDArray[np.uint64],
-        entries: NDArray[np.uint64],
+        self, path: Path, ids: Sequence[str], before: NDArray[np.uint64], entries: dict[int, int]
     ) -> Found:
-        """Load the utterances whose entries have changed, and compare their inputs."""
+        """Load the utterances whose entries have changed, by number, and compare their inputs."""
         alike: dict[str, Stamps] = {}
         changed: list[int] = []
         unknown: list[str] = []
-        loaded = zip(self._inputs(numbers.tolist()), inputs.tolist(), entries.tolist(), strict=True)
-        for (number, now), before, entry in loaded:
-            if now == before and before:
-                alike[ids[number]] = Stamps(now, entry)
-            elif now and before:
-                changed.append(number)
-            else:
+        for number, now in self._inputs(list(entries)):
+            if not now or not before[number]:
                 unknown.append(ids[number])
+            elif now == before[number]:
+                alike[ids[number]] = Stamps(now, entries[number])
+            else:
+                changed.append(number)
         if changed and self._is_random(changed[0]):
             unknown += [ids[number] for number in changed]
             changed = []
         if unknown:
-            _log.warning(
-                "%s of cache %r may have changed since (%s): the entries have, and the items "
-                "cannot be compared, since they cannot be loaded, are random, or hold what has no "
-                "digest; the features stay as they are",
-                counted(len(unknown)),
-                str(cache.path),
-                named(unknown, 3),
+            text = (
+                "the entries of %s of cache %r have changed since (%s), and their items cannot be "
+                "compared: they cannot be loaded, are random, or hold what has no digest; the "
+                "features stay as they are"
             )
+            _log.warning(text, counted(len(unknown)), str(path), named(unknown, 3))
         return Found([ids[number] for number in changed], alike)
 
     def _inputs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -153,13 +153,26 @@ class ChangedInputs:
         return first != second
 
 
-def _refusal(cache: Cache, changed: Sequence[str]) -> StaleCacheError:
-    have = "has" if len(changed) == 1 else "have"
+def _refusal(path: Path, changed: Sequence[str]) -> StaleCacheError:
+    have, these = ("has", "it") if len(changed) == 1 else ("have", "these")
     return StaleCacheError(
-        f"the input of {counted(len(changed))} of cache {str(cache.path)!r} {have} changed since "
-        f"the features were computed: {named(changed)}; on_changed='recompute' computes "
-        f"{'it' if len(changed) == 1 else 'these'} again, overwrite=True all"
+        f"the input of {counted(len(changed))} of cache {str(path)!r} {have} changed since the "
+        f"features were computed: {named(changed)}; on_changed='recompute' computes {these} again, "
+        "overwrite=True all"
     )
+
+
+def stamps_in(cache: Cache, ids: Sequence[str]) -> StampColumns | None:
+    """Return the stamps of utterances in a cache, 0 for those that it lacks; None: it has none."""
+    stamps = cache.opened.stamps
+    if stamps is None:
+        return None
+    rows = rows_of(cache.opened, ids)
+    there = rows >= 0
+    found = StampColumns.unknown(len(ids))
+    for column, stored in zip(found, stamps, strict=True):
+        column[there] = stored[rows[there]]
+    return found
 
 
 # Entries of utterances whose inputs are as they were, of caches that cannot be written to
@@ -167,12 +180,13 @@ _ALIKE: dict[tuple[str, str], dict[str, int]] = {}
 
 
 def remember(cache: Cache, alike: Mapping[str, Stamps]) -> None:
-    """Note in this process that these have not changed."""
+    """Note in this process that the inputs of these utterances are as they were."""
     known = _ALIKE.setdefault(_key(cache), {})
     known.update((id, stamps.entry) for id, stamps in alike.items())
 
 
-def _remembered(cache: Cache) -> Mapping[str, int]:
+def remembered(cache: Cache) -> Mapping[str, int]:
+    """Return the entries of which that was noted, by id."""
     return _ALIKE.get(_key(cache), {})
 
 

@@ -202,7 +202,7 @@ class Checking:
         if (cache := to.current(fingerprint)) is None:  # the writer says all that differs
             return
         # those are named, or computed again
-        changed = to.inputs.find(cache, to.ids, to.seed).changed
+        changed = to.compared(cache).changed
         comparison = comparison.without(changed)
         if not comparison.alike:
             raise self._stale(comparison.told())

@@ -6,6 +6,8 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -97,12 +99,15 @@ class DatasetBatches:
         options = _options(loader_kwargs, _OF_BATCHES)
         batch_sampler = loader_kwargs.get("batch_sampler")
         self._batched = batch_sampler is not None or loader_kwargs.get("batch_size", 1) is not None
+        # the loader knows nothing of this object: in a cycle, its processes and queues would be let
+        # go in any order
+        begin = partial(_begin, self._batches, self._stamps)
+        asked = map(begin, range(len(self._batches)))
         if self._batched:
             # not the batches themselves: to iterate over them makes a list of all that they hold
-            options["batch_sampler"] = map(self._begin, range(len(self._batches)))
+            options["batch_sampler"] = asked
         else:
-            batches = map(self._begin, range(len(self._batches)))
-            options |= {"batch_size": None, "sampler": (int(batch[0]) for batch in batches)}
+            options |= {"batch_size": None, "sampler": map(itemgetter(0), asked)}
         self._loader = _make_loader(self._dataset, options)
         if loading.mentioned is not None:
             stamp_items(self._loader, loading.mentioned)
@@ -117,7 +122,7 @@ class DatasetBatches:
                 if worker_failed(failure):
                     raise
                 data, error = None, failure
-            yield self._batch(number, self._indices(number), data, error)
+            yield self._batch(number, _indices(self._batches, number), data, error)
 
     def collated(self, items: Sequence[Any]) -> Any:
         """Return the batch of these items."""
@@ -134,16 +139,6 @@ class DatasetBatches:
                 data, error = None, failure
             yield self._batch(_SINGLE, [index], data, error)
 
-    def _begin(self, number: int) -> list[int]:
-        """Return what the loader is to load next."""
-        indices = self._indices(number)
-        if self._stamps is not None:
-            self._stamps.begin(number, indices)
-        return indices
-
-    def _indices(self, number: int) -> list[int]:
-        return cast(list[int], self._batches.batch(number))
-
     def _batch(
         self, number: int, indices: Sequence[int], data: Any, error: Exception | None
     ) -> Batch:
@@ -151,6 +146,18 @@ class DatasetBatches:
         data, shown = unstamped(data), self._ids
         ids = ids_of_batch(data) if shown is None else [shown[index] for index in indices]
         return Batch(data, ids, error, indices, stamps)
+
+
+def _begin(batches: Batches, stamps: BatchStamps | None, number: int) -> list[int]:
+    """Return what a loader is to load next."""
+    indices = _indices(batches, number)
+    if stamps is not None:
+        stamps.begin(number, indices)
+    return indices
+
+
+def _indices(batches: Batches, number: int) -> list[int]:
+    return cast(list[int], batches.batch(number))
 
 
 def wanted_batches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,31 +13,36 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from featcache.errors import (
-    CacheError,
     CacheLockedError,
     ComputeError,
     ConfigError,
     MissingDependencyError,
     NotACacheError,
     StaleCacheError,
-    describe,
 )
-from featcache.extraction.changed_inputs import ChangedInputs, Found, remember
+from featcache.extraction.changed_inputs import (
+    ChangedInputs,
+    Found,
+    remember,
+    remembered,
+    stamps_in,
+)
 from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
-from featcache.extraction.patience import is_refused, retry_while_locked
+from featcache.extraction.patience import is_refused, refusal_explained, retry_while_locked
 from featcache.interface import Ints
 from featcache.storage import FeatureStorage
 from featcache.store.format.committed import committed
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
-from featcache.store.format.manifest import NAME, read_manifest
+from featcache.store.format.manifest import read_manifest
 from featcache.store.reading.cache import Cache
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.stored_stamps import stored_stamps
 
 EMPTY = "the data set is empty: not one utterance came of it; look at what filters or feeds it"
 _log = logging.getLogger("featcache")
@@ -134,14 +139,15 @@ class Destination:
             if self.skip_failures and len(cache) and (resume or self.full):
                 self.accepted = frozenset(cache.failed)
             missing = self._missing_from(cache)
-            found = self.inputs.find(cache, self.ids, self.seed) if self.full else found
+            found = self.compared(cache) if self.full else found
             if self.full and missing is not None and not len(missing) and not found.changed:
                 raise_damage(container_damage(cache.path, cache.opened.index.containers))
                 self._restamp(cache, found)
                 return None
         if missing is not None and not self.shared:
             self._others.refuse(missing)
-        with self._refusal_explained(missing):
+        lacking = None if missing is None else [*missing, *found.changed]
+        with refusal_explained(self.path, lacking):
             if not resume and not overwrite:
                 # what a killed run left is published; the cache is then built anew beside that
                 self._writer(overwrite=False).close(complete=False)
@@ -150,12 +156,21 @@ class Destination:
             stack.push(writer)
             if self.ids is not None:
                 writer.expect(self.ids)
-            if not self.full and not is_overwriting(self.path):
-                # what a killed run left has been recovered, and is compared, too
-                found = self.inputs.find(self.storage.cache(self.split), self.ids, self.seed)
+            if not self.full:  # what a killed run left has been recovered, and is compared, too
+                found = self.compared(None)
             found.apply(writer)
             stack.pop_all()  # it stays open
         return writer
+
+    def compared(self, cache: Cache | None) -> Found:
+        """Find what has changed of the utterances of a cache, or of the build that is written."""
+        if self.ids is None:
+            return Found()
+        if cache is None:
+            stored, known = stored_stamps(self.path, self.ids), {}
+        else:
+            stored, known = stamps_in(cache, self.ids), remembered(cache)
+        return self.inputs.find(self.path, self.ids, stored, known, seed=self.seed)
 
     def _restamp(self, cache: Cache, found: Found) -> None:
         """Store new stamps of utterances that only look changed; remember them if that is refused.
@@ -268,28 +283,6 @@ class Destination:
         make = partial(self.storage.writer, self.split, self.fingerprint, overwrite=overwrite)
         # a part's writer that has lost its run ends soon; another run of the cache does not
         return retry_while_locked(make, unless=partial(is_locked, self.path))
-
-    @contextlib.contextmanager
-    def _refusal_explained(self, missing: Sequence[str] | None) -> Iterator[None]:
-        """Say what a cache lacks that cannot be written to."""
-        try:
-            yield
-        except OSError as error:
-            if not is_refused(error):
-                raise
-            if not (self.path / NAME).exists():
-                text = "cannot be made; give another directory, or ask for the right to write there"
-            elif missing is None:
-                text = (
-                    "cannot be written to, and the data set shows no ids to compare; give it an "
-                    "attribute `ids`"
-                )
-            else:
-                text = (
-                    f"lacks {named(missing, 3)} and cannot be written to: copy it to where you may "
-                    "write, or leave what it lacks out of the data set"
-                )
-            raise CacheError(f"cache {str(self.path)!r} {text} ({describe(error)})") from error
 
     def _record(self, failures: Sequence[Failure]) -> None:
         """Keep a line for each utterance that failed, now or earlier, and tell of those of now."""

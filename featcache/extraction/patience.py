@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
-from featcache.errors import CacheLockedError
+from featcache.errors import CacheError, CacheLockedError, describe
+from featcache.extraction.datasets import named
+from featcache.store.format.manifest import NAME
 
 T = TypeVar("T")
 # how long workers of a killed run, or of this one at its end, may take to finish their batch
@@ -32,6 +36,29 @@ def retry_while_locked(do: Callable[[], T], unless: Callable[[], bool] = lambda:
                 _log.warning("waiting up to %.0f s: %s", PATIENCE_S, error)
                 told = True
         time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def refusal_explained(path: Path, missing: Sequence[str] | None) -> Iterator[None]:
+    """Say what a cache lacks that cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        if not is_refused(error):
+            raise
+        if not (path / NAME).exists():
+            text = "cannot be made; give another directory, or ask for the right to write there"
+        elif missing is None:
+            text = (
+                "cannot be written to, and the data set shows no ids to compare; give it an "
+                "attribute `ids`"
+            )
+        else:
+            text = (
+                f"lacks {named(missing, 3)} and cannot be written to: copy it to where you may "
+                "write, or leave what it lacks out of the data set"
+            )
+        raise CacheError(f"cache {str(path)!r} {text} ({describe(error)})") from error
 
 
 def is_refused(error: OSError) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Subset
 
 from featcache.extraction.datasets import visible_ids
-from featcache.staleness.stamps import UNKNOWN, entry_stamps, input_stamp
+from featcache.staleness.utterance_stamps import UNKNOWN, entry_stamps, input_stamp
 from featcache.store.format.ids import as_id
 from featcache.store.format.stamps import Stamps
 
@@ -147,10 +147,11 @@ _NONE = object()  # no entry: nothing describes it
 
 
 def _find_entry(dataset: Any) -> Entry | None:
-    entries = getattr(dataset, "entries", None)
+    entries: Any = getattr(dataset, "entries", None)
     if hasattr(entries, "__getitem__") and hasattr(entries, "__len__"):
         return cast(Entry, entries.__getitem__) if len(entries) == len(dataset) else None
-    data, ids = getattr(dataset, "data", None), getattr(dataset, "data_ids", None)
+    data: Any = getattr(dataset, "data", None)
+    ids: Any = getattr(dataset, "data_ids", None)
     if isinstance(data, Mapping) and isinstance(ids, Sequence):
         return lambda number: data[ids[number]]
     if isinstance(dataset, list | tuple | range):

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,14 +193,21 @@ def test_a_recording_that_changes_while_it_waits_is_noticed(
     class Late(type(brain)):  # type: ignore[misc]
         def compute_features(self, batch: Any, stage: Any) -> Any:
             if "utt-0" in batch.id:
-                recordings.record("utt-0", seed=5)
+                # it has been loaded ahead, in another process
+                while "utt-1" not in recordings.loads.read_text():
+                    time.sleep(0.01)
+                recordings.record("utt-1", seed=11)
             return super().compute_features(batch, stage)
 
     brain.__class__ = Late
-    cached(brain, recordings, fingerprint={"source": None, "constants": None})
+    settings = {
+        "loader_kwargs": {"batch_size": 1, "num_workers": 1},
+        "fingerprint": {"source": None, "constants": None},
+    }
+    cached(brain, recordings, **settings)
     brain.__class__ = Recorder
-    with pytest.raises(StaleCacheError, match="'utt-0'"):
-        cached(brain, recordings, fingerprint={"source": None, "constants": None})
+    with pytest.raises(StaleCacheError, match="'utt-1'"):
+        cached(brain, recordings, **settings)
 
 
 def test_overwriting_compares_nothing(brain: Any, recordings: Recordings) -> None:
@@ -277,3 +285,20 @@ def test_recomputing_says_what_it_does(
     (record,) = caplog.records
     assert "1 utterance" in record.getMessage()
     assert "'utt-1'" in record.getMessage()
+
+
+def test_a_stopped_overwrite_is_compared_when_it_goes_on(
+    brain: Any, recordings: Recordings
+) -> None:
+    cached(brain, recordings)
+    brain.stops_at = "utt-4"
+    with pytest.raises(KeyboardInterrupt):
+        cached(brain, recordings, overwrite=True)
+    brain.stops_at = None
+    recordings.record("utt-2", seed=22)
+    brain.computed_now()
+    with pytest.raises(StaleCacheError, match="'utt-2'"):
+        cached(brain, recordings, overwrite=True)
+    cache = cached(brain, recordings, overwrite=True, on_changed="recompute")
+    assert brain.computed_now() == ["utt-2", "utt-4", "utt-5"]
+    assert_holds(cache, recordings.truth())

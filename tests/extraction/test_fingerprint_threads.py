@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-
 from featcache.extraction.provenance import PARSE_TRIES, find_ingredients
 
 PARSE = ast.parse

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from featcache.extraction.provenance import find_ingredients
+
 from featcache.store.format.fingerprint import canonical, differences
 
 SOURCE = '''

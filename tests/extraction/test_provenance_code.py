@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-
 from featcache.extraction.module_state import MAX_SETTINGS, describe_module, digest_weights
 from featcache.extraction.provenance import Ingredients, find_ingredients
+
 from featcache.store.format.fingerprint import canonical, differences
 
 

@@ -187,7 +187,8 @@ def lengths_of(items: Any) -> list[dict[str, Any]]:
 
 
 def run(dataset: Any, folder: Path, **env: Any) -> Any:
-    return featcache.extract(ItemsProvider(dataset, **env), folder / "x", X, progressbar=False)
+    provider = ItemsProvider(dataset, **env)
+    return featcache.extract(provider, folder / "x", X, batch_size=3, progressbar=False)
 
 
 def test_a_data_set_may_tell_its_entries(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_a_data_set_may_tell_its_entries(tmp_path: Path) -> None:
         run(Items(["one", "2"]), tmp_path)
 
 
-def test_a_collate_function_that_changes_its_items_gets_them_last(tmp_path: Path) -> None:
+def test_stamps_go_by_utterance_whatever_order_items_are_collated_in(tmp_path: Path) -> None:
     items = [{"id": str(number), "x": [number]} for number in range(3)]
     run(items, tmp_path, ids=["0", "1", "2"], collate_fn=backwards)
     cache = run(items, tmp_path, ids=["0", "1", "2"], collate_fn=backwards)

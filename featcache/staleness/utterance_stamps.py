@@ -97,9 +97,12 @@ def entry_stamps(entries: Iterable[object]) -> NDArray[np.uint64]:
         new = list(dict.fromkeys(path for path in paths if path not in states))
         states.update(zip(new, _states(new), strict=True))
         for digest in some:
-            for path in () if digest is None else digest.paths:
+            if digest is None:
+                found.append(UNKNOWN)
+                continue
+            for path in digest.paths:
                 digest.update(states[path])
-            found.append(UNKNOWN if digest is None else digest.number)
+            found.append(digest.number)
     return np.array(found, np.uint64)
 
 
@@ -215,7 +218,7 @@ class _Digest:
             return
         self.update(f"a{array.dtype.str}{array.shape}".encode())
         if array.nbytes:
-            self.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            self.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def _add_tensor(self, tensor: Any) -> None:
         import torch
