@@ -83,7 +83,7 @@ class Checking:
         # as it is now: computing may change what it was read from
         seed, found, to = torch.initial_seed(), canonical(fingerprint), self.destination
         if not self.source.by_id:
-            self._tell_once("shows no ids by which utterances can be picked")
+            self._tell_once("is of a data set whose utterances cannot be picked by id")
             return found
         self._kept = kept = kept_probe(to, found, seed, resume=resume, overwrite=overwrite)
         random = kept is not None and kept.seed is not None

@@ -252,9 +252,9 @@ def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) 
 def test_104_utterances_of_another_split_are_refused_by_its_name(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     # the validation set, its stage forgotten, before there was a training cache
-    brain.cache_features(numbered(3, 6))
+    brain.cache_features(numbered(3, 6), check=None)
     with pytest.raises(ConfigError) as caught:
-        brain.cache_features(numbered(4, 9), VALID)
+        brain.cache_features(numbered(4, 9), VALID, check=None)
     says(
         "split 'valid' is to get",
         "split 'train'",
@@ -262,11 +262,11 @@ def test_104_utterances_of_another_split_are_refused_by_its_name(storage: Featur
         "shared=True",
     )(caught.value)
     assert not storage.path("valid").exists()
-    assert len(brain.cache_features(numbered(4, 9), VALID, shared=True)) == 5
+    assert len(brain.cache_features(numbered(4, 9), VALID, shared=True, check=None)) == 5
     brain.calls.clear()
-    assert len(brain.cache_features(numbered(4, 9), VALID)) == 5  # nothing is added
+    assert len(brain.cache_features(numbered(4, 9), VALID, check=None)) == 5  # nothing is added
     with pytest.raises(ConfigError, match=r"split 'train' of .*\(1 of 1\): 'spk/utt-3'"):
-        brain.cache_features(numbered(3, 9), VALID)
+        brain.cache_features(numbered(3, 9), VALID, check=None)
     assert brain.calls == []
 
 
@@ -387,13 +387,13 @@ def test_48_100_whole_numbers_are_ids(storage: FeatureStorage, batch_size: int) 
             return unpad(batch.id, frames, {"ssl": ssl, "units": units})
 
     brain = make_brain(storage, Numbered)
-    cache = brain.cache_features(dataset, loader_kwargs={"batch_size": batch_size})
+    cache = brain.cache_features(dataset, loader_kwargs={"batch_size": batch_size}, check=None)
     assert (sorted(cache), cache.complete) == (["0", "1", "2", "3", "4"], True)
     assert cache.lengths("ssl", ids=["4", "0"]).tolist() == [7, 3]
     brain.calls.clear()
-    brain.cache_features(dataset)
+    brain.cache_features(dataset, check=None)
     assert brain.calls == []
-    assert len(brain.cache_features(Hidden(dataset), loader_kwargs=COLLATED)) == 5
+    assert len(brain.cache_features(Hidden(dataset), loader_kwargs=COLLATED, check=None)) == 5
 
 
 def test_100_whole_numbers_are_ids_of_extract_too(tmp_path: Path) -> None:
@@ -478,10 +478,12 @@ def test_45_padding_that_was_left_in_is_warned_of(storage: FeatureStorage) -> No
 
     brain, batches = make_brain(storage, Uncut), {"batch_size": 4}
     with pytest.warns(UserWarning, match=r"'spk/utt-0' have \d+ frames of feature 'ssl'.*unpad"):
-        brain.cache_features(make_dataset(8), loader_kwargs=batches)
-    brain.cache_features(make_dataset(8), VALID, shared=True)  # one by one there is no padding
+        brain.cache_features(make_dataset(8), loader_kwargs=batches, check=None)
+    brain.cache_features(
+        make_dataset(8), VALID, shared=True, check=None
+    )  # one by one there is no padding
     cut = make_brain(storage)
-    cut.cache_features(make_dataset(8), TEST, shared=True, loader_kwargs=batches)
+    cut.cache_features(make_dataset(8), TEST, shared=True, loader_kwargs=batches, check=None)
 
 
 def test_95_a_class_that_cannot_compute_says_so(storage: FeatureStorage) -> None:
@@ -507,7 +509,7 @@ def test_90_a_stopped_run_says_how_to_go_on(
             return super().compute_features(batch, stage)
 
     with pytest.raises(KeyboardInterrupt):
-        make_brain(storage, Interrupted).cache_features(make_dataset(3))
+        make_brain(storage, Interrupted).cache_features(make_dataset(3), check=None)
     assert "stopped: 1 of 3 utterances is in cache" in caplog.text
     assert "the same call goes on from there" in caplog.text
     assert not storage.cache("train").complete
@@ -613,7 +615,9 @@ def test_54_57_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: Featu
 
 
 def numbers_only(provider: Provider, path: Path, **settings: Any) -> Any:
-    return featcache.extract(provider, path, FEATURES, progressbar=False, **settings)
+    return featcache.extract(
+        provider, path, FEATURES, progressbar=False, **{"check": None, **settings}
+    )
 
 
 def test_104_extract_refuses_another_data_set_but_knows_no_splits(tmp_path: Path) -> None:
