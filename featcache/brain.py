@@ -13,7 +13,12 @@ import torch
 
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.errors import ConfigError
-from featcache.extraction.brain_environment import environment_of, ids_for_workers
+from featcache.extraction.brain_environment import (
+    collate_fn_of,
+    environment_of,
+    ids_for_workers,
+    provenance_of,
+)
 from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
@@ -25,7 +30,6 @@ from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
 from featcache.staleness.extractors import hparams_of, roots_of
-from featcache.staleness.provenance import Provenance, provenance
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -144,7 +148,7 @@ class FeatureCacheMixin:
         check_loader_kwargs(kwargs)
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
-        made_with = _provenance(self, kwargs.get("collate_fn") or getattr(dataset, "collate_fn", None))
+        made_with = provenance_of(self, collate_fn_of(dataset, kwargs))
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
         with kept_random_state(), Ranks() as ranks, _evaluating(self, made_with.modules.values()):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
@@ -198,11 +202,6 @@ def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
         return make(self, dataset, stage, *args, **kwargs)
 
     return make_dataloader
-
-
-def _provenance(extractor: Any, collate: object) -> Provenance:
-    named = {} if collate is None else {"collate_fn": collate}
-    return provenance(extractor.compute_features, extractor, named=named)
 
 
 def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[str, Any]:

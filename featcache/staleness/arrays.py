@@ -49,10 +49,16 @@ def _add(state: Any, value: Any) -> tuple[str, list[int]]:
     if value.device.type == "meta":
         return dtype, shape
     if value.is_quantized:
-        state.update(f"{value.q_scale() if value.qscheme() is torch.per_tensor_affine else ''}".encode())
+        state.update(
+            f"{value.q_scale() if value.qscheme() is torch.per_tensor_affine else ''}".encode()
+        )
         value = value.int_repr()
     if value.is_nested or value.layout is not torch.strided:
-        parts = value.unbind() if value.is_nested else (value.coalesce().indices(), value.coalesce().values())
+        parts = (
+            value.unbind()
+            if value.is_nested
+            else (value.coalesce().indices(), value.coalesce().values())
+        )
         for part in parts:
             _add(state, part)
         return dtype, shape

@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from featcache.staleness.follow import MISSING, Follower, functions_in, is_method, step_into
+from featcache.staleness.chains import MISSING, functions_in, is_method, step_into
+from featcache.staleness.follow import Follower
 from featcache.staleness.modules import unwrapped
-from featcache.staleness.names import Chain, Step
 from featcache.staleness.source import is_users
+from featcache.staleness.steps import Chain, Step
 
 CONTAINERS = ("modules", "raw_modules", "hparams")
 # what a Brain has for training and for its own work
 _NOT_READ = frozenset(
-    "checkpointer optimizers_dict optimizer optimizer_step scaler train_loader train_sampler "
-    "profiler step nonfinite_count avg_train_loss device progressbar noprogressbar debug "
-    "evaluation_ctx training_ctx stage".split()
+    [
+        "checkpointer",
+        "optimizers_dict",
+        "optimizer",
+        "optimizer_step",
+        "scaler",
+        "train_loader",
+        "train_sampler",
+        "profiler",
+        "step",
+        "nonfinite_count",
+        "avg_train_loss",
+        "device",
+        "progressbar",
+        "noprogressbar",
+        "debug",
+        "evaluation_ctx",
+        "training_ctx",
+        "stage",
+        "training",
+    ]
 )
 # ways through all of a container
-_WAYS_THROUGH = frozenset("items values keys __dict__ children modules parameters".split())
+_WAYS_THROUGH = frozenset(
+    ["items", "values", "keys", "__dict__", "children", "modules", "parameters"]
+)
 
 
 @dataclass
@@ -66,7 +87,9 @@ def reached(follower: Follower) -> Reached:
 def take_definitions(follower: Follower, function: FunctionType) -> None:
     """Take a method of the extractor and what its bases define by this name."""
     bases = type(follower.extractor).__mro__ if follower.extractor is not None else ()
-    owners = [base for base in bases if function in [*functions_in(vars(base).get(function.__name__))]]
+    owners = [
+        base for base in bases if function in [*functions_in(vars(base).get(function.__name__))]
+    ]
     follower.function(function, owners[0] if owners else bases[0] if bases else None)
     for base in bases:
         for each in functions_in(vars(base).get(function.__name__)):
@@ -140,11 +163,13 @@ def _walk(
     else:
         steps = ()
     if isinstance(value, FunctionType | MethodType) and kind == "attributes":
-        function = getattr(value, "__func__", value)
+        function: Any = getattr(value, "__func__", value)
         bound = isinstance(value, MethodType) and value.__self__ is follower.extractor
         follower.function(function, type(follower.extractor) if bound else None)
     follower.free.update(
-        each.name for each in steps if isinstance(each.name, str) and value is not follower.extractor
+        each.name
+        for each in steps
+        if isinstance(each.name, str) and value is not follower.extractor
     )
     if module is not None:
         found.note(kind, *module)
@@ -188,7 +213,3 @@ def items_of(container: Any) -> dict[str, Any]:
 
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str | list | tuple | dict)
-
-
-def _names_in(value: object) -> Iterator[str]:
-    yield from getattr(value, "__dict__", {})

@@ -18,7 +18,7 @@ import random
 import re
 import threading
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from featcache.staleness.arrays import Array, is_array
+from featcache.staleness.left_out import is_left_out
 from featcache.store.format.files import digest
 
 MOST_ITEMS = 64  # of a container; beyond, their digest
@@ -33,14 +34,10 @@ MOST_LEAVES = 256  # of a value
 NOTHING = object()  # a value that does not count
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?$")
 # absolute or beginning with a place, or with a file's suffix behind a slash
-_PATH = re.compile(r"([/~]\w|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\\\\)|[^\s]*[/\\][^/\\]*\.[A-Za-z]\w{0,5}$")
-_PLACE = re.compile(r"path|dir|folder|file|root|dest|source|save|output|location", re.IGNORECASE)
-# state of libraries' objects that is no part of what they compute
-_LEFT_OUT = re.compile(
-    r"(\w*_)?version$|n_jobs$|_?n_threads$|num_threads$|verbose$|deprecation_warnings$"
-    r"|warnings_issued$|_?name_or_path$|_commit_hash$|_in_target_context_manager$|special_tokens_map_file$"
-    r"|_attn_implementation\w*$|_experts_implementation\w*$|return_dict$|dtype_plan$"
+_PATH = re.compile(
+    r"([/~]\w|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\\\\)|[^\s]*[/\\][^/\\]*\.[A-Za-z]\w{0,5}$"
 )
+_PLACE = re.compile(r"path|dir|folder|file|root|dest|source|save|output|location", re.IGNORECASE)
 _IGNORED: tuple[type, ...] = (
     torch.device,
     torch.Generator,
@@ -105,7 +102,9 @@ class Values:
 
     def describe(self, value: Any, name: str = "") -> object:
         """Return a tree of dicts, lists, plain values and `Array`; `NOTHING` if none counts."""
-        if value is None or isinstance(value, bool | int | float | str | bytes | complex | enum.Enum):
+        if value is None or isinstance(
+            value, bool | int | float | str | bytes | complex | enum.Enum
+        ):
             return _plain(value, name)
         if isinstance(value, _IGNORED) or "device" in name.rpartition(".")[2]:
             return NOTHING
@@ -162,7 +161,10 @@ class Values:
     def _callable(self, value: Any, name: str) -> object:
         """Describe what can be called by its code; None for an object with state."""
         if isinstance(value, types.MethodType):
-            return {"method": self._callable(value.__func__, name), "of": self.describe(value.__self__)}
+            return {
+                "method": self._callable(value.__func__, name),
+                "of": self.describe(value.__self__),
+            }
         if isinstance(value, functools.partial):
             parts = {"call": self.describe(value.func), "args": self.items(value.args, name)}
             return {**parts, **self.mapping(value.keywords, name)}
@@ -198,7 +200,11 @@ class Values:
     def _state(self, value: Any, name: str) -> dict[str, object]:
         if type(value).__module__.partition(".")[0] == "tokenizers" and hasattr(value, "to_str"):
             # a call with padding=True leaves these two behind
-            kept = {k: v for k, v in json.loads(value.to_str()).items() if k not in ("truncation", "padding")}
+            kept = {
+                k: v
+                for k, v in json.loads(value.to_str()).items()
+                if k not in ("truncation", "padding")
+            }
             return self.mapping(kept, name)
         reduced = value.__reduce_ex__(4)
         if isinstance(reduced, str):
@@ -212,7 +218,7 @@ class Values:
             found["args"] = self.items(rest, name)
         for part in state if isinstance(state, tuple) else (state,):
             if isinstance(part, Mapping):
-                kept = {k: v for k, v in part.items() if not _LEFT_OUT.match(str(k))}
+                kept = {k: v for k, v in part.items() if not is_left_out(str(k))}
                 found |= self.mapping(kept, name)
             elif part is not None:
                 found["state"] = self.describe(part, name)
