@@ -168,7 +168,7 @@ class Follower:
 
     @property
     def size(self) -> tuple[int, ...]:
-        """How much was found."""
+        """Numbers of all that was found, to see whether it grows."""
         own = sum(map(len, self.own.values()))
         rest = (self.functions, self.classes, self.free, self.like, self.text, self.of_extractor)
         return own, *(len(each) for each in rest), sum(map(len, self.values.values()))

@@ -16,6 +16,7 @@ from featcache.store.format.files import digest
 
 _LEFT_OUT = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx", "simple"}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_NAMING = (ast.ExceptHandler, ast.MatchStar, ast.MatchAs)
 _LOGGERS = ("log", "_log", "logger", "_logger", "logging", "warnings", "LOGGER", "LOG")
 _DOES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
@@ -53,10 +54,8 @@ def _variables(tree: ast.AST, kept: Collection[str]) -> dict[str, None]:
                 others.add(node.arg)
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             found[node.id] = None
-        elif (isinstance(node, ast.ExceptHandler | ast.MatchStar | ast.MatchAs) and node.name) or (
-            isinstance(node, ast.FunctionDef | ast.ClassDef) and node is not tree
-        ):
-            found[node.name] = None
+        elif isinstance(node, (*_NAMING, ast.FunctionDef, ast.ClassDef)) and node is not tree:
+            found[str(node.name)] = None
         elif isinstance(node, ast.Global | ast.Nonlocal):
             others.update(node.names)
         if isinstance(node, ast.ClassDef):
