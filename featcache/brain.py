@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.errors import ConfigError
 from featcache.extraction.brain_environment import (
+    collate_fn_of,
     environment_of,
     evaluating,
     ids_for_workers,
     probe_source_of,
+    provenance_of,
 )
 from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.checking import Checking, check_of
@@ -29,7 +31,6 @@ from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
 from featcache.staleness.extractors import hparams_of
-from featcache.staleness.provenance import Provenance, provenance
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -159,9 +160,7 @@ class FeatureCacheMixin:
         check = check_of(check)
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
-        made_with = _provenance(
-            self, kwargs.get("collate_fn") or getattr(dataset, "collate_fn", None)
-        )
+        made_with = provenance_of(self, collate_fn_of(dataset, kwargs))
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
         with kept_random_state(), Ranks() as ranks, evaluating(self, made_with.modules.values()):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
@@ -209,9 +208,7 @@ class FeatureCacheMixin:
         split, stage = _split_and_stage(self, split, stage)
         storage = _find_storage(self) if storage is None else storage
         kwargs = loader_kwargs or {}
-        made_with = _provenance(
-            self, kwargs.get("collate_fn") or getattr(dataset, "collate_fn", None)
-        )
+        made_with = provenance_of(self, collate_fn_of(dataset, kwargs))
         made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
         with kept_random_state(), evaluating(self, made_with.modules.values()):
             to = Destination(storage, split, visible_ids(dataset), False, False, shared=True)
@@ -238,7 +235,7 @@ class FeatureCacheMixin:
             collate_fn: that of the dataset or of `loader_kwargs` there, if there was one.
             fingerprint: as it was given there.
         """
-        made_with = _provenance(self, collate_fn)
+        made_with = provenance_of(self, collate_fn)
         made_from = {} if stage is None else {"stage": _name(stage)}
         with kept_random_state(), evaluating(self, made_with.modules.values()):
             return made_with.fingerprint({**made_from, **_settings(self), **(fingerprint or {})})
@@ -272,11 +269,6 @@ def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
         return make(self, dataset, stage, *args, **kwargs)
 
     return make_dataloader
-
-
-def _provenance(extractor: Any, collate: object) -> Provenance:
-    named = {} if collate is None else {"collate_fn": collate}
-    return provenance(extractor.compute_features, extractor, named=named)
 
 
 def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[str, Any]:

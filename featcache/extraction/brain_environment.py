@@ -19,7 +19,8 @@ from featcache.extraction.id_numbers import check_ids
 from featcache.extraction.probe_source import ProbeSource, on_this_device
 from featcache.extraction.workers.tasks import Environment, checked_environment
 from featcache.staleness.extractors import roots_of
-from featcache.staleness.provenance import Provenance
+from featcache.staleness.in_workers import code_of_driver, refuse_other_code
+from featcache.staleness.provenance import Provenance, provenance
 
 # what a Brain has for training only, some of it large
 _FOR_TRAINING = (
@@ -106,6 +107,17 @@ def evaluating(extractor: object, others: Iterable[torch.nn.Module]) -> Iterator
                 part.train(training)
 
 
+def collate_fn_of(dataset: object, loader_kwargs: Mapping[str, object]) -> object:
+    """Return the collate function in use; None: the default."""
+    return loader_kwargs.get("collate_fn") or getattr(dataset, "collate_fn", None)
+
+
+def provenance_of(extractor: Any, collate: object) -> Provenance:
+    """Return the provenance of the features of an object, with the collate function in use."""
+    named = {} if collate is None else {"collate_fn": collate}
+    return provenance(extractor.compute_features, extractor, named=named)
+
+
 def environment_of(
     extractor: object,
     dataset: object,
@@ -131,7 +143,8 @@ def environment_of(
         if name in vars(sent):
             setattr(sent, name, None)
     named = {"brain": sent, "dataset": dataset, "stage": stage, "loader_kwargs": loader_kwargs}
-    return partial(_build, pack({**named, "others": dict(made_with.modules)}))
+    others = {"others": dict(made_with.modules), "made_with": code_of_driver(made_with)}
+    return partial(_build, pack({**named, **others}))
 
 
 def _build(packed: bytes) -> Environment:
@@ -141,6 +154,8 @@ def _build(packed: bytes) -> Environment:
     for module in [*roots_of(extractor), *found["others"].values()]:
         module.to(device)
     _tell_device(extractor, device)
+    collate = collate_fn_of(found["dataset"], found["loader_kwargs"])
+    refuse_other_code(found["made_with"], provenance_of(extractor, collate))
     compute = partial(features_of, extractor, found["stage"])
     given = {name: found[name] for name in ("dataset", "loader_kwargs")}
     return {**given, "compute_features": compute}

@@ -25,6 +25,7 @@ from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.extraction.workers.tasks import Environment, checked_environment, loader_options
+from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_other_code
 from featcache.staleness.provenance import Provenance, provenance
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
@@ -149,7 +150,8 @@ def extract(
                 to, env["dataset"], env["compute_features"], kwargs, retries, lengths
             )
         else:
-            client, build = config_or_client(parallel), partial(_sent, provider)
+            client = config_or_client(parallel)
+            build = partial(_sent, provider, code_of_driver(made_with))
             kwargs = {"batch_size": kwargs["batch_size"]}  # no more is planned with
             executor = WorkersExecutor(to, client, build, kwargs, retries, publish_every_s, lengths)
         made_from = made_with.fingerprint(fingerprint or {})
@@ -158,12 +160,16 @@ def extract(
         return run.run(lambda: made_from, resume=resume, overwrite=overwrite)
 
 
-def _sent(provider: EnvironmentProvider) -> Callable[[], Environment]:
-    return partial(_build, pack({"build_worker_setup_fn": provider.build_worker_setup_fn()}))
+def _sent(provider: EnvironmentProvider, made_with: DriverCode) -> Callable[[], Environment]:
+    sent = {"build": provider.build_worker_setup_fn(), "made_with": made_with}
+    return partial(_build, pack(sent))
 
 
 def _build(packed: bytes) -> Environment:
-    env: Environment = unpack(packed)["build_worker_setup_fn"]()
+    sent = unpack(packed)
+    env: Environment = sent["build"]()
+    if "compute_features" in env:  # otherwise refused where it is checked
+        refuse_other_code(sent["made_with"], _provenance(env))
     return env
 
 

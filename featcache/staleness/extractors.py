@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from featcache.staleness.follow import MISSING, Follower, functions_in, is_method, step_into
+from featcache.staleness.chains import MISSING, functions_in, is_method, step_into
+from featcache.staleness.follow import Follower
 from featcache.staleness.modules import unwrapped
-from featcache.staleness.names import Chain, Step
 from featcache.staleness.source import is_users
+from featcache.staleness.steps import Chain, Step
 
 CONTAINERS = ("modules", "raw_modules", "hparams")
 # what a Brain has for training and for its own work
@@ -37,6 +38,7 @@ _NOT_READ = frozenset(
         "evaluation_ctx",
         "training_ctx",
         "stage",
+        "training",
     ]
 )
 # ways through all of a container
@@ -161,7 +163,7 @@ def _walk(
     else:
         steps = ()
     if isinstance(value, FunctionType | MethodType) and kind == "attributes":
-        function = getattr(value, "__func__", value)
+        function: Any = getattr(value, "__func__", value)
         bound = isinstance(value, MethodType) and value.__self__ is follower.extractor
         follower.function(function, type(follower.extractor) if bound else None)
     follower.free.update(
@@ -211,7 +213,3 @@ def items_of(container: Any) -> dict[str, Any]:
 
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str | list | tuple | dict)
-
-
-def _names_in(value: object) -> Iterator[str]:
-    yield from getattr(value, "__dict__", {})

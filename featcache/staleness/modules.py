@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from featcache.staleness.arrays import digest_of_tensors
+from featcache.staleness.left_out import is_for_training, is_left_out
+from featcache.staleness.source import is_users
 from featcache.staleness.values import NOTHING, Values, settled
-from featcache.staleness.writes import written_by
+from featcache.staleness.written import written_by
 
+LARGE = 4
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-# read by training only: of classes that begin so, and of any
-_TRAINING_OF = (
-    (
-        re.compile(r"\w*(Dropout|DropPath|Drop|StochasticDepth)\w*$"),
-        re.compile(r"p|drop_prob|drop\w*$"),
-    ),
-    (re.compile(r"\w*BatchNorm\w*$"), re.compile(r"momentum$")),
-)
-_TRAINING = re.compile(
-    r"\w*dropout\w*$|\w*layer_?drop\w*$|\w*drop_(prob|rate|path)$|\w*freeze\w*$|requires_grad$|inplace$"
-    r"|gradient_checkpointing\w*$|apply_spec_augment$|mask_(time|feature)_\w+$|\w*initializer_(range|factor)$"
-    r"|init_(std|method|scale)$|\w*_loss_\w+$|update_until_epoch$|training$"
-)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # machinery of torch, and what is described apart
 _OF_TORCH = frozenset(vars(torch.nn.Module())) | {
     "_compiled_call_impl",
+    "_dtype",  # of torch.amp.custom_fwd
+    "_fwd_used_autocast",
     "_forward_module",
     "_hf_hook",
     "_old_forward",
     "all_tied_weights_keys",
     "_is_hf_initialized",
-    "_keep_in_fp32_modules",
 }
 
 
@@ -58,8 +49,22 @@ class Described:
 
     def to_json(self) -> dict[str, object]:
         """Return the description as plain JSON; reads the weights."""
-        settings = {path: settled(value) for path, value in sorted(self.settings.items())}
-        return {"weights": self.weights.digest(), "settings": settings}
+        shown: dict[str, object] = {}
+        known: dict[str, str] = {}  # large settings, which many parts share: a configuration
+        trees: dict[int, str] = {}
+        for path, tree in sorted(self.settings.items()):
+            if isinstance(tree, dict) and len(tree) > LARGE:
+                if id(tree) not in trees:
+                    value = settled(tree)
+                    text = json.dumps(value, sort_keys=True)
+                    trees[id(tree)] = known.setdefault(text, path)
+                    if known[text] == path:
+                        shown[path] = value
+                        continue
+                shown[path] = f"(as {trees[id(tree)]})"
+            else:
+                shown[path] = settled(tree)
+        return {"weights": self.weights.digest(), "settings": shown}
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -112,17 +117,13 @@ def describe_module(module: torch.nn.Module, values: Values) -> Described:
 def _attributes(part: torch.nn.Module, values: Values) -> Iterator[tuple[str, object]]:
     attributes = values.code.attributes(part)
     attributes = vars(part) if attributes is None else attributes
-    left_out = _OF_TORCH | written_by(type(part)) | _made_by_hooks(part)
+    left_out = _OF_TORCH | written_by(_class(part)) | _made_by_hooks(part)
     for name, value in attributes.items():
-        if name not in left_out and not isinstance(value, torch.nn.Module):
-            if not is_for_training(type(part), name):
-                yield name, value
-
-
-def is_for_training(cls: type, name: str) -> bool:
-    """Tell whether only training reads an attribute of a module."""
-    mine = any(of.match(cls.__name__) and attribute.match(name) for of, attribute in _TRAINING_OF)
-    return mine or _TRAINING.match(name) is not None
+        if name in left_out or isinstance(value, torch.nn.Module):
+            continue
+        library = not is_users(type(part))
+        if not is_for_training(type(part), name) and not (library and is_left_out(name)):
+            yield name, value
 
 
 def _hooked(part: torch.nn.Module) -> Iterator[tuple[str, object]]:
@@ -150,4 +151,9 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _caches(part: Any) -> frozenset[str]:
     """Return the buffers that are no weights: not saved, and written while computing."""
-    return written_by(type(part)) & part._non_persistent_buffers_set  # noqa: SLF001
+    unsaved: set[str] = part._non_persistent_buffers_set  # noqa: SLF001
+    return written_by(_class(part)) & unsaved
+
+
+def _class(part: torch.nn.Module) -> Any:
+    return type(part)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from featcache.staleness.normal_form import is_message
 from featcache.staleness.source import FunctionNode
+from featcache.staleness.steps import Chain, asks_training, parts_beside, step_of
 
 # methods of lists, dicts, sets and their like that change them
 _CHANGING = frozenset(
@@ -57,26 +55,6 @@ _READING = frozenset(
     ]
 )
 _LONGEST_NAME = 64
-
-
-class Step(NamedTuple):
-    """One step of a chain: an attribute, or an item if `item`; None: of any name like `like`."""
-
-    name: str | int | None
-    item: bool = False
-    like: str | None = None  # a pattern, where part of the name is known
-
-
-class Chain(NamedTuple):
-    """Names that lead from a variable to a value: `root.a["b"]`; root None: an expression."""
-
-    root: str | None
-    steps: tuple[Step, ...] = ()
-    whole: bool = False  # all of it is read: by a loop, `vars`, `**`
-
-    def __str__(self) -> str:
-        names = [f".{s.name}" if not s.item else f"[{s.name!r}]" for s in self.steps]
-        return (self.root or "") + "".join(names)
 
 
 @dataclass
@@ -127,16 +105,17 @@ class _Reader(ast.NodeVisitor):
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 target, chain = node.targets[0], self._chain(node.value)
-                if isinstance(target, ast.Name) and chain is not None and chain.root is not None:
-                    if stores[target.id] == 1 and target.id in self.found.local:
-                        self._aliases[target.id] = chain
+                if not isinstance(target, ast.Name) or chain is None or chain.root is None:
+                    continue
+                if stores[target.id] == 1 and target.id in self.found.local:
+                    self._aliases[target.id] = chain
 
     def _chain(self, node: ast.AST) -> Chain | None:
         """Return the chain that an expression is; None if it is none."""
         if isinstance(node, ast.Name):
             alias = self._aliases.get(node.id)
             return alias if alias is not None else Chain(node.id)
-        step, inner = _step(node)
+        step, inner = step_of(node)
         if step is None or inner is None:
             return None
         chain = self._chain(inner) or Chain(None)
@@ -156,10 +135,10 @@ class _Reader(ast.NodeVisitor):
         stores = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
         (self.found.stored if stores else self.found.read).append(chain)
         while True:  # what is beside the chain: arguments, indices, the expression it begins with
-            step, inner = _step(node)
+            step, inner = step_of(node)
             if step is None or inner is None:
                 break
-            beside = [each for each in _parts(node) if each is not inner]
+            beside = [each for each in parts_beside(node) if each is not inner]
             for each in beside:
                 self.visit(each)
             node = inner
@@ -242,7 +221,7 @@ class _Reader(ast.NodeVisitor):
     def _if(self, node: ast.If) -> bool:
         """Pass over what is done in training only."""
         self.visit(node.test)
-        trains = _asks_training(node.test, self._training)
+        trains = asks_training(node.test, self._training)
         for each in node.orelse if trains else (*node.body, *node.orelse):
             self.visit(each)
         return False
@@ -258,63 +237,3 @@ class _Reader(ast.NodeVisitor):
             name = each.name if each.asname else each.name.partition(".")[0]
             self.found.imported.append((each.asname or name, name, None))
         return False
-
-
-def _step(node: ast.AST) -> tuple[Step | None, ast.expr | None]:
-    """Return the last step of a chain, and the expression before it."""
-    match node:
-        case ast.Attribute(attr=name, value=inner):
-            return Step(name), inner
-        case ast.Subscript(slice=ast.Constant(value=str() | int() as name), value=inner):
-            return Step(name, item=True), inner
-        case ast.Subscript(slice=index, value=inner):
-            return Step(None, item=True, like=_pattern(index)), inner
-        case ast.Call(func=ast.Name(id="getattr"), args=[inner, ast.Constant(value=str(name)), *_]):
-            return Step(name), inner
-        case ast.Call(func=ast.Name(id="getattr"), args=[inner, computed, *_]):
-            return Step(None, like=_pattern(computed)), inner
-    return None, None
-
-
-def _parts(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the expressions that stand beside a chain's step."""
-    if isinstance(node, ast.Call):
-        yield from node.args
-    elif isinstance(node, ast.Subscript):
-        yield from (node.value, node.slice)
-
-
-def _pattern(node: ast.AST) -> str | None:
-    """Return a pattern of the text that an expression makes, if part of it is known."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return re.escape(text)
-        case ast.JoinedStr(values=values):
-            parts = [_pattern(each) for each in values]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            parts = [_pattern(left), _pattern(right)]
-        case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mod()):
-            parts = [re.escape(text[: text.find("%")]), None]
-        case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(text)), attr="format")):
-            parts = [re.escape(text[: text.find("{")]), None]
-        case _:
-            return None
-    known = any(part for part in parts)
-    return "".join(".*" if part is None else part for part in parts) if known else None
-
-
-def _asks_training(test: ast.expr, methods: frozenset[str]) -> bool:
-    """Tell whether a test holds in training only."""
-    asked = [test.values[0], *test.values[1:]] if _is_and(test) else [test]
-    for each in asked:
-        if isinstance(each, ast.Call):
-            each = each.func
-            if isinstance(each, ast.Attribute) and each.attr in methods:
-                return True
-        elif isinstance(each, ast.Attribute) and each.attr == "training":
-            return True
-    return False
-
-
-def _is_and(test: ast.expr) -> bool:
-    return isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)

@@ -16,6 +16,7 @@ from featcache.store.format.files import digest
 
 _LEFT_OUT = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx", "simple"}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_NAMING = (ast.ExceptHandler, ast.MatchStar, ast.MatchAs)
 _LOGGERS = ("log", "_log", "logger", "_logger", "logging", "warnings", "LOGGER", "LOG")
 _DOES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
@@ -53,10 +54,8 @@ def _variables(tree: ast.AST, kept: Collection[str]) -> dict[str, None]:
                 others.add(node.arg)
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             found[node.id] = None
-        elif (isinstance(node, ast.ExceptHandler | ast.MatchStar | ast.MatchAs) and node.name) or (
-            isinstance(node, ast.FunctionDef | ast.ClassDef) and node is not tree
-        ):
-            found[node.name] = None
+        elif isinstance(node, (*_NAMING, ast.FunctionDef, ast.ClassDef)) and node is not tree:
+            found[str(node.name)] = None
         elif isinstance(node, ast.Global | ast.Nonlocal):
             others.update(node.names)
         if isinstance(node, ast.ClassDef):
@@ -76,7 +75,7 @@ def _form(node: Any, numbers: dict[str, int], *, top: bool = False) -> Iterator[
     if isinstance(node, ast.Constant):
         yield f"{type(node.value).__name__}:{_constant(node.value)};"
         return
-    if isinstance(node, ast.AnnAssign):
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
         node = ast.Assign(targets=[node.target], value=node.value)
     if isinstance(node, ast.JoinedStr):
         node = ast.JoinedStr(values=_joined(node.values))
@@ -98,7 +97,11 @@ def _form(node: Any, numbers: dict[str, int], *, top: bool = False) -> Iterator[
 
 def _is_name(node: ast.AST, field: str) -> bool:
     """Tell whether a field names a variable."""
-    named = {"id": ast.Name, "arg": ast.arg, "name": (ast.ExceptHandler, ast.MatchAs, *_SCOPES)}
+    named: dict[str, tuple[type, ...]] = {
+        "id": (ast.Name,),
+        "arg": (ast.arg,),
+        "name": (ast.ExceptHandler, ast.MatchAs, *_SCOPES),
+    }
     return isinstance(node, named.get(field, ()))
 
 

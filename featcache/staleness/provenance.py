@@ -41,11 +41,15 @@ class Provenance:
 
     Attributes:
         modules: those that count, by name.
-        found: sections of the fingerprint other than modules and source, not yet read.
+        described: the modules, not yet read.
+        found: other sections of the fingerprint, not yet read.
         source: digest of each function, by qualified name.
         mentioned: attribute names and text in the code: what it may read of a data set's items.
         opaque: what the code names and nothing can describe.
         sources: the text of each function, by file and qualified name.
+        compiled: digest of the byte code of each function.
+        without_source: functions whose source is not kept, and which count by their byte code.
+        folder: that of the file of the first one.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -55,6 +59,9 @@ class Provenance:
     mentioned: frozenset[str] = frozenset()
     opaque: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
+    compiled: dict[str, str] = field(default_factory=dict)
+    without_source: tuple[str, ...] = ()
+    folder: str | None = None
 
     def fingerprint(self, given: Mapping[str, object]) -> dict[str, object]:
         """Return the fingerprint as JSON; what the user has given takes the place of the found."""
@@ -204,6 +211,9 @@ def _provenance(
         mentioned=frozenset(follower.free | follower.text | _attributes(follower)),
         opaque=tuple(dict.fromkeys(values.opaque)),
         sources=sources,
+        compiled={each.label: code_digest(each.function.__code__) for each in functions},
+        without_source=tuple(each.label for each in functions if each.code.tree is None),
+        folder=next((str(Path(each.code.file).parent) for each in functions), None),
     )
 
 

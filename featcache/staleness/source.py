@@ -99,7 +99,7 @@ def code_of(function: FunctionType) -> Code:
     if file is None:
         return Code(None, "", code.co_filename)
     node = file.find(code)
-    if node is None and os.path.exists(code.co_filename):
+    if node is None and Path(code.co_filename).exists():
         if _is_plainly_loaded(function):
             raise ConfigError(
                 f"{code.co_filename} was edited since it was loaded: "
@@ -117,11 +117,12 @@ def is_users(item: FunctionType | type) -> bool:
     module = str(item.__module__ or "")
     if module.partition(".")[0] in _LIBRARIES:
         return False
-    if isinstance(item, FunctionType):
+    if isinstance(item, FunctionType) and not item.__code__.co_filename.startswith("<"):
         return _is_users_file(item.__code__.co_filename)
     return module not in sys.modules or is_users_module(sys.modules[module])
 
 
+@functools.lru_cache(4096)
 def is_users_module(module: ModuleType) -> bool:
     """Tell whether a module is the user's."""
     if module.__name__.partition(".")[0] in _LIBRARIES:
@@ -151,7 +152,7 @@ def _is_plainly_loaded(function: FunctionType) -> bool:
 
 def _file(name: str, function: FunctionType) -> _File | None:
     try:
-        stat = os.stat(name)
+        stat = Path(name).stat()
     except (OSError, ValueError):
         lines = linecache.getlines(name, function.__globals__)  # cells of notebooks, doctests
         return _typed_in("".join(lines), name) if lines else None
@@ -161,9 +162,7 @@ def _file(name: str, function: FunctionType) -> _File | None:
 @functools.lru_cache(256)
 def _on_disk(name: str, version: tuple[int, ...]) -> _File | None:
     try:
-        with open(name, "rb") as file:
-            data = file.read()
-        return _File.of(decode_source(data), name)
+        return _File.of(decode_source(Path(name).read_bytes()), name)
     except (OSError, SyntaxError, UnicodeDecodeError):
         return None
 
@@ -220,7 +219,8 @@ def _constants(code: CodeType) -> tuple[object, ...]:
 
 
 def _first_line(node: FunctionNode) -> int:
-    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def _start(node: FunctionNode) -> tuple[int, int]:

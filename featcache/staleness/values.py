@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from featcache.staleness.arrays import Array, is_array
+from featcache.staleness.left_out import is_left_out
 from featcache.store.format.files import digest
 
 MOST_ITEMS = 64  # of a container; beyond, their digest
@@ -37,12 +38,6 @@ _PATH = re.compile(
     r"([/~]\w|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\\\\)|[^\s]*[/\\][^/\\]*\.[A-Za-z]\w{0,5}$"
 )
 _PLACE = re.compile(r"path|dir|folder|file|root|dest|source|save|output|location", re.IGNORECASE)
-# state of libraries' objects that is no part of what they compute
-_LEFT_OUT = re.compile(
-    r"(\w*_)?version$|n_jobs$|_?n_threads$|num_threads$|verbose$|deprecation_warnings$"
-    r"|warnings_issued$|_?name_or_path$|_commit_hash$|_in_target_context_manager$|special_tokens_map_file$"
-    r"|_attn_implementation\w*$|_experts_implementation\w*$|return_dict$|dtype_plan$"
-)
 _IGNORED: tuple[type, ...] = (
     torch.device,
     torch.Generator,
@@ -223,7 +218,7 @@ class Values:
             found["args"] = self.items(rest, name)
         for part in state if isinstance(state, tuple) else (state,):
             if isinstance(part, Mapping):
-                kept = {k: v for k, v in part.items() if not _LEFT_OUT.match(str(k))}
+                kept = {k: v for k, v in part.items() if not is_left_out(str(k))}
                 found |= self.mapping(kept, name)
             elif part is not None:
                 found["state"] = self.describe(part, name)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from featcache.brain import FeatureCacheMixin
 from featcache.cluster.config import ParallelConfig
 from featcache.errors import ConfigError
-from featcache.extraction.brain_environment import environment_of
+from featcache.extraction.brain_environment import environment_of, provenance_of
 from featcache.extraction.unpad import unpad
 from featcache.storage import FeatureStorage
 
@@ -139,6 +139,6 @@ def test_any_object_with_modules_and_a_device_will_do() -> None:
 
 def computed_by_a_copy(brain: Any, dataset: Any) -> Any:
     """Compute the features of a batch of all utterances by what a worker would have."""
-    env = environment_of(brain, dataset, None, {}, {})()
+    env = environment_of(brain, dataset, None, {}, provenance_of(brain, None))()
     assert len(env["dataset"]) == len(dataset)
     return env["compute_features"](PaddedBatch(list(dataset)))

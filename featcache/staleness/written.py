@@ -23,9 +23,9 @@ def written_attributes(names: Names) -> Iterator[str]:
     """Yield the attributes of its object that a method stores into."""
     for chain in names.stored:
         first = chain.steps[0] if chain.steps else None
-        if first is not None and isinstance(first.name, str) and not first.item:
-            if chain.root is not None and chain.root == next(iter(names.parameters), None):
-                yield first.name
+        mine = chain.root is not None and chain.root == next(iter(names.parameters), None)
+        if mine and first is not None and isinstance(first.name, str) and not first.item:
+            yield first.name
 
 
 @functools.lru_cache(4096)

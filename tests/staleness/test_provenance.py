@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from featcache.extraction.provenance import find_ingredients
 
+from featcache.staleness.provenance import Provenance, provenance
 from featcache.store.format.fingerprint import canonical, differences
 
 SOURCE = '''
@@ -120,19 +120,26 @@ def make(tmp_path: Path) -> Callable[..., Any]:
     return make
 
 
+def found_in(extractor: Any) -> Provenance:
+    return provenance(extractor.compute_features, extractor)
+
+
 def fingerprint(extractor: Any) -> dict[str, Any]:
-    return canonical(find_ingredients(extractor).fingerprint({}))
+    return canonical(found_in(extractor).fingerprint({}))
 
 
 def test_what_compute_features_names_counts(make: Callable[..., Any]) -> None:
-    found = find_ingredients(make())
+    found = found_in(make())
     assert set(found.modules) == {"encoder", "net"}
-    assert found.hparams == {"layer": 9, "norm": "l2"}
-    assert found.constants == {
-        "GAIN": 2,
-        "TABLE": {"hop": 160, "windows": [25, 10]},
-        "HOP": 160,
-        "WINDOW": 800,
+    shown = found.fingerprint({})
+    assert shown["hparams"] == {"layer": 9, "norm": "l2"}
+    assert shown["attributes"] == {"HOP": 160}
+    assert shown["constants"] == {
+        "Extractor.compute_features": {
+            "Base.WINDOW": 400,
+            "TABLE": {"hop": 160, "windows": [25, 10]},
+        },
+        "scaled": {"GAIN": 2},
     }
     assert set(found.source) == {
         "Extractor.compute_features",
@@ -140,7 +147,7 @@ def test_what_compute_features_names_counts(make: Callable[..., Any]) -> None:
         "Extractor.rate",
         "Base.helper",
         "scaled",
-        "Net",
+        "Net.forward",
     }
 
 
@@ -155,6 +162,7 @@ def test_the_same_code_has_the_same_fingerprint(make: Callable[..., Any]) -> Non
         ('"""Scales."""', '"""Multiplies."""'),
         ("x * GAIN", "(x  *  GAIN)"),
         ("OTHER = 3", "OTHER = 4"),
+        ("WINDOW = 800", "WINDOW = 900"),
         ("WIDTH = 3", "WIDTH = 4"),
         ("return x * OTHER", "return x + OTHER"),
         ("self.modules.classifier(batch)", "self.modules.classifier(batch * 2)"),
@@ -174,10 +182,10 @@ def test_what_features_do_not_depend_on_does_not_count(
         (("        return x\n", "        return x * 2\n"), "source.Base.helper"),
         (("return 8000", "return 16000"), "source.Extractor.rate"),
         (("x * GAIN", "x / GAIN"), "source.scaled"),
-        (("x.relu()", "x.tanh()"), "source.Net"),
-        (("GAIN = 2", "GAIN = 3"), "constants.GAIN"),
-        (('"hop": 160', '"hop": 80'), "constants.TABLE.hop"),
-        (("    HOP = 160", "    HOP = 80"), "constants.HOP"),
+        (("x.relu()", "x.tanh()"), "source.Net.forward"),
+        (("GAIN = 2", "GAIN = 3"), "constants.scaled.GAIN"),
+        (('"hop": 160', '"hop": 80'), "constants.Extractor.compute_features.TABLE.hop"),
+        (("    HOP = 160", "    HOP = 80"), "attributes.HOP"),
     ],
 )
 def test_each_piece_of_code_that_features_depend_on_counts(
@@ -191,15 +199,13 @@ def test_hyperparameters_weights_and_settings_count_by_name(make: Callable[..., 
     old, new = fingerprint(make()), make()
     new.hparams.layer = 12
     new.hparams.lr = 0.2
-    new.modules["net"].width = 5
     with torch.no_grad():
         new.modules["encoder"].weight += 1
         new.modules["classifier"].weight += 1
     lines = differences(old, fingerprint(new))
     assert lines[0] == "hparams.layer: was 9, now 12"
     assert lines[1].startswith("modules.encoder.weights: was ")
-    assert lines[2] == "modules.net.settings.width: was 4, now 5"
-    assert len(lines) == 3
+    assert len(lines) == 2
 
 
 @pytest.mark.parametrize(
@@ -207,19 +213,19 @@ def test_hyperparameters_weights_and_settings_count_by_name(make: Callable[..., 
     [
         "for module in self.modules.values(): pass",
         "self.modules[stage]",
-        "modules = self.modules",
+        "modules = self.modules; modules[stage]",
         "getattr(self.modules, stage)",
         "self.modules.no_such_module",
     ],
 )
 def test_modules_reached_without_a_name_count_all(make: Callable[..., Any], code: str) -> None:
     extractor = make(("# a comment", code))
-    assert set(find_ingredients(extractor).modules) == {"encoder", "net", "classifier"}
+    assert set(found_in(extractor).modules) == {"encoder", "net", "classifier"}
 
 
-def test_where_no_module_is_named_all_count(make: Callable[..., Any]) -> None:
+def test_where_no_module_is_named_none_counts(make: Callable[..., Any]) -> None:
     extractor = make(("self.modules.encoder(batch.sig)", "batch.sig"), ('self.modules["net"]', "0"))
-    assert set(find_ingredients(extractor).modules) == {"encoder", "net", "classifier"}
+    assert set(found_in(extractor).modules) == set()
 
 
 def test_modules_among_hparams_and_attributes_count(make: Callable[..., Any]) -> None:
@@ -229,7 +235,7 @@ def test_modules_among_hparams_and_attributes_count(make: Callable[..., Any]) ->
     extractor.hparams.fbank = torch.nn.Linear(1, 1)
     extractor.norm = torch.nn.BatchNorm1d(2)
     extractor.unnamed = torch.nn.BatchNorm1d(2)
-    assert set(find_ingredients(extractor).modules) == {
+    assert set(found_in(extractor).modules) == {
         "encoder",
         "net",
         "classifier",
@@ -241,6 +247,6 @@ def test_modules_among_hparams_and_attributes_count(make: Callable[..., Any]) ->
 def test_hparams_may_be_a_dict_or_absent(make: Callable[..., Any]) -> None:
     extractor = make()
     extractor.hparams = {"layer": 9, "lr": 1}
-    assert find_ingredients(extractor).hparams == {"layer": 9}
+    assert fingerprint(extractor)["hparams"] == {"layer": 9}
     del extractor.hparams
-    assert find_ingredients(extractor).hparams == {}
+    assert "hparams" not in fingerprint(extractor)

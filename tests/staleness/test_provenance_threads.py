@@ -9,7 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from featcache.extraction.provenance import PARSE_TRIES, find_ingredients
+
+from featcache.staleness import source
+from featcache.staleness.provenance import Provenance, provenance
+from featcache.staleness.source import PARSE_TRIES
 
 PARSE = ast.parse
 MISMATCH = "AST constructor recursion depth mismatch (before=45, after=51)"  # CPython's text
@@ -20,6 +23,17 @@ class Extractor:
 
     def compute_features(self, batch: Any, stage: Any) -> Any:
         return [batch, stage]
+
+
+def found_in(extractor: Any) -> Provenance:
+    source._on_disk.cache_clear()  # read the file again
+    return provenance(extractor.compute_features, extractor)
+
+
+def constants(found: Provenance) -> Any:
+    held = found.fingerprint({}).get("constants", {})
+    assert isinstance(held, dict)
+    return {name: value for values in held.values() for name, value in values.items()}
 
 
 def failing(times: int, text: str) -> Any:
@@ -37,9 +51,9 @@ def failing(times: int, text: str) -> Any:
 def test_a_parse_that_another_thread_has_spoilt_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source = find_ingredients(Extractor()).source
+    before = found_in(Extractor()).source
     monkeypatch.setattr(ast, "parse", failing(3, MISMATCH))
-    assert find_ingredients(Extractor()).source == source
+    assert found_in(Extractor()).source == before
 
 
 @pytest.mark.parametrize(("times", "text"), [(PARSE_TRIES, MISMATCH), (1, "something else")])
@@ -48,7 +62,7 @@ def test_another_error_of_the_parser_is_not_hidden(
 ) -> None:
     monkeypatch.setattr(ast, "parse", failing(times, text))
     with pytest.raises(SystemError, match=text[:20]):
-        find_ingredients(Extractor())
+        found_in(Extractor())
 
 
 @pytest.fixture
@@ -74,10 +88,7 @@ def parsing_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("parsing_threads")
 def test_the_source_is_the_same_whatever_other_threads_parse() -> None:
-    assert (
-        len({find_ingredients(Extractor()).source["Extractor.compute_features"] for _ in range(40)})
-        == 1
-    )
+    assert len({found_in(Extractor()).source["Extractor.compute_features"] for _ in range(40)}) == 1
 
 
 def test_a_variable_that_is_not_bound_yet_is_passed_over() -> None:
@@ -88,9 +99,9 @@ def test_a_variable_that_is_not_bound_yet_is_passed_over() -> None:
             def compute_features(self, batch: Any, stage: Any) -> Any:
                 return gain * batch
 
-        found = find_ingredients(Early())
+        found = found_in(Early())
         gain = 2
-        assert find_ingredients(Early()).constants == {"gain": gain}
+        assert constants(found_in(Early())) == {"gain": gain}
         return found
 
-    assert make().constants == {}
+    assert constants(make()) == {}

@@ -1,0 +1,159 @@
+"""Witnesses: a record of what a cache was made with, which explains and never refuses."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from featcache.staleness.extractors import hparams_of
+from featcache.staleness.follow import Follower
+from featcache.staleness.provenance import Provenance
+from featcache.staleness.values import NOTHING, Values, settled
+
+MOST_TEXT = 20_000  # characters of one function's source
+GIT_S = 0.03  # a slow file system is not waited for
+# by how telling a difference is
+_SECTIONS = (
+    "functions",
+    "hparams",
+    "attributes",
+    "environment",
+    "torch",
+    "versions",
+    "command",
+    "git",
+)
+
+
+def witnesses(provenance: Provenance, extractor: object = None) -> dict[str, object]:
+    """Return a record of what features are made with, as plain JSON.
+
+    Holds when and by which command, the user's functions with their source, hparams and attributes
+    of the extractor, versions of libraries, environment variables that the code names, the git
+    commit, settings of torch.
+    """
+    values = Values(Follower(extractor))
+    held = vars(extractor) if hasattr(extractor, "__dict__") else {}
+    labels = {key.partition(":")[2]: key for key in provenance.sources}
+    return {
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+        "functions": {labels[name]: value for name, value in provenance.source.items()},
+        "sources": {name: text[:MOST_TEXT] for name, text in provenance.sources.items()},
+        "hparams": _plain(hparams_of(extractor), values),
+        "attributes": _plain(held, values),
+        "environment": {
+            name: value for name, value in os.environ.items() if name in provenance.mentioned
+        },
+        "torch": {
+            **provenance.found.get("torch", {}),
+            "threads": torch.get_num_threads(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+        },
+        "versions": _versions(),
+        "git": _git(provenance),
+    }
+
+
+def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """Say what differs between two records, the most telling first.
+
+    >>> changes({"versions": {"torch": "2.12"}}, {"versions": {"torch": "2.13"}})
+    ['torch: 2.12 -> 2.13']
+    """
+    lines: list[str] = []
+    for section in _SECTIONS:
+        was, now = old.get(section, {}), new.get(section, {})
+        if not isinstance(was, Mapping) or not isinstance(now, Mapping):
+            if was != now:
+                lines.append(f"{section}: {_short(was)} -> {_short(now)}")
+            continue
+        for name in sorted({*was, *now}):
+            if was.get(name) != now.get(name):
+                lines.append(_line(section, name, was.get(name), now.get(name)))
+    return lines
+
+
+def _line(section: str, name: str, was: object, now: object) -> str:
+    if section == "functions":
+        file, _, function = name.partition(":")
+        state = " (new)" if was is None else " (gone)" if now is None else ""
+        return f"{file}: {function}{state}"
+    shown = name if section == "versions" else f"{section} {name}"
+    return f"{shown}: {_short(was)} -> {_short(now)}"
+
+
+def _short(value: object) -> str:
+    text = "(absent)" if value is None else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _plain(held: Mapping[str, object], values: Values) -> dict[str, object]:
+    """Describe what is quickly described: no modules, no data."""
+    found: dict[str, object] = {}
+    for name, value in held.items():
+        if value is None or isinstance(value, bool | int | float | str | list | tuple | dict):
+            if isinstance(value, list | tuple | dict) and len(value) > 64:
+                continue
+            tree = values.describe(_scalars(value), name)
+            if tree is not NOTHING:
+                found[name] = settled(tree)
+    return found
+
+
+def _scalars(value: object) -> object:
+    """Return a list or dict without what is no plain value."""
+    plain = (bool, int, float, str, type(None))
+    if isinstance(value, dict):
+        return {key: inner for key, inner in value.items() if isinstance(inner, plain)}
+    if isinstance(value, list | tuple):
+        return [inner for inner in value if isinstance(inner, plain)]
+    return value
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that are loaded."""
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    found = {"python": platform.python_version()}
+    for name in sorted(loaded):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str) and not name.startswith("_"):
+            found[name] = version
+    try:
+        found["featcache"] = importlib.metadata.version("featcache")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        found.pop("featcache", None)
+    return found
+
+
+def _git(provenance: Provenance) -> dict[str, object]:
+    """Return commit and state of the user's repository; nothing where there is none."""
+    if provenance.folder is None or not _is_in_repository(Path(provenance.folder)):
+        return {}
+    call = ["git", "-C", provenance.folder]
+    try:
+        commit = _output([*call, "rev-parse", "HEAD"])
+        changed = _output([*call, "status", "--porcelain", "--untracked-files=no", "."])
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"commit": commit, "changed": bool(changed)}
+
+
+def _is_in_repository(folder: Path) -> bool:
+    return any((parent / ".git").exists() for parent in (folder, *folder.parents))
+
+
+def _output(call: list[str]) -> str:
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    done = subprocess.run(
+        call, capture_output=True, text=True, check=True, timeout=GIT_S, env=environment
+    )
+    return done.stdout.strip()
