@@ -182,7 +182,9 @@ class FeatureCacheMixin:
             if progressbar is None:
                 progressbar = not getattr(self, "noprogressbar", False)
             colour = getattr(self, "tqdm_barcolor", {}).get(_name(stage).lower())
-            source = probe_source_of(self, dataset, stage, kwargs, to, parallel)
+            source = probe_source_of(
+                self, dataset, stage, kwargs, to, parallel, mentioned=made_with.mentioned
+            )
             checking = Checking(to, source, check)
             run = Run(to, executor, checking, publish_every_s, progressbar, colour, ranks)
             identify = partial(made_with.fingerprint, made_from)

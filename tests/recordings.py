@@ -85,6 +85,7 @@ class Recorder(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc]
 
     def compute_features(self, batch: Any, stage: Any) -> Any:
         if self.stops_at in batch.id:
+            self.stops_at = None  # once; what the code itself writes makes no cache stale
             raise KeyboardInterrupt
         self.computed = [*getattr(self, "computed", []), *batch.id]
         sounds, lengths = batch.sig

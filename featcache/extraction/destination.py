@@ -167,9 +167,9 @@ class Destination:
         if self.ids is None:
             return Found()
         if cache is None:
-            stored, known = stored_stamps(self.path, self.ids), {}
-        else:
-            stored, known = stamps_in(cache, self.ids), remembered(cache)
+            stored = stored_stamps(self.path, self.ids)
+            return self.inputs.find(self.path, self.ids, stored, seed=self.seed)
+        known, stored = remembered(cache), stamps_in(cache, self.ids)
         return self.inputs.find(self.path, self.ids, stored, known, seed=self.seed)
 
     def _restamp(self, cache: Cache, found: Found) -> None:

@@ -34,7 +34,8 @@ def brain(tmp_path: Path) -> Recorder:
 
 
 def cached(brain: Any, recordings: Recordings, **settings: Any) -> featcache.Cache:
-    settings = {"loader_kwargs": {"batch_size": 2}, **settings}
+    # without a probe, which loads and computes, too
+    settings = {"loader_kwargs": {"batch_size": 2}, "check": None, **settings}
     cache: featcache.Cache = brain.cache_features(recordings.dataset(), **settings)
     return cache
 
@@ -58,6 +59,24 @@ def test_a_changed_recording_is_named_and_recomputed_alone(
     assert_holds(cache, recordings.truth())
     cached(brain, recordings)
     assert not recordings.loaded()
+
+
+@pytest.mark.parametrize("loader_kwargs", [{}, TWO_PROCESSES])
+def test_changed_recordings_of_the_probe_are_recomputed_too(
+    brain: Any, recordings: Recordings, loader_kwargs: Any
+) -> None:
+    settings = {"loader_kwargs": loader_kwargs, "check": "probe"}
+    cached(brain, recordings, **settings)
+    for number, id in enumerate(list(recordings.listed)[:-1]):
+        recordings.record(id, seed=40 + number)
+    with pytest.raises(StaleCacheError, match="on_changed='recompute'"):
+        cached(brain, recordings, **settings)
+    cache = cached(brain, recordings, **settings, on_changed="recompute")
+    assert_holds(cache, recordings.truth())
+    brain.computed_now()
+    again = cached(brain, recordings, **settings)
+    assert again.complete
+    assert len(set(brain.computed_now())) == 4  # the new probe
 
 
 def test_two_recordings_that_change_places_are_named(brain: Any, recordings: Recordings) -> None:

@@ -147,11 +147,14 @@ class WriteSession:
                 self._let_go()
 
     def abort(self) -> None:
-        """Remove what is not published, and let go of the cache."""
+        """Remove what is not published, and let go of the cache.
+
+        Parts of other writers stay, and with them the files that were kept for their build.
+        """
         ended = self.parts.closed
         try:
             self.parts.abort()
-            if not ended:
+            if not ended and self._sealed() <= self._published():
                 with explained(self.path, _kept):
                     self.files.drop()
         finally:

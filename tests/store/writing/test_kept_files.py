@@ -21,6 +21,7 @@ from featcache.store.format.manifest import (
     read_manifest,
     write_manifest,
 )
+from featcache.store.writing.part_writer import PartWriter
 
 OLD, NEW = b"an old probe", b"a new probe \0 of any bytes"
 
@@ -220,6 +221,15 @@ def test_what_a_writer_kept_goes_when_it_gives_up(cache: Path) -> None:
     writer.publish()
     writer.abort()
     assert file_in(cache) == NEW
+
+
+def test_a_file_stays_with_the_parts_of_others_when_its_writer_gives_up(cache: Path) -> None:
+    writer = open_writer(cache, overwrite=True)
+    writer.keep_file("probe", NEW)
+    with PartWriter(cache, two_features(), FINGERPRINT) as part:
+        write(part, [7])
+    writer.abort()
+    assert (file_in(cache), read_building_file(cache, "probe")) == (OLD, NEW)
 
 
 def test_a_stray_file_of_a_killed_writer_is_removed(cache: Path) -> None:
