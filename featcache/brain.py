@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from featcache.cluster.config import ParallelConfig, config_or_client
-from featcache.errors import ConfigError
 from featcache.extraction.brain_environment import (
     collate_fn_of,
     environment_of,
@@ -17,6 +15,12 @@ from featcache.extraction.brain_environment import (
     ids_for_workers,
     probe_source_of,
     provenance_of,
+)
+from featcache.extraction.brain_settings import (
+    find_storage,
+    name_of,
+    settings_of,
+    split_and_stage,
 )
 from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.checking import Checking, check_of
@@ -26,11 +30,12 @@ from featcache.extraction.datasets import check_source, visible_ids, visible_len
 from featcache.extraction.destination import Destination
 from featcache.extraction.here import LocalExecutor
 from featcache.extraction.random_state import kept_random_state
+from featcache.extraction.record import Record
 from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
-from featcache.staleness.extractors import hparams_of
+from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -98,6 +103,7 @@ class FeatureCacheMixin:
         publish_every_s: float | None = None,
         fingerprint: Mapping[str, object] | None = None,
         check: int | Literal["probe", "all"] | None = "probe",
+        accept: bool = False,
         parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
     ) -> Cache:
         """Compute what the cache of a split lacks of the features of a dataset, and open the cache.
@@ -141,6 +147,8 @@ class FeatureCacheMixin:
             check: utterances that are loaded and computed again, alone, to see whether inputs and
                 features are still those of the cache, and compared with what is stored once it is:
                 "probe" takes four, "all" all, None none.
+            accept: keeps a cache though code or settings have changed since, if the probe computes
+                the same to the bit; what was accepted is recorded (`featcache.made_from`).
             parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping, or a client
                 of `get_client`, to compute several splits with the same workers. Each gets a copy
                 of this object as it is now, and uses its GPU if it has one. The dataset must show
@@ -158,10 +166,10 @@ class FeatureCacheMixin:
         check_source(dataset)
         check_loader_kwargs(kwargs)
         check = check_of(check)
-        split, stage = _split_and_stage(self, split, stage)
-        storage = _find_storage(self) if storage is None else storage
+        split, stage = split_and_stage(self, split, stage)
+        storage = find_storage(self) if storage is None else storage
         made_with = provenance_of(self, collate_fn_of(dataset, kwargs))
-        made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
+        made_from = {"stage": name_of(stage), **settings_of(self), **(fingerprint or {})}
         with kept_random_state(), Ranks() as ranks, evaluating(self, made_with.modules.values()):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
             inputs = ChangedInputs(dataset, kwargs, made_with.mentioned, on_changed)
@@ -181,11 +189,12 @@ class FeatureCacheMixin:
                 )
             if progressbar is None:
                 progressbar = not getattr(self, "noprogressbar", False)
-            colour = getattr(self, "tqdm_barcolor", {}).get(_name(stage).lower())
+            colour = getattr(self, "tqdm_barcolor", {}).get(name_of(stage).lower())
             source = probe_source_of(
                 self, dataset, stage, kwargs, to, parallel, mentioned=made_with.mentioned
             )
-            checking = Checking(to, source, check)
+            record = Record(to, partial(witnesses, made_with, self))
+            checking = Checking(to, source, check, record, accept)
             run = Run(to, executor, checking, publish_every_s, progressbar, colour, ranks)
             identify = partial(made_with.fingerprint, made_from)
             return run.run(identify, resume=resume, overwrite=overwrite)
@@ -207,17 +216,19 @@ class FeatureCacheMixin:
         `NotACacheError` if nothing is cached.
         """
         check_source(dataset)
-        split, stage = _split_and_stage(self, split, stage)
-        storage = _find_storage(self) if storage is None else storage
+        split, stage = split_and_stage(self, split, stage)
+        storage = find_storage(self) if storage is None else storage
         kwargs = loader_kwargs or {}
         made_with = provenance_of(self, collate_fn_of(dataset, kwargs))
-        made_from = {"stage": _name(stage), **_settings(self), **(fingerprint or {})}
+        made_from = {"stage": name_of(stage), **settings_of(self), **(fingerprint or {})}
         with kept_random_state(), evaluating(self, made_with.modules.values()):
             to = Destination(storage, split, visible_ids(dataset), False, False, shared=True)
             source = probe_source_of(
                 self, dataset, stage, kwargs, to, mentioned=made_with.mentioned
             )
-            Checking(to, source, check_of(check)).compare_only(made_with.fingerprint(made_from))
+            record = Record(to, partial(witnesses, made_with, self))
+            checking = Checking(to, source, check_of(check), record)
+            checking.compare_only(made_with.fingerprint(made_from))
 
     def expectation(
         self,
@@ -238,9 +249,9 @@ class FeatureCacheMixin:
             fingerprint: as it was given there.
         """
         made_with = provenance_of(self, collate_fn)
-        made_from = {} if stage is None else {"stage": _name(stage)}
+        made_from = {} if stage is None else {"stage": name_of(stage)}
         with kept_random_state(), evaluating(self, made_with.modules.values()):
-            return made_with.fingerprint({**made_from, **_settings(self), **(fingerprint or {})})
+            return made_with.fingerprint({**made_from, **settings_of(self), **(fingerprint or {})})
 
     def make_dataloader(
         self,
@@ -271,49 +282,3 @@ def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
         return make(self, dataset, stage, *args, **kwargs)
 
     return make_dataloader
-
-
-def _split_and_stage(extractor: object, split: str | None, stage: Any) -> tuple[str, Any]:
-    if split is None:
-        split = "train" if stage is None else _name(stage).lower()
-    if stage is not None:
-        return split, stage
-    core = sys.modules.get("speechbrain.core")  # a Brain can only come from a loaded SpeechBrain
-    if core is None or not isinstance(extractor, core.Brain):
-        return split, split
-    kinds = {"valid": "VALID", "dev": "VALID", "test": "TEST"}
-    found = [name for prefix, name in kinds.items() if split.lower().startswith(prefix)]
-    return split, core.Stage[found[0] if found else "TRAIN"]
-
-
-def _name(stage: object) -> str:
-    return str(getattr(stage, "name", stage))
-
-
-def _find_storage(extractor: object) -> FeatureStorage:
-    hparams = hparams_of(extractor)
-    found = {name: value for name, value in hparams.items() if isinstance(value, FeatureStorage)}
-    if len(set(map(id, found.values()))) == 1:
-        return next(iter(found.values()))
-    there = "there are no hparams"
-    if found:
-        there = f"they have several: {', '.join(map(repr, found))}"
-    elif hparams:
-        there = f"they have none, only {', '.join(map(repr, hparams))}"
-    for name, value in hparams.items():  # above all a declaration whose `!new:` was forgotten
-        if not found and isinstance(value, Mapping) and {"root", "features"} <= value.keys():
-            there = f"{name!r} is a plain dict: in YAML write {name}: !new:featcache.FeatureStorage"
-    raise ConfigError(
-        f"give storage=, a FeatureStorage, or declare exactly one in hparams; {there}"
-    )
-
-
-def _settings(extractor: object) -> dict[str, object]:
-    """Return what counts for features whatever `compute_features` names."""
-    settings: dict[str, object] = {}
-    if isinstance(precision := getattr(extractor, "eval_precision", None), str):
-        settings["precision"] = precision
-    hparams = hparams_of(extractor)
-    if isinstance(sample_rate := hparams.get("sample_rate"), int | float):
-        settings["sample_rate"] = sample_rate
-    return settings

@@ -17,6 +17,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.manifest import read_manifest, write_manifest
+from featcache.store.writing.part_writer import PartWriter
 
 Arrays = dict[str, NDArray[Any]]
 Verify = Literal["columns", "arrays"] | None
@@ -46,7 +47,7 @@ def arrays_of(number: int, frames: int | None = None) -> Arrays:
     }
 
 
-def write(writer: CacheWriter, numbers: Iterable[int]) -> None:
+def write(writer: CacheWriter | PartWriter, numbers: Iterable[int]) -> None:
     for number in numbers:
         writer.write(id_of(number), arrays_of(number))
 

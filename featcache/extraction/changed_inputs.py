@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -73,7 +72,7 @@ class ChangedInputs:
         path: Path,
         ids: Sequence[str],
         stored: StampColumns | None,
-        remembered: Mapping[str, int] = MappingProxyType({}),
+        remembered: Mapping[str, int] | None = None,
         *,
         seed: int | None = None,
     ) -> Found:
@@ -97,7 +96,7 @@ class ChangedInputs:
         entries = {
             number: entry
             for number, entry in zip(there[suspects].tolist(), now[suspects].tolist(), strict=True)
-            if remembered.get(ids[number]) != entry
+            if (remembered or {}).get(ids[number]) != entry
         }
         found = self._look(path, ids, stored.input, entries)
         if found.changed and self.on_changed == "raise":

@@ -16,15 +16,16 @@ import torch
 
 from featcache._checks import whole_number
 from featcache.errors import CacheError, ConfigError, StaleCacheError
-from featcache.extraction.datasets import counted
+from featcache.extraction.accepting import accept_changes, changed_fields, may_be_accepted, offer
 from featcache.extraction.destination import Destination
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.kept_probe import keep_probe, kept_probe
 from featcache.extraction.probe_source import ProbeSource
 from featcache.extraction.probing import Computed, again, choice, new_probe
 from featcache.extraction.random_state import kept_random_state
+from featcache.extraction.record import Record
 from featcache.extraction.stored_features import cause_of, spreads_of, told, unlike_stored
-from featcache.staleness.comparison import compare
+from featcache.staleness.comparison import Comparison, compare
 from featcache.staleness.probe import Probe, Probed
 from featcache.staleness.unlike import Unlike, tolerance
 from featcache.store.format.fingerprint import cache_fingerprint, canonical, differences
@@ -34,6 +35,8 @@ from featcache.store.writing.cache_writer import CacheWriter
 
 Check = int | Literal["probe", "all"] | None
 PROBE = 4  # utterances
+MOST_CHANGES = 8  # that an error names
+_CURE = "overwrite it (overwrite=True), or give another directory"
 _log = logging.getLogger("featcache")
 _told: set[str] = set()  # caches of which it was said that they cannot be checked
 
@@ -55,11 +58,15 @@ class Checking:
         destination: the cache.
         source: computes utterances alone.
         check: how many: "probe", a number, "all", or None.
+        record: of what the features are made with.
+        accept: takes changes of code and settings that compute the same bits.
     """
 
     destination: Destination
     source: ProbeSource
     check: Check
+    record: Record
+    accept: bool = False
 
     def __post_init__(self) -> None:
         self._kept: Probe | None = None  # by the cache
@@ -67,11 +74,6 @@ class Checking:
         self.numbers: IdNumbers | None = None  # of the data set, once they were needed
         self._in_batch: Sequence[Unlike] = ()  # otherwise in a batch than alone
         self._wrote = False
-
-    @property
-    def same_bits(self) -> bool:
-        """True if the kept probe, computed again, is the same to the bit."""
-        return self._now.comparison is not None and self._now.comparison.same_bits
 
     def begin(
         self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool
@@ -93,24 +95,23 @@ class Checking:
         if random:
             found.setdefault("seed", seed)
             to.seed = seed
+        if self.accept and not overwrite:
+            accept_changes(to, self.record, found, self._now.comparison)
         self._refuse(found, overwrite)
         return found
 
-    def explained(self, error: StaleCacheError, changes: Sequence[str] = ()) -> StaleCacheError:
-        """Return the error of another fingerprint, with what the probe says to it.
-
-        Args:
-            error: names the differences.
-            changes: what else has changed since the cache was made, in words.
-        """
+    def explained(
+        self, error: StaleCacheError, fingerprint: Mapping[str, object]
+    ) -> StaleCacheError:
+        """Return the error of another fingerprint, with what the probe and the record say to it."""
         comparison = self._now.comparison
-        if comparison is None or not comparison.ids:
-            return error
-        lines = [f"  {line}" for line in comparison.told()]
-        if comparison.alike:
-            bits = " to the bit" if comparison.same_bits else ""
-            lines = [f"{counted(len(comparison.ids))} computed again: all the same{bits}"]
-        return StaleCacheError("\n".join([str(error), *lines, *_since(changes)]))
+        lines = [str(error)]
+        if comparison is not None and comparison.ids:
+            lines += [f"  {line}" for line in comparison.told()]
+        lines += self._since()
+        if may_be_accepted(changed_fields(self.destination, fingerprint), comparison):
+            lines += offer(cast(Comparison, comparison), self.record)
+        return StaleCacheError("\n".join(lines))
 
     def keep(self, writer: CacheWriter) -> None:
         """Keep the probe with a cache that is begun, and look at its utterances as one batch."""
@@ -119,6 +120,7 @@ class Checking:
         if self._kept is None and probe.utterances:
             keep_probe(writer, probe)
             self._tell_random()
+        self.record.keep(writer)
         if len(numbers) > 1 and probe.seed is None and probe.repeatable:
             with kept_random_state():
                 together = self.source.together(numbers)
@@ -162,7 +164,9 @@ class Checking:
         found = self.begin(fingerprint, resume=True, overwrite=False)
         declared = cache_fingerprint(to.storage.features, found)
         if changed := differences(cache.fingerprint, declared):
-            raise self.explained(self._stale(changed))
+            listed = "".join(f"\n  {line}" for line in changed)
+            text = f"cache {str(cache.path)!r} was made from something else than there is now:"
+            raise self.explained(StaleCacheError(f"{text}{listed}\n{_CURE}"), found)
         self.end(cache)
 
     def _compute(self, seed: int, overwrite: bool) -> None:
@@ -209,17 +213,20 @@ class Checking:
         self._now = replace(self._now, comparison=comparison)
         self._kept = None  # it is kept anew
 
-    def _stale(
-        self, lines: Sequence[str], changes: Sequence[str] = (), *, overwrite: bool = False
-    ) -> StaleCacheError:
+    def _stale(self, lines: Sequence[str], *, overwrite: bool = False) -> StaleCacheError:
         cache = f"cache {str(self.destination.path)!r}"
-        what, cure = cache, "overwrite it (overwrite=True), or give another directory"
+        what, cure = cache, _CURE
         if overwrite:
             what = f"what an interrupted overwrite of {cache} has left"
             cure = "name what has changed in fingerprint={...}, and it begins anew"
         listed = "".join(f"\n  {line}" for line in lines)
         text = f"{what} was made from something else than there is now:{listed}"
-        return StaleCacheError("\n".join([text, *_since(changes), cure]))
+        return StaleCacheError("\n".join([text, *self._since(), cure]))
+
+    def _since(self) -> list[str]:
+        changes = self.record.changes()
+        more = f"; and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
+        return [f"changed since: {'; '.join(changes[:MOST_CHANGES])}{more}"] if changes else []
 
     def _is_complete(self) -> bool:
         try:
@@ -256,7 +263,3 @@ class Checking:
                 f"its id, and the seed, {probe.seed}, counts (torch.manual_seed sets it)"
             )
         _log.warning("features are random: %s; %s", what, text)
-
-
-def _since(changes: Sequence[str]) -> list[str]:
-    return [f"changed since: {'; '.join(changes)}"] if changes else []

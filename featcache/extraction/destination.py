@@ -38,6 +38,7 @@ from featcache.store.format.committed import committed
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
 from featcache.store.format.manifest import read_manifest
+from featcache.store.format.stamps import StampColumns
 from featcache.store.reading.cache import Cache
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.verify import container_damage, raise_damage
@@ -167,9 +168,10 @@ class Destination:
         if self.ids is None:
             return Found()
         if cache is None:
-            stored = stored_stamps(self.path, self.ids)
-            return self.inputs.find(self.path, self.ids, stored, seed=self.seed)
-        known, stored = remembered(cache), stamps_in(cache, self.ids)
+            stored: StampColumns | None = stored_stamps(self.path, self.ids)
+        else:
+            stored = stamps_in(cache, self.ids)
+        known = None if cache is None else remembered(cache)
         return self.inputs.find(self.path, self.ids, stored, known, seed=self.seed)
 
     def _restamp(self, cache: Cache, found: Found) -> None:

@@ -22,11 +22,13 @@ from featcache.extraction.here import LocalExecutor
 from featcache.extraction.id_numbers import check_ids
 from featcache.extraction.probe_source import ProbeSource, on_this_device
 from featcache.extraction.random_state import kept_random_state
+from featcache.extraction.record import Record
 from featcache.extraction.run import Executor, Run, check_settings
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.extraction.workers.tasks import Environment, checked_environment, loader_options
 from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_other_code
 from featcache.staleness.provenance import Provenance, provenance
+from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
 from featcache.store.reading.cache import Cache
 
@@ -50,6 +52,7 @@ def extract(
     overwrite: bool = False,
     append: bool = False,
     check: int | Literal["probe", "all"] | None = "probe",
+    accept: bool = False,
     progressbar: bool = True,
 ) -> Cache:
     """Compute what a cache lacks of a dataset's features, on one or many workers, and open it.
@@ -95,6 +98,8 @@ def extract(
         check: utterances that are loaded and computed again, alone, to see whether inputs and
             features are still those of the cache, and compared with what is stored once it is:
             "probe" takes four, "all" all, None none.
+        accept: keeps a cache though code or settings have changed since, if the probe computes the
+            same to the bit; what was accepted is recorded (`featcache.made_from`).
         progressbar: shows one bar over the utterances of all workers.
 
     Raises `StaleCacheError` if the cache was made from something else, or utterances have another
@@ -155,8 +160,10 @@ def extract(
             kwargs = {"batch_size": kwargs["batch_size"]}  # no more is planned with
             executor = WorkersExecutor(to, client, build, kwargs, retries, publish_every_s, lengths)
         made_from = made_with.fingerprint(fingerprint or {})
+        made_in = witnesses(made_with, getattr(env["compute_features"], "__self__", None))
+        checking = Checking(to, source, check, Record(to, lambda: made_in), accept)
         del env, made_with  # in the driver of other processes, a model would only take memory
-        run = Run(to, executor, Checking(to, source, check), publish_every_s, progressbar)
+        run = Run(to, executor, checking, publish_every_s, progressbar)
         return run.run(lambda: made_from, resume=resume, overwrite=overwrite)
 
 

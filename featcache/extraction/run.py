@@ -137,7 +137,7 @@ class Run:
         try:
             self._publisher = to.open(made_from, resume=resume, overwrite=overwrite)
         except StaleCacheError as error:
-            raise checking.explained(error) from error
+            raise checking.explained(error, made_from) from error
         if self._publisher is None:
             return None
         try:
