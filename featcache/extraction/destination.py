@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
+from featcache.extraction.outcome import Outcome
 from featcache.extraction.patience import is_refused, refusal_explained, retry_while_locked
 from featcache.interface import Ints
 from featcache.storage import FeatureStorage
@@ -47,24 +48,6 @@ from featcache.store.writing.stored_stamps import stored_stamps
 
 EMPTY = "the data set is empty: not one utterance came of it; look at what filters or feeds it"
 _log = logging.getLogger("featcache")
-
-
-class Outcome(NamedTuple):
-    """The end of an executor's work: whether all was computed."""
-
-    left_out: int = 0  # utterances that a given sampler did not ask for
-    stopped: bool = True  # before all was computed
-    seen: set[str] | None = None  # ids of all utterances, where the dataset does not show them
-
-    @classmethod
-    def of_all(cls, ranks: Sequence[Outcome]) -> Outcome:
-        """Return the outcome of several ranks' work."""
-        seen = [rank.seen for rank in ranks if rank.seen is not None]
-        return cls(
-            sum(rank.left_out for rank in ranks),
-            any(rank.stopped for rank in ranks),
-            set().union(*seen) if len(seen) == len(ranks) else None,
-        )
 
 
 @dataclass

@@ -20,8 +20,9 @@ from featcache.extraction.dataset_batches import (
 )
 from featcache.extraction.datasets import is_map_style, size_of
 from featcache.extraction.destination import Destination
+from featcache.extraction.outcome import Outcome
 from featcache.extraction.progress import ProgressBar
-from featcache.extraction.run import Outcome, Publish
+from featcache.extraction.run import Publish
 from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.plan import check_lengths, longest_first
 from featcache.interface import Ints

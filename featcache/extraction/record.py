@@ -37,12 +37,12 @@ class Record:
 
     @cached_property
     def now(self) -> Mapping[str, object]:
-        """What features are made with in this run."""
+        """The record of this run."""
         return self._make()
 
     @cached_property
     def kept(self) -> Mapping[str, object]:
-        """What the cache keeps; empty where it keeps nothing that can be read."""
+        """The record that the cache keeps; empty where it keeps none that can be read."""
         with contextlib.suppress(OSError):
             return witnesses(Generation(self._destination.path))
         return {}

@@ -20,9 +20,9 @@ from featcache.errors import ConfigError, IncompleteError, StaleCacheError, desc
 from featcache.extraction.checking import Checking
 from featcache.extraction.datasets import counted
 from featcache.extraction.destination import Destination, is_overwriting
-from featcache.extraction.destination import Outcome as Outcome  # executors return one
 from featcache.extraction.failures import Failure
 from featcache.extraction.id_numbers import IdNumbers
+from featcache.extraction.outcome import Outcome
 from featcache.extraction.patience import retry_while_locked
 from featcache.extraction.progress import ProgressBar
 from featcache.extraction.torchrun import Ranks

@@ -15,8 +15,9 @@ from featcache.cluster.config import ParallelConfig
 from featcache.errors import ConfigError
 from featcache.extraction.dataset_batches import wanted_batches
 from featcache.extraction.destination import Destination
+from featcache.extraction.outcome import Outcome
 from featcache.extraction.progress import ProgressBar
-from featcache.extraction.run import Outcome, Publish
+from featcache.extraction.run import Publish
 from featcache.extraction.workers.plan import (
     LARGEST_TASK,
     TASKS_PER_WORKER,
