@@ -122,6 +122,10 @@ class Follower:
         names, written = self.names_of(cls), self.written_of(cls)
         return {k: v for k, v in held.items() if self.mentions(k, names) and k not in written}
 
+    def reads(self, value: object, name: str) -> bool:
+        """Tell whether followed code mentions an attribute of an object."""
+        return self.mentions(name, self.names_of(type(value)))
+
     def module(self, module: torch.nn.Module, values: Values) -> Described:
         """Describe a torch module."""
         return describe_module(module, values)
