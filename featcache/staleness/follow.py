@@ -124,7 +124,7 @@ class Follower:
 
     def reads(self, value: object, name: str) -> bool:
         """Tell whether followed code mentions an attribute of an object."""
-        return self.mentions(name, self.names_of(type(value)))
+        return name in self.names_of(type(value))  # as it is: patterns are of their own objects
 
     def module(self, module: torch.nn.Module, values: Values) -> Described:
         """Describe a torch module."""

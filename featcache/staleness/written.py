@@ -79,10 +79,8 @@ def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
         for part in parts:
             for attribute in ("func", "__func__"):  # cached_property; staticmethod
                 part = getattr(part, attribute, part)
-            if isinstance(part, FunctionType):
-                yield part
-                if isinstance(inner := inspect.unwrap(part), FunctionType):
-                    yield inner
+            if isinstance(inner := inspect.unwrap(part), FunctionType):
+                yield inner  # not what wraps it: `torch.amp.custom_fwd` takes notes on the object
 
 
 def _methods(cls: type) -> dict[str, FunctionType]:
