@@ -223,8 +223,14 @@ def _attributes(follower: Follower) -> set[str]:
 
 
 def _torch_settings() -> dict[str, object]:
-    """Return the settings of torch that change what it computes."""
+    """Return the settings of torch that change what it computes.
+
+    To import SpeechBrain sets the precision of products to "high", which means nothing on a CPU.
+    """
+    precision = torch.get_float32_matmul_precision()
+    if precision == "high" and not torch.cuda.is_available():
+        precision = "highest"
     return {
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": precision,
     }
