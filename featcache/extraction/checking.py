@@ -104,12 +104,15 @@ class Checking:
         self, error: StaleCacheError, fingerprint: Mapping[str, object]
     ) -> StaleCacheError:
         """Return the error of another fingerprint, with what the probe and the record say to it."""
-        comparison = self._now.comparison
-        lines = [str(error)]
+        changed, comparison = changed_fields(self.destination, fingerprint), self._now.comparison
+        if not changed:  # it is about utterances
+            return error
+        differences, _, cure = str(error).rpartition("\n")
+        lines = [differences]
         if comparison is not None and comparison.ids:
             lines += [f"  {line}" for line in comparison.told()]
-        lines += self._since()
-        if may_be_accepted(changed_fields(self.destination, fingerprint), comparison):
+        lines += [*self._since(), cure]
+        if may_be_accepted(changed, comparison):
             lines += offer(cast(Comparison, comparison), self.record)
         return StaleCacheError("\n".join(lines))
 

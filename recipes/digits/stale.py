@@ -3,13 +3,16 @@
     python recipes/digits/stale.py [folder]
 
 Caches the output of a small encoder for 400 spoken digits, in half a minute. Each step begins as a
-training script does: a model, a data set, `cache_features`.
+training script does: a model, a data set, `cache_features`. The folder must be a new one.
 """
 
+import contextlib
+import logging
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from train import unpack
 import featcache
 
 RECORDINGS = 400
+CORPUS, FEATURES = Path("corpus"), Path("features")  # within the folder
+computed: set[str] = set()  # ids of the recordings that a call has computed
 
 
 class Encoder(torch.nn.Module):
@@ -38,15 +43,11 @@ class Encoder(torch.nn.Module):
 
 
 class Embedder(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc]  # speechbrain has no types
-    """Computes embeddings, and counts for how many recordings it did."""
-
-    computed = 0
-    seconds_each = 0.0  # a large model takes its time
+    """Computes embeddings, and notes of which recordings."""
 
     def compute_features(self, batch: Any, stage: Any) -> list[dict[str, Any]]:
         """Return the embedding of each recording, float32 (frames, 64)."""
-        self.computed += len(batch.id)
-        time.sleep(self.seconds_each * len(batch.id))
+        computed.update(batch.id)
         encoder = self.modules.encoder
         return [
             {"id": id, "embedding": encoder(signal[:samples])}
@@ -56,37 +57,36 @@ class Embedder(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc]  # 
         ]
 
 
-def make_brain(folder: Path) -> Embedder:
+def make_brain() -> Embedder:
     """Make the model as a script does, weights and all."""
     torch.manual_seed(1)
-    storage = featcache.FeatureStorage(
-        folder / "features", [featcache.FeatureStorageConfig("embedding", dtype="float16")]
-    )
+    features = [featcache.FeatureStorageConfig("embedding", dtype="float16")]
+    storage = featcache.FeatureStorage(FEATURES, features)
     return Embedder({"encoder": Encoder()}, hparams={"storage": storage})
 
 
-def open_dataset(folder: Path) -> DynamicItemDataset:
-    """Open the recordings as a script does, from the folder where they lie."""
-    paths = sorted((folder / "corpus").iterdir())[:RECORDINGS]
+def open_dataset(
+    read: Callable[[str], torch.Tensor] = sb.dataio.dataio.read_audio,
+) -> DynamicItemDataset:
+    """Open the recordings as a script does."""
+    paths = sorted(CORPUS.iterdir())[:RECORDINGS]
     data = {
         path.stem: {"wav": str(path), "num_samples": soundfile.info(path).frames} for path in paths
     }
-    read = {"func": sb.dataio.dataio.read_audio, "takes": ["wav"], "provides": "signal"}
-    return DynamicItemDataset(data, [read], ["id", "signal", "num_samples"])
+    item = {"func": read, "takes": ["wav"], "provides": "signal"}
+    return DynamicItemDataset(data, [item], ["id", "signal", "num_samples"])
 
 
-def cache(folder: Path, brain: Embedder, split: str = "train", **options: Any) -> None:
-    """Cache what is missing, and say how much that was."""
+def cache(brain: Embedder, **options: Any) -> None:
+    """Cache what is missing, and say how many recordings were computed."""
+    computed.clear()
     try:
-        cache = brain.cache_features(
-            open_dataset(folder), split=split, progressbar=False, **options
-        )
+        cache = brain.cache_features(open_dataset(), progressbar=False, **options)
     except featcache.StaleCacheError as error:
         print(f"StaleCacheError: {error}")
     else:
-        print(
-            f"{len(cache)} recordings, complete: {cache.complete}; computed now: {brain.computed}"
-        )
+        whole = "complete" if cache.complete else "not complete"
+        print(f"{whole}: {len(cache)} recordings are cached; this call computed {len(computed)}")
 
 
 def change_a_weight(brain: Embedder) -> None:
@@ -95,71 +95,83 @@ def change_a_weight(brain: Embedder) -> None:
         brain.modules.encoder.mix.weight[3, 5] += 0.01
 
 
-def change_a_recording(folder: Path) -> None:
+def change_a_recording() -> None:
     """Make the end of one recording silent."""
-    path = sorted((folder / "corpus").iterdir())[7]
+    path = sorted(CORPUS.iterdir())[7]
     signal, rate = soundfile.read(path)
     signal[-400:] = 0
     soundfile.write(path, signal, rate)
 
 
-def kill_a_writer(folder: Path) -> None:
-    """Have another process cache the recordings anew, slowly, and kill it on the way."""
-    command = [sys.executable, __file__, str(folder), "--slowly"]
+def kill_a_writer() -> None:
+    """Have another process cache the recordings as another split, slowly, and kill it on the way."""
+    command = [sys.executable, __file__, "--slowly"]
     with subprocess.Popen(command) as writer:
-        while committed(folder) < RECORDINGS // 3 and writer.poll() is None:
+        while published() < RECORDINGS // 3 and writer.poll() is None:
             time.sleep(0.1)
         writer.kill()  # SIGKILL: it can clean up nothing
 
 
-def committed(folder: Path) -> int:
-    """Return how many recordings a reader sees of those that are being cached."""
+def published() -> int:
+    """Return how many recordings a reader finds in the cache of that process."""
     try:
-        with featcache.open(folder / "features" / "killed") as cache:
-            return len(cache)
-    except featcache.errors.NotACacheError:  # it has not begun
+        return int(str(featcache.made_from(FEATURES / "killed")["utterances"]))
+    except featcache.NotACacheError:  # it has not begun
         return 0
 
 
-def compute_slowly(folder: Path) -> None:
-    """Cache the recordings as a large model would, in a process that is going to be killed."""
-    brain = make_brain(folder)
-    brain.seconds_each = 0.02
-    cache(folder, brain, split="killed", shared=True, publish_every_s=0.5)
+def read_slowly(wav: str) -> torch.Tensor:
+    """Read a recording as from a slow disk."""
+    time.sleep(0.02)
+    signal: torch.Tensor = sb.dataio.dataio.read_audio(wav)
+    return signal
 
 
-def show(folder: Path) -> None:
+def cache_slowly() -> None:
+    """Cache the recordings, in the process that is going to be killed."""
+    make_brain().cache_features(
+        open_dataset(read_slowly),
+        split="killed",
+        shared=True,  # the same recordings as in "train"
+        publish_every_s=0.5,
+        progressbar=False,
+    )
+
+
+def show() -> None:
     """Show it all."""
-    unpack(folder / "corpus")
-    print("1. the first run computes, the second finds all there")
-    cache(folder, make_brain(folder))
-    cache(folder, make_brain(folder))
+    unpack(CORPUS)
+    print("1. The first call computes all recordings, the second one four, to compare them.")
+    cache(make_brain())
+    cache(make_brain())
 
-    print("\n2. one weight of 17,000 has changed")
-    brain = make_brain(folder)
+    print("\n2. One weight of 17,000 has changed.")
+    brain = make_brain()
     change_a_weight(brain)
-    cache(folder, brain)
+    cache(brain)
 
-    print("\n3. the end of one recording is silent now")
-    change_a_recording(folder)
-    cache(folder, make_brain(folder))
-    cache(folder, make_brain(folder), on_changed="recompute")
+    print("\n3. The end of one recording is silent now. The second call may compute it again.")
+    change_a_recording()
+    cache(make_brain())
+    cache(make_brain(), on_changed="recompute")
 
-    print("\n4. a process that caches is killed (SIGKILL), and another one goes on")
-    kill_a_writer(folder)
-    print(f"{committed(folder)} recordings were published when it was killed")
-    cache(folder, make_brain(folder), split="killed", shared=True)
+    print("\n4. A process that caches is killed (SIGKILL). The next one computes what is missing.")
+    kill_a_writer()
+    print(f"{published()} recordings were published when it was killed")
+    cache(make_brain(), split="killed", shared=True)
 
 
 def main(arguments: list[str]) -> None:
     """Run in the given folder, or in one that is removed at the end."""
-    if "--slowly" in arguments:
-        compute_slowly(Path(arguments[0]))
-    elif arguments:
-        show(Path(arguments[0]))
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            show(Path(folder))
+    logging.getLogger("featcache").addHandler(logging.StreamHandler(sys.stdout))
+    if arguments == ["--slowly"]:
+        cache_slowly()
+        return
+    with tempfile.TemporaryDirectory() as removed:
+        folder = Path(*arguments) if arguments else Path(removed)
+        folder.mkdir(parents=True, exist_ok=not arguments)
+        with contextlib.chdir(folder):
+            show()
 
 
 if __name__ == "__main__":
