@@ -104,7 +104,7 @@ def change_a_recording() -> None:
 
 
 def kill_a_writer() -> None:
-    """Have another process cache the recordings as another split, slowly, and kill it on the way."""
+    """Have another process cache the recordings slowly, as another split, and kill it."""
     command = [sys.executable, __file__, "--slowly"]
     with subprocess.Popen(command) as writer:
         while published() < RECORDINGS // 3 and writer.poll() is None:

@@ -26,7 +26,8 @@ def test_its_output_is_that_of_the_readme(tmp_path: Path) -> None:
     told = done.stdout.replace(f"{folder}/", "")
     assert without_numbers_of_the_kill(told) == without_numbers_of_the_kill(PRINTED)
     published, computed = (
-        int(found[-1]) for found in (re.findall(PUBLISHED, told), re.findall(r"computed (\d+)", told))
+        int(found[-1])
+        for found in (re.findall(PUBLISHED, told), re.findall(r"computed (\d+)", told))
     )
     assert 133 <= published < 400
     assert 0 < computed <= 400 - published + 4  # and the four that are compared
