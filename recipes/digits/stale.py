@@ -39,7 +39,8 @@ class Encoder(torch.nn.Module):
 
     def forward(self, signal: torch.Tensor) -> torch.Tensor:
         """Turn a signal, (samples,), into (frames, 64)."""
-        return self.mix(torch.relu(self.frames(signal[None, None])[0].T))
+        mixed: torch.Tensor = self.mix(torch.relu(self.frames(signal[None, None])[0].T))
+        return mixed
 
 
 class Embedder(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc]  # speechbrain has no types

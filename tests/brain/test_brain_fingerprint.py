@@ -46,7 +46,7 @@ def test_another_declaration_makes_a_cache_stale(storage: FeatureStorage, tmp_pa
     )
     with pytest.raises(
         StaleCacheError,
-        match=r'features\.units\.dtype: was "int16", now "int32"\n.*weights.*\n  ssl of .*\noverwrite',
+        match=r'units\.dtype: was "int16", now "int32"\n.*weights.*\n  ssl of .*\noverwrite',
     ):
         make_brain(changed, seed=1).cache_features(make_dataset())
 

@@ -207,7 +207,8 @@ class Encoder(torch.nn.Module):
         self.layer = 4
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.dropout(self.linear(x)) * self.scale + self.layer
+        found: torch.Tensor = self.dropout(self.linear(x)) * self.scale + self.layer
+        return found
 
 
 class Brain(featcache.FeatureCacheMixin):
