@@ -16,7 +16,7 @@ import torch
 
 from featcache._checks import whole_number
 from featcache.errors import CacheError, ConfigError, StaleCacheError
-from featcache.extraction.accepting import accept_changes, changed_fields, may_be_accepted, offer
+from featcache.extraction.accepting import OFFER, accept_changes, changed_fields, may_be_accepted
 from featcache.extraction.destination import Destination
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.kept_probe import keep_probe, kept_probe
@@ -25,7 +25,7 @@ from featcache.extraction.probing import Computed, again, choice, new_probe
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
 from featcache.extraction.stored_features import cause_of, spreads_of, told, unlike_stored
-from featcache.staleness.comparison import Comparison, compare
+from featcache.staleness.comparison import compare
 from featcache.staleness.probe import Probe, Probed
 from featcache.staleness.unlike import Unlike, tolerance
 from featcache.store.format.fingerprint import cache_fingerprint, canonical, differences
@@ -104,14 +104,16 @@ class Checking:
         self, error: StaleCacheError, fingerprint: Mapping[str, object]
     ) -> StaleCacheError:
         """Return the error of another fingerprint, with what the probe and the record say to it."""
-        comparison = self._now.comparison
-        lines = [str(error)]
-        if comparison is not None and comparison.ids:
-            lines += [f"  {line}" for line in comparison.told()]
-        lines += self._since()
-        if may_be_accepted(changed_fields(self.destination, fingerprint), comparison):
-            lines += offer(cast(Comparison, comparison), self.record)
-        return StaleCacheError("\n".join(lines))
+        changed, comparison = changed_fields(self.destination, fingerprint), self._now.comparison
+        if not changed:  # it is about utterances
+            return error
+        unlike, _, cure = str(error).rpartition("\n")
+        told = () if comparison is None else comparison.told()
+        lines = [unlike, *(f"  {line}" for line in told), *self._since()]
+        if may_be_accepted(changed, comparison):
+            lines += [f"  {line}" for line in self.record.changed_code()]
+            cure = f"{cure}; {OFFER}"
+        return StaleCacheError("\n".join([*lines, cure]))
 
     def keep(self, writer: CacheWriter) -> None:
         """Keep the probe with a cache that is begun, and look at its utterances as one batch."""

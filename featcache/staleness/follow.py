@@ -119,7 +119,7 @@ class Follower:
             for name in _slots(base):
                 if hasattr(value, name):
                     held[name] = getattr(value, name)
-        names, written = self.names_of(cls), self.written_of(cls)
+        names, written = self.names_of(cls) | {*_IMPLICIT}, self.written_of(cls)
         return {k: v for k, v in held.items() if self.mentions(k, names) and k not in written}
 
     def module(self, module: torch.nn.Module, values: Values) -> Described:
