@@ -49,9 +49,8 @@ def _add(state: Any, value: Any) -> tuple[str, list[int]]:
     if value.device.type == "meta":
         return dtype, shape
     if value.is_quantized:
-        state.update(
-            f"{value.q_scale() if value.qscheme() is torch.per_tensor_affine else ''}".encode()
-        )
+        for part in _scales(value):
+            _add(state, part)
         value = value.int_repr()
     if value.is_nested or value.layout is not torch.strided:
         parts = (
@@ -65,3 +64,10 @@ def _add(state: Any, value: Any) -> tuple[str, list[int]]:
     value = value.detach().resolve_conj().resolve_neg().cpu()
     state.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return dtype, shape
+
+
+def _scales(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scale and zero point of a quantised tensor, or those of its channels."""
+    if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return torch.tensor(value.q_scale()), torch.tensor(value.q_zero_point())
+    return value.q_per_channel_scales(), value.q_per_channel_zero_points()

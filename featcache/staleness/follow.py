@@ -122,6 +122,10 @@ class Follower:
         names, written = self.names_of(cls) | {*_IMPLICIT}, self.written_of(cls)
         return {k: v for k, v in held.items() if self.mentions(k, names) and k not in written}
 
+    def reads(self, value: object, name: str) -> bool:
+        """Tell whether followed code mentions an attribute of an object."""
+        return name in self.names_of(type(value))  # as it is: patterns are of their own objects
+
     def module(self, module: torch.nn.Module, values: Values) -> Described:
         """Describe a torch module."""
         return describe_module(module, values)

@@ -24,7 +24,7 @@ class DriverCode(NamedTuple):
 def code_of_driver(provenance: Provenance) -> DriverCode:
     """Return what workers are to find again."""
     left_out = dict.fromkeys(("modules", "hparams", "attributes", "given", "torch"))
-    shown = canonical(provenance.fingerprint(left_out))
+    shown = canonical(provenance.sections(left_out))
     constants: Any = shown.get("constants", {})
     return DriverCode(provenance.source, constants, provenance.compiled)
 

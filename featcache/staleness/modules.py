@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeGuard
 
 import torch
 
 from featcache.staleness.arrays import digest_of_tensors
 from featcache.staleness.left_out import is_for_training, is_left_out
+from featcache.staleness.scripted import scripted_settings
 from featcache.staleness.source import is_users
 from featcache.staleness.values import NOTHING, Values, settled
-from featcache.staleness.written import written_by
+from featcache.staleness.written import names_in_code, written_by
 
 LARGE = 4
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -20,13 +22,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # machinery of torch, and what is described apart
 _OF_TORCH = frozenset(vars(torch.nn.Module())) | {
     "_compiled_call_impl",
-    "_dtype",  # of torch.amp.custom_fwd
-    "_fwd_used_autocast",
-    "_forward_module",
-    "_hf_hook",
-    "_old_forward",
     "all_tied_weights_keys",
-    "_is_hf_initialized",
 }
 
 
@@ -70,7 +66,8 @@ class Described:
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside of a parallel or compiled one."""
     while True:
-        inner = vars(module).get("_modules", {}).get("_orig_mod")
+        parts: Any = module._modules  # noqa: SLF001  # of TorchScript it is no dict
+        inner = parts["_orig_mod"] if "_orig_mod" in parts else None
         if inner is None and isinstance(module, _PARALLEL):
             inner = module.module
         if not isinstance(inner, torch.nn.Module):
@@ -105,32 +102,61 @@ def describe_module(module: torch.nn.Module, values: Values) -> Described:
     """Describe a module; `values` describes its attributes."""
     settings: dict[str, object] = {}
     for path, part in parts_of(module):
-        settings[path or "class"] = type(part).__qualname__
+        settings[path or "class"] = _name_of(part)
         prefix = f"{path}." if path else ""
-        for name, value in [*_attributes(part, values), *_hooked(part)]:
+        held = scripted_settings(part) if _is_scripted(part) else _attributes(part, values)
+        for name, value in [*held, *_saved(part), *_hooked(part)]:
             found = values.describe(value, f"{prefix}{name}")
             if found is not NOTHING:
                 settings[prefix + name] = found
     return Described(unwrapped(module), settings)
 
 
+def _is_scripted(part: torch.nn.Module) -> TypeGuard[torch.jit.ScriptModule]:
+    return isinstance(part, torch.jit.ScriptModule)
+
+
+def _name_of(part: torch.nn.Module) -> str:
+    return str(part.original_name) if _is_scripted(part) else type(part).__qualname__
+
+
 def _attributes(part: torch.nn.Module, values: Values) -> Iterator[tuple[str, object]]:
     attributes = values.code.attributes(part)
     attributes = vars(part) if attributes is None else attributes
     left_out = _OF_TORCH | written_by(_class(part)) | _made_by_hooks(part)
+    known = names_in_code(_class(part))
     for name, value in attributes.items():
         if name in left_out or isinstance(value, torch.nn.Module):
             continue
+        if known is not None and name not in known and not values.code.reads(part, name):
+            continue  # a note of other libraries: `torch.amp.custom_fwd`, transformers' hooks
         library = not is_users(type(part))
         if not is_for_training(type(part), name) and not (library and is_left_out(name)):
             yield name, value
 
 
+def _saved(part: Any) -> Iterator[tuple[str, object]]:
+    """Yield what a module saves beside its weights: packed ones, whatever its class makes of it."""
+    plain, cls = torch.nn.Module, _class(part)
+    if cls.get_extra_state is not plain.get_extra_state and not _is_scripted(part):
+        yield "extra state", part.get_extra_state()
+    if cls._save_to_state_dict is not plain._save_to_state_dict and not _is_scripted(part):
+        saved: dict[str, object] = {}
+        part._save_to_state_dict(saved, "", False)  # noqa: SLF001
+        held = {*part._parameters, *part._buffers}  # noqa: SLF001
+        yield "saved", {name: value for name, value in saved.items() if name not in held}
+
+
 def _hooked(part: torch.nn.Module) -> Iterator[tuple[str, object]]:
     for name in _HOOKS:
-        hooks = list(vars(part).get(name, {}).values())
+        hooks = [hook for hook in vars(part).get(name, {}).values() if not _is_librarys(hook)]
         if hooks:
             yield name.strip("_"), hooks
+
+
+def _is_librarys(hook: object) -> bool:
+    """Tell whether a hook is a function of a library, which takes notes; objects may compute."""
+    return isinstance(hook, FunctionType) and not is_users(hook)
 
 
 def _made_by_hooks(part: torch.nn.Module) -> set[str]:
@@ -144,7 +170,7 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for path, part in parts_of(module):
         prefix = f"{path}." if path else ""
         for kind in ("_parameters", "_buffers"):
-            for name, value in vars(part)[kind].items():
+            for name, value in getattr(part, kind).items():
                 if value is not None and name not in _caches(part):
                     yield prefix + name, value
 

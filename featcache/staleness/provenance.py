@@ -19,6 +19,7 @@ What the code itself writes (caches, counters) is none of these. Values are desc
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,8 @@ from featcache.staleness.follow import Follower
 from featcache.staleness.normal_form import code_digest, tree_digest
 from featcache.staleness.values import NOTHING, Values, settled
 
-_ROUNDS = 50
+_log = logging.getLogger("featcache")
+_told: set[str] = set()  # what nothing describes, by name
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,24 @@ class Provenance:
     folder: str | None = None
 
     def fingerprint(self, given: Mapping[str, object]) -> dict[str, object]:
-        """Return the fingerprint as JSON; what the user has given takes the place of the found."""
+        """Return the fingerprint as JSON; what the user has given takes the place of the found.
+
+        Logs once what nothing can describe.
+        """
+        untold = [name for name in self.opaque if name not in _told and not _is_given(name, given)]
+        if untold:
+            _told.update(untold)
+            key = untold[0].partition(" ")[0].rpartition(".")[2]
+            _log.warning(
+                "nothing tells featcache what is in %s, which features are computed with: changes "
+                "of it are not seen; name them: fingerprint={%r: a version, or a digest}",
+                ", ".join(untold),
+                key,
+            )
+        return self.sections(given)
+
+    def sections(self, given: Mapping[str, object]) -> dict[str, object]:
+        """Return the fingerprint, and log nothing."""
         sections: dict[str, Any] = {"source": self.source, "modules": self.described, **self.found}
         shown: dict[str, object] = {}
         for name, values in sections.items():
@@ -102,6 +121,11 @@ def provenance(
         if follower.size == size:
             break
     return _provenance(follower, found, sections, values)
+
+
+def _is_given(opaque: str, given: Mapping[str, object]) -> bool:
+    """Tell whether the user names a part by any of the names on the way to it."""
+    return not given.keys().isdisjoint(opaque.partition(" ")[0].split("."))
 
 
 def _taken_apart(

@@ -66,7 +66,7 @@ class _File:
         except (SyntaxError, ValueError):
             return cls(text)
         found = cls(text)
-        for each in _nested(code):
+        for each in nested(code):
             found.compiled.setdefault(each.co_qualname, []).append(each)
         for node in ast.walk(tree):
             if isinstance(node, _DEFINED):
@@ -186,11 +186,12 @@ def _parsed(text: str) -> ast.Module:
         time.sleep(0.001)
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
+def nested(code: CodeType) -> Iterator[CodeType]:
+    """Yield code and all code inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _nested(constant)
+            yield from nested(constant)
 
 
 def _same(one: CodeType, other: CodeType) -> bool:

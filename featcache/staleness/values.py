@@ -85,6 +85,9 @@ class Code(Protocol):
     def attributes(self, value: object) -> Mapping[str, object] | None:
         """Return the attributes of an object that count; None: its whole state."""
 
+    def reads(self, value: object, name: str) -> bool:
+        """Tell whether the user's code mentions an attribute of an object."""
+
     def module(self, module: torch.nn.Module, values: Values) -> object:
         """Describe a torch module."""
 

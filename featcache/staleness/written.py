@@ -7,15 +7,20 @@ import dis
 import functools
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
+from typing import Any
 
 import torch
 
 from featcache.staleness.names import Names, names_of
+from featcache.staleness.source import nested
 
 _STORES = {dis.opmap[name] for name in ("STORE_ATTR", "STORE_SUBSCR")}
 _ENTRIES = ("forward", "__call__")
+# ways to set attributes whose names do not stand there
+_BY_OTHER_NAMES = frozenset(["setattr", "__setattr__", "__dict__", "vars"])
+_MAKING = ("__init__", "__new__", "__post_init__", "__setstate__")
 _BASES = (object, torch.nn.Module)
 
 
@@ -50,6 +55,32 @@ def written_by(cls: type) -> frozenset[str]:
             found.update(written_attributes(names))
             pending += [str(chain.steps[0].name) for chain in names.read if chain.steps]
     return frozenset(found)
+
+
+@functools.lru_cache(4096)
+def names_in_code(cls: type) -> frozenset[str] | None:
+    """Return all names and texts in the code of a class; None if it makes others while it runs."""
+    found: set[str] = set()
+    for base in cls.__mro__:
+        if base not in _BASES:
+            found.update(vars(base))  # methods that are replaced
+            for function in _functions(vars(base).values()):
+                for code in nested(function.__code__):
+                    found.update(code.co_names)
+                    found.update(each for each in code.co_consts if isinstance(each, str))
+                    if code.co_name in _MAKING and not _BY_OTHER_NAMES.isdisjoint(code.co_names):
+                        return None
+    return frozenset(found)
+
+
+def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
+    for value in values:
+        parts = (value.fget, value.fset) if isinstance(value, property) else (value,)
+        for part in parts:
+            for attribute in ("func", "__func__"):  # cached_property; staticmethod
+                part = getattr(part, attribute, part)
+            if isinstance(inner := inspect.unwrap(part), FunctionType):
+                yield inner  # not what wraps it: `torch.amp.custom_fwd` takes notes on the object
 
 
 def _methods(cls: type) -> dict[str, FunctionType]:
