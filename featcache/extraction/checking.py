@@ -80,7 +80,7 @@ class Checking:
     ) -> dict[str, object]:
         """Compute the probe; returns the fingerprint, with the seed where features are random.
 
-        Raises `StaleCacheError` if the cache has the same fingerprint and another probe.
+        `admit` compares it with the one that is kept.
         """
         # as it is now: computing may change what it was read from
         seed, found, to = torch.initial_seed(), canonical(fingerprint), self.destination
@@ -97,8 +97,31 @@ class Checking:
             to.seed = seed
         if self.accept and not overwrite:
             accept_changes(to, self.record, found, self._now.comparison)
-        self._refuse(found, overwrite)
         return found
+
+    def admit(
+        self, changed: Sequence[str], stored: Cache | CacheWriter, *, overwrite: bool = False
+    ) -> bool:
+        """Raise `StaleCacheError` if the probe says that the cache is stale.
+
+        Utterances that are computed in this run anyway do not count: those that have changed, and
+        those that are not stored and have another entry in the data set than before.
+
+        Args:
+            changed: ids of utterances that are computed again.
+            stored: the ids of the cache.
+            overwrite: an interrupted overwrite of the cache goes on: return False instead.
+        """
+        comparison = self._now.comparison
+        if comparison is None or comparison.alike:
+            return True
+        new = [id for id in self._now.other_entries if id not in stored]
+        comparison = comparison.without([*changed, *new])
+        if not comparison.alike and not overwrite:
+            raise self._stale(comparison.told())
+        self._now = replace(self._now, comparison=comparison)
+        self._kept = None  # it is kept anew
+        return comparison.alike
 
     def explained(
         self, error: StaleCacheError, fingerprint: Mapping[str, object]
@@ -169,6 +192,7 @@ class Checking:
             listed = "".join(f"\n  {line}" for line in changed)
             text = f"cache {str(cache.path)!r} was made from something else than there is now:"
             raise self.explained(StaleCacheError(f"{text}{listed}\n{_CURE}"), found)
+        self.admit((), cache)
         self.end(cache)
 
     def _compute(self, seed: int, overwrite: bool) -> None:
@@ -198,32 +222,11 @@ class Checking:
             if isinstance(probed, Probed):
                 yield id, probed
 
-    def _refuse(self, fingerprint: Mapping[str, object], overwrite: bool) -> None:
-        """Raise `StaleCacheError` if the probe alone says that the cache is stale."""
-        comparison, to = self._now.comparison, self.destination
-        if comparison is None or comparison.alike:
-            return
-        if overwrite:
-            raise self._stale(comparison.told(), overwrite=True)
-        if (cache := to.current(fingerprint)) is None:  # the writer says all that differs
-            return
-        # those are named, or computed again
-        changed = to.compared(cache).changed
-        comparison = comparison.without(changed)
-        if not comparison.alike:
-            raise self._stale(comparison.told())
-        self._now = replace(self._now, comparison=comparison)
-        self._kept = None  # it is kept anew
-
-    def _stale(self, lines: Sequence[str], *, overwrite: bool = False) -> StaleCacheError:
-        cache = f"cache {str(self.destination.path)!r}"
-        what, cure = cache, _CURE
-        if overwrite:
-            what = f"what an interrupted overwrite of {cache} has left"
-            cure = "name what has changed in fingerprint={...}, and it begins anew"
+    def _stale(self, lines: Sequence[str]) -> StaleCacheError:
         listed = "".join(f"\n  {line}" for line in lines)
-        text = f"{what} was made from something else than there is now:{listed}"
-        return StaleCacheError("\n".join([text, *self._since(), cure]))
+        cache = f"cache {str(self.destination.path)!r}"
+        text = f"{cache} was made from something else than there is now:{listed}"
+        return StaleCacheError("\n".join([text, *self._since(), _CURE]))
 
     def _since(self) -> list[str]:
         changes = self.record.changes()

@@ -35,10 +35,12 @@ class Probed:
     Attributes:
         inputs: xxh3-64 of what `compute_features` was given, by name.
         features: what it returned, by feature.
+        entry: stamp of the utterance's entry in the data set; 0: unknown.
     """
 
     inputs: Mapping[str, str]
     features: Mapping[str, Rows]
+    entry: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class Probe:
                 kept = _first_rows(array, share)
                 described[name] = [kept.dtype.str, list(kept.shape), total]
                 arrays.append(kept.tobytes())
-            utterances[id] = {"inputs": dict(probed.inputs), "features": described}
+            inputs = dict(probed.inputs)
+            utterances[id] = {"inputs": inputs, "features": described, "entry": probed.entry}
         settings = {name: getattr(self, name) for name in _SETTINGS}
         text = json.dumps(settings | {"utterances": utterances}).encode()
         return b"".join([len(text).to_bytes(8, "little"), text, *arrays])
@@ -89,6 +92,7 @@ class Probe:
                 id: Probed(
                     dict(each["inputs"]),
                     {name: rest.take(*described) for name, described in each["features"].items()},
+                    int(each.get("entry", 0)),
                 )
                 for id, each in text.pop("utterances").items()
             }
