@@ -28,7 +28,7 @@ from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
-from featcache.extraction.here import LocalExecutor
+from featcache.extraction.local_executor import LocalExecutor
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
 from featcache.extraction.run import Executor, Run, check_settings

@@ -18,8 +18,8 @@ from featcache.extraction.checking import Checking, check_of
 from featcache.extraction.datasets import check_source, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
-from featcache.extraction.here import LocalExecutor
 from featcache.extraction.id_numbers import check_ids
+from featcache.extraction.local_executor import LocalExecutor
 from featcache.extraction.probe_source import ProbeSource, on_this_device
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
