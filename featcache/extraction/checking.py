@@ -74,6 +74,7 @@ class Checking:
         self.numbers: IdNumbers | None = None  # of the data set, once they were needed
         self._in_batch: Sequence[Unlike] = ()  # otherwise in a batch than alone
         self._wrote = False
+        self._beside: Probe | None = None  # kept, but of utterances that the data set lacks
 
     def begin(
         self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool
@@ -142,7 +143,10 @@ class Checking:
         """Keep the probe with a cache that is begun, and look at its utterances as one batch."""
         self._wrote = True
         probe, numbers = self._now.probe, self._now.numbers[: self.source.batch_size]
-        if self._kept is None and probe.utterances:
+        if self._beside is not None:
+            keep_probe(writer, self._beside.with_more(probe))
+            self._tell_once("holds nothing yet of this data set by which it could be checked")
+        elif self._kept is None and probe.utterances:
             keep_probe(writer, probe)
             self._tell_random()
         self.record.keep(writer)
@@ -206,8 +210,11 @@ class Checking:
         with kept_random_state():
             if self._kept is None:
                 self._now = new_probe(self.source, self.numbers, count, seed)
-            else:
+            elif len(self.numbers.find(self._kept.utterances)) or not self._kept.utterances:
                 self._now = again(self.source, self.numbers, self._kept, seed)
+            else:  # part of the data set that the cache was made from, or what is appended to it
+                self._now = new_probe(self.source, self.numbers, count, seed)
+                self._beside = self._kept
 
     def _alone(self) -> Iterator[tuple[str, Probed]]:
         """Iterate over the utterances of the probe, then over those that are checked beyond it."""

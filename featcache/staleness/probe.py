@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,13 @@ class Probe:
     seed: int | None = None
     repeatable: bool = True
     batched: bool = False
+
+    def with_more(self, other: Probe) -> Probe:
+        """Return this probe with the utterances of another one, too."""
+        utterances = {**self.utterances, **other.utterances}
+        # of several devices: compared as on another one
+        device = self.device if self.device == other.device else ""
+        return replace(self, utterances=utterances, device=device)
 
     def to_bytes(self) -> bytes:
         """Return the probe as bytes, at most 64 MiB: of long arrays only the first rows."""
