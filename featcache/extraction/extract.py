@@ -169,13 +169,13 @@ def extract(
 
 
 def _sent(provider: EnvironmentProvider, made_with: DriverCode) -> Callable[[], Environment]:
-    sent = {"build": provider.build_worker_setup_fn(), "made_with": made_with}
+    sent = {"build_worker_setup_fn": provider.build_worker_setup_fn(), "made_with": made_with}
     return partial(_build, pack(sent))
 
 
 def _build(packed: bytes) -> Environment:
     sent = unpack(packed)
-    env: Environment = sent["build"]()
+    env: Environment = sent["build_worker_setup_fn"]()
     if "compute_features" in env:  # otherwise refused where it is checked
         refuse_other_code(sent["made_with"], _provenance(env))
     return env
@@ -186,4 +186,7 @@ def _provenance(env: Environment) -> Provenance:
     named = {name: value for name, value in env.items() if isinstance(value, torch.nn.Module)}
     if callable(collate := env.get("collate_fn")):
         named["collate_fn"] = collate
-    return provenance(env["compute_features"], named=named)
+    dataset = env["dataset"]
+    shown = (getattr(dataset, name, None) for name in ("ids", "data_ids", "lengths"))
+    data = [each for each in (dataset, env.get("ids"), env.get("lengths"), *shown) if each is not None]
+    return provenance(env["compute_features"], named=named, data=data)
