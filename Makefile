@@ -20,12 +20,15 @@ FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py \
 
 NOT_IN_TEST := $(addprefix --ignore=,$(WORKER_TESTS) $(CRASH_TESTS) $(FAULT_TESTS))
 
-.PHONY: setup demo test workers crash torture faults fuzz rightness floor lint fmt check map bench clean
+.PHONY: setup demo stale test workers crash torture faults fuzz rightness floor lint fmt check map bench clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
 demo: setup  ## cache the features of spoken digits, train from the cache, test
 	$(BIN)/python recipes/digits/train.py recipes/digits/hparams.yaml
+
+stale: setup  ## change a weight and a recording of a cache, kill its writer, and see what is said
+	$(BIN)/python recipes/digits/stale.py
 
 test: setup  ## run the tests, but for those that the words below run
 	$(BIN)/pytest $(NOT_IN_TEST)

@@ -22,6 +22,8 @@ QUESTIONS = {
     "scale": "What do ten million utterances cost?",
     "samplers": "How long do batch samplers take to make?",
     "extraction": "What do several workers gain and cost?",
+    "checking": "What do fingerprint and probe cost?",
+    "stamps": "What do stamps cost, and how fast is one changed file found?",
 }
 HEAD = """# Results of the benchmarks
 

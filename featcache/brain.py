@@ -28,7 +28,7 @@ from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
-from featcache.extraction.here import LocalExecutor
+from featcache.extraction.local_executor import LocalExecutor
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
 from featcache.extraction.run import Executor, Run, check_settings
@@ -106,14 +106,16 @@ class FeatureCacheMixin:
         accept: bool = False,
         parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
     ) -> Cache:
-        """Compute what the cache of a split lacks of the features of a dataset, and open the cache.
+        """Compute the features that the cache of a split lacks, and open the cache.
 
-        Returns at once when nothing is missing. Stopped at any moment, the same call goes on:
-        utterances that are in the cache are not loaded again where the dataset shows its ids
-        (`data_ids` or `ids`), else not computed again. The cache is complete when each utterance of
-        the dataset is stored or has failed (`cache.failed`). Under torchrun each rank computes its
-        share. With `--debug` a few batches are cached, as incomplete. The global random generators
-        are left as they were.
+        First the cache is compared with what would be computed now: code, weights, settings, a few
+        utterances computed again, and the recordings; see the README, "Are these still the right
+        features?". Then whatever is missing is computed. Stopped at any moment, the same call goes
+        on. Utterances in the cache are not loaded again if the dataset shows its ids (`data_ids` or
+        `ids`), else not computed again. The cache is complete when each utterance of the dataset is
+        stored or has failed (`cache.failed`). Under torchrun each rank computes its share. With
+        `--debug` a few batches are cached, as incomplete. The global random generators are left as
+        they were.
 
         Args:
             dataset: a dataset; or a loader, which is used as it is.
@@ -122,44 +124,41 @@ class FeatureCacheMixin:
                 without one.
             storage: by default the one `FeatureStorage` in `self.hparams`.
             loader_kwargs: arguments of the DataLoader: batch_size, num_workers, ... Never shuffles
-                or drops anything.
+                or drops anything. By default each utterance is computed by itself.
             progressbar: by default shown unless `self.noprogressbar`.
-            resume: False computes a cache that is incomplete from the start.
-            overwrite: computes a complete one anew; it stays good until the new one is.
-            append: a complete cache is given utterances of a dataset that shares none with it;
-                otherwise that is taken for another split, and refused.
-            shared: another split of the storage may hold the same utterances; otherwise none are
-                added that one has.
-            on_error: "skip" goes on with the next utterance and leaves a line in the cache's
-                `work-failures.jsonl` for each that failed; the next call leaves these out, too, or
-                tries them again with "raise".
-            on_changed: an utterance's input, as the data set delivers it, is another than that its
-                features were computed from: "raise" refuses, by name; "recompute" computes these
-                utterances again. Seen by the entries of the data set and the files that they name,
-                and then by loading the item: a move or another lossless format changes nothing.
-            retries: how often an utterance that fails, or that its worker dies of, is tried again;
-                needs a dataset with items by number.
-            publish_every_s: lets readers see what is there about every so many seconds; None only
-                at the end.
+            resume: False begins an incomplete cache anew.
+            overwrite: begins a complete cache anew; readers have the old one until the new one is
+                whole.
+            append: adds a dataset to a complete cache that holds none of its utterances; otherwise
+                that is taken for a mistake in the split, and refused.
+            shared: allows utterances that another split of the storage holds, too.
+            on_error: "skip" goes on after an utterance that fails, and notes it in the cache's
+                `work-failures.jsonl`. Later calls leave it out, or try it again with "raise".
+            on_changed: of utterances whose recording or other input has changed since, "raise"
+                names them in an error, "recompute" computes them again. A recording that was moved
+                or stored in another lossless format has not changed.
+            retries: further attempts at an utterance that fails, or that its worker dies of; needs
+                a dataset with items by number.
+            publish_every_s: readers see what is there about every so many seconds; None: only at
+                the end.
             fingerprint: what else the features are made from, JSON values. A key that featcache
                 fills in itself ("modules", "source", "hparams", ...; see
                 `featcache.staleness.provenance`) is replaced by yours; None leaves it out.
-            check: utterances that are loaded and computed again, alone, to see whether inputs and
-                features are still those of the cache, and compared with what is stored once it is:
-                "probe" takes four, "all" all, None none.
-            accept: keeps a cache though code or settings have changed since, if the probe computes
-                the same to the bit; what was accepted is recorded (`featcache.made_from`).
-            parallel: computes on Dask's workers, a `ParallelConfig` or such a mapping, or a client
-                of `get_client`, to compute several splits with the same workers. Each gets a copy
-                of this object as it is now, and uses its GPU if it has one. The dataset must show
-                its ids; where it shows lengths ("duration"), long utterances come first.
+            check: utterances to load and compute again, each alone, and to compare with the cache:
+                "probe" takes the four that are kept with it, a number more, "all" all, None none.
+            accept: keeps the cache after a change of code or settings, if the utterances kept with
+                it come out the same to the bit. `featcache.made_from` tells what was accepted.
+            parallel: computes on Dask's workers: a `ParallelConfig` or such a mapping, or a client
+                of `get_client`, by which several splits share the workers. Each gets a copy of this
+                object as it is now, and uses its GPU if it has one. The dataset must show its ids;
+                where it shows lengths ("duration"), long utterances come first.
 
-        Raises `StaleCacheError`, with the differences, if the cache was made from something else,
-        with the utterances if their inputs have changed;
-        `ComputeError` if computing fails; `FeatureError` for arrays that cannot be stored as
-        declared; `IncompleteError` if it failed on another rank; `ConfigError` for a dataset that
-        is empty or belongs to another split, `CacheError` for a cache that lacks something and
-        cannot be written to. In each case what was computed before is kept.
+        Raises `StaleCacheError`, with what differs, if the cache was made from something else, or
+        the input of utterances has changed; `ComputeError` if computing fails; `FeatureError` for
+        arrays that cannot be stored as declared; `IncompleteError` if it failed on another rank;
+        `ConfigError` for code that was edited since it was loaded, and for a dataset that is empty
+        or belongs to another split; `CacheError` for a cache that lacks something and cannot be
+        written to. What was computed before is kept in each case.
         """
         kwargs = loader_kwargs or {}
         check_settings(on_error, on_changed, retries, publish_every_s)
@@ -210,10 +209,12 @@ class FeatureCacheMixin:
         fingerprint: Mapping[str, object] | None = None,
         check: int | Literal["probe", "all"] = "probe",
     ) -> None:
-        """Check that the cache of a split holds what `cache_features` would store; write nothing.
+        """Compare the cache of a split as `cache_features` does, and write nothing.
 
-        Arguments are those of `cache_features`. Raises `StaleCacheError` with what differs,
-        `NotACacheError` if nothing is cached.
+        Code, weights and settings are compared, and utterances computed again: all with
+        `check="all"`. The arguments are those of `cache_features`.
+
+        Raises `StaleCacheError` with what differs, `NotACacheError` if nothing is cached.
         """
         check_source(dataset)
         split, stage = split_and_stage(self, split, stage)

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from featcache.errors import CacheError, StaleCacheError
-from featcache.extraction.datasets import counted
 from featcache.extraction.destination import Destination
 from featcache.extraction.record import Record
 from featcache.staleness.comparison import Comparison
@@ -18,6 +17,7 @@ from featcache.store.writing.accept import accept
 # sections of a fingerprint that are code and settings; weights, declarations, and what the user
 # names by himself cannot be accepted
 _SECTIONS = ("source", "constants", "hparams", "attributes", "given", "torch", "modules")
+OFFER = "if the change cannot matter, accept=True keeps the cache"
 _log = logging.getLogger("featcache")
 
 
@@ -75,10 +75,3 @@ def accept_changes(
     finally:
         writer.close(complete=complete)
     _log.warning("cache %r: accepted %s", str(to.path), "; ".join(changed))
-
-
-def offer(comparison: Comparison, record: Record) -> list[str]:
-    """Return the end of an error: the code that changed, and how the change is accepted."""
-    shown = [f"  {line}" for line in record.changed_code()]
-    same = f"{counted(len(comparison.ids))} computed again: all the same to the bit"
-    return [*shown, f"{same}; if the change cannot matter, accept=True keeps the cache"]

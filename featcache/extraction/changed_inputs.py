@@ -38,7 +38,7 @@ class Found(NamedTuple):
             writer.restamp(self.alike)
         if self.changed:
             number, some = counted(len(self.changed)), named(self.changed, 3)
-            text = "%s of cache %r changed since and are computed again: %s"
+            text = "computing %s of cache %r again, whose input has changed: %s"
             _log.warning(text, number, str(writer.path), some)
             writer.delete(self.changed)
 

@@ -16,7 +16,7 @@ import torch
 
 from featcache._checks import whole_number
 from featcache.errors import CacheError, ConfigError, StaleCacheError
-from featcache.extraction.accepting import accept_changes, changed_fields, may_be_accepted, offer
+from featcache.extraction.accepting import OFFER, accept_changes, changed_fields, may_be_accepted
 from featcache.extraction.destination import Destination
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.kept_probe import keep_probe, kept_probe
@@ -25,7 +25,7 @@ from featcache.extraction.probing import Computed, again, choice, new_probe
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
 from featcache.extraction.stored_features import cause_of, spreads_of, told, unlike_stored
-from featcache.staleness.comparison import Comparison, compare
+from featcache.staleness.comparison import compare
 from featcache.staleness.probe import Probe, Probed
 from featcache.staleness.unlike import Unlike, tolerance
 from featcache.store.format.fingerprint import cache_fingerprint, canonical, differences
@@ -74,13 +74,14 @@ class Checking:
         self.numbers: IdNumbers | None = None  # of the data set, once they were needed
         self._in_batch: Sequence[Unlike] = ()  # otherwise in a batch than alone
         self._wrote = False
+        self._beside: Probe | None = None  # kept, but of utterances that the data set lacks
 
     def begin(
         self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool
     ) -> dict[str, object]:
         """Compute the probe; returns the fingerprint, with the seed where features are random.
 
-        Raises `StaleCacheError` if the cache has the same fingerprint and another probe.
+        `admit` compares it with the one that is kept.
         """
         # as it is now: computing may change what it was read from
         seed, found, to = torch.initial_seed(), canonical(fingerprint), self.destination
@@ -97,27 +98,55 @@ class Checking:
             to.seed = seed
         if self.accept and not overwrite:
             accept_changes(to, self.record, found, self._now.comparison)
-        self._refuse(found, overwrite)
         return found
+
+    def admit(
+        self, changed: Sequence[str], stored: Cache | CacheWriter, *, overwrite: bool = False
+    ) -> bool:
+        """Raise `StaleCacheError` if the probe says that the cache is stale.
+
+        Utterances that are computed in this run anyway do not count: those that have changed, and
+        those that are not stored and have another entry in the data set than before.
+
+        Args:
+            changed: ids of utterances that are computed again.
+            stored: the ids of the cache.
+            overwrite: an interrupted overwrite of the cache goes on: return False instead.
+        """
+        comparison = self._now.comparison
+        if comparison is None or comparison.alike:
+            return True
+        new = [id for id in self._now.other_entries if id not in stored]
+        comparison = comparison.without([*changed, *new])
+        if not comparison.alike and not overwrite:
+            raise self._stale(comparison.told())
+        self._now = replace(self._now, comparison=comparison)
+        self._kept = None  # it is kept anew
+        return comparison.alike
 
     def explained(
         self, error: StaleCacheError, fingerprint: Mapping[str, object]
     ) -> StaleCacheError:
         """Return the error of another fingerprint, with what the probe and the record say to it."""
-        comparison = self._now.comparison
-        lines = [str(error)]
-        if comparison is not None and comparison.ids:
-            lines += [f"  {line}" for line in comparison.told()]
-        lines += self._since()
-        if may_be_accepted(changed_fields(self.destination, fingerprint), comparison):
-            lines += offer(cast(Comparison, comparison), self.record)
-        return StaleCacheError("\n".join(lines))
+        changed, comparison = changed_fields(self.destination, fingerprint), self._now.comparison
+        if not changed:  # it is about utterances
+            return error
+        unlike, _, cure = str(error).rpartition("\n")
+        told = () if comparison is None else comparison.told()
+        lines = [unlike, *(f"  {line}" for line in told), *self._since()]
+        if may_be_accepted(changed, comparison):
+            lines += [f"  {line}" for line in self.record.changed_code()]
+            cure = f"{cure}; {OFFER}"
+        return StaleCacheError("\n".join([*lines, cure]))
 
     def keep(self, writer: CacheWriter) -> None:
         """Keep the probe with a cache that is begun, and look at its utterances as one batch."""
         self._wrote = True
         probe, numbers = self._now.probe, self._now.numbers[: self.source.batch_size]
-        if self._kept is None and probe.utterances:
+        if self._beside is not None:
+            keep_probe(writer, self._beside.with_more(probe))
+            self._tell_once("holds nothing yet of this data set by which it could be checked")
+        elif self._kept is None and probe.utterances:
             keep_probe(writer, probe)
             self._tell_random()
         self.record.keep(writer)
@@ -167,6 +196,7 @@ class Checking:
             listed = "".join(f"\n  {line}" for line in changed)
             text = f"cache {str(cache.path)!r} was made from something else than there is now:"
             raise self.explained(StaleCacheError(f"{text}{listed}\n{_CURE}"), found)
+        self.admit((), cache)
         self.end(cache)
 
     def _compute(self, seed: int, overwrite: bool) -> None:
@@ -180,8 +210,11 @@ class Checking:
         with kept_random_state():
             if self._kept is None:
                 self._now = new_probe(self.source, self.numbers, count, seed)
-            else:
+            elif len(self.numbers.find(self._kept.utterances)) or not self._kept.utterances:
                 self._now = again(self.source, self.numbers, self._kept, seed)
+            else:  # part of the data set that the cache was made from, or what is appended to it
+                self._now = new_probe(self.source, self.numbers, count, seed)
+                self._beside = self._kept
 
     def _alone(self) -> Iterator[tuple[str, Probed]]:
         """Iterate over the utterances of the probe, then over those that are checked beyond it."""
@@ -196,32 +229,11 @@ class Checking:
             if isinstance(probed, Probed):
                 yield id, probed
 
-    def _refuse(self, fingerprint: Mapping[str, object], overwrite: bool) -> None:
-        """Raise `StaleCacheError` if the probe alone says that the cache is stale."""
-        comparison, to = self._now.comparison, self.destination
-        if comparison is None or comparison.alike:
-            return
-        if overwrite:
-            raise self._stale(comparison.told(), overwrite=True)
-        if (cache := to.current(fingerprint)) is None:  # the writer says all that differs
-            return
-        # those are named, or computed again
-        changed = to.compared(cache).changed
-        comparison = comparison.without(changed)
-        if not comparison.alike:
-            raise self._stale(comparison.told())
-        self._now = replace(self._now, comparison=comparison)
-        self._kept = None  # it is kept anew
-
-    def _stale(self, lines: Sequence[str], *, overwrite: bool = False) -> StaleCacheError:
-        cache = f"cache {str(self.destination.path)!r}"
-        what, cure = cache, _CURE
-        if overwrite:
-            what = f"what an interrupted overwrite of {cache} has left"
-            cure = "name what has changed in fingerprint={...}, and it begins anew"
+    def _stale(self, lines: Sequence[str]) -> StaleCacheError:
         listed = "".join(f"\n  {line}" for line in lines)
-        text = f"{what} was made from something else than there is now:{listed}"
-        return StaleCacheError("\n".join([text, *self._since(), cure]))
+        cache = f"cache {str(self.destination.path)!r}"
+        text = f"{cache} was made from something else than there is now:{listed}"
+        return StaleCacheError("\n".join([text, *self._since(), _CURE]))
 
     def _since(self) -> list[str]:
         changes = self.record.changes()

@@ -12,9 +12,9 @@ from featcache.errors import ComputeError, FeatureError, describe, nearest
 from featcache.extraction.dataset_batches import Batch, DatasetBatches, worker_failed
 from featcache.extraction.datasets import named
 from featcache.extraction.failures import Failure, failure_of
-from featcache.extraction.left_padding import uncut
 from featcache.extraction.progress import TaskProgress
 from featcache.extraction.seeding import COMPUTING, seed_generators
+from featcache.extraction.uncut_padding import uncut
 from featcache.loading.device import to_device
 from featcache.store.format.ids import as_id
 from featcache.store.format.stamps import UNKNOWN, Stamps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -16,7 +16,6 @@ from featcache.errors import (
     CacheLockedError,
     ComputeError,
     ConfigError,
-    MissingDependencyError,
     NotACacheError,
     StaleCacheError,
 )
@@ -27,15 +26,16 @@ from featcache.extraction.changed_inputs import (
     remembered,
     stamps_in,
 )
+from featcache.extraction.checks import Checks
 from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
 from featcache.extraction.outcome import Outcome
 from featcache.extraction.patience import is_refused, refusal_explained, retry_while_locked
+from featcache.extraction.unfinished import is_overwriting
 from featcache.interface import Ints
 from featcache.storage import FeatureStorage
-from featcache.store.format.committed import committed
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
 from featcache.store.format.manifest import read_manifest
@@ -105,9 +105,9 @@ class Destination:
         return None if differences(cache.fingerprint, declared) else cache
 
     def open(
-        self, fingerprint: Mapping[str, object], *, resume: bool, overwrite: bool
+        self, fingerprint: Mapping[str, object], checks: Checks, *, resume: bool, overwrite: bool
     ) -> CacheWriter | None:
-        """Open the cache for writing; None if nothing is missing.
+        """Open the cache for writing, with what `checks` keep in it; None if nothing is missing.
 
         Raises `ConfigError` for a data set that seems to belong to another split, `CacheError` for
         a cache that lacks something and cannot be written to, `StaleCacheError` for utterances that
@@ -123,7 +123,9 @@ class Destination:
             if self.skip_failures and len(cache) and (resume or self.full):
                 self.accepted = frozenset(cache.failed)
             missing = self._missing_from(cache)
-            found = self.compared(cache) if self.full else found
+            if self.full:
+                found = self.compared(cache)
+                checks.admit(found.changed, cache)
             if self.full and missing is not None and not len(missing) and not found.changed:
                 raise_damage(container_damage(cache.path, cache.opened.index.containers))
                 self._restamp(cache, found)
@@ -136,18 +138,29 @@ class Destination:
                 # what a killed run left is published; the cache is then built anew beside that
                 self._writer(overwrite=False).close(complete=False)
             writer = self._writer(overwrite=overwrite or not resume)
+        self._begin(writer, found, checks, overwrite=overwrite)
+        return writer
+
+    def _begin(self, writer: CacheWriter, found: Found, checks: Checks, *, overwrite: bool) -> None:
+        """Check what a cache holds, and make way for what is computed again."""
         with contextlib.ExitStack() as stack:
             stack.push(writer)
             if self.ids is not None:
                 writer.expect(self.ids)
             if not self.full:  # what a killed run left has been recovered, and is compared, too
-                found = self.compared(None)
+                found = self.compared(None, overwrite=overwrite)
+                if not checks.admit(found.changed, writer, overwrite=overwrite):
+                    found = Found([id for id in self.ids or () if id in writer])
+            # first: of utterances that are gone nobody could tell that they had changed
+            checks.keep(writer)
             found.apply(writer)
             stack.pop_all()  # it stays open
-        return writer
 
-    def compared(self, cache: Cache | None) -> Found:
-        """Find what has changed of the utterances of a cache, or of the build that is written."""
+    def compared(self, cache: Cache | None, *, overwrite: bool = False) -> Found:
+        """Find what has changed of the utterances of a cache, or of the build that is written.
+
+        With `overwrite` nothing is refused: all is to be computed anew.
+        """
         if self.ids is None:
             return Found()
         if cache is None:
@@ -155,7 +168,8 @@ class Destination:
         else:
             stored = stamps_in(cache, self.ids)
         known = None if cache is None else remembered(cache)
-        return self.inputs.find(self.path, self.ids, stored, known, seed=self.seed)
+        inputs = replace(self.inputs, on_changed="recompute") if overwrite else self.inputs
+        return inputs.find(self.path, self.ids, stored, known, seed=self.seed)
 
     def _restamp(self, cache: Cache, found: Found) -> None:
         """Store new stamps of utterances that only look changed; remember them if that is refused.
@@ -213,25 +227,6 @@ class Destination:
         if not is_overwriting(self.path):
             writer.publish()
 
-    def add_resume_note(self, error: BaseException) -> None:
-        """Add a note to an error: what is kept, and that the same call goes on."""
-        # the same call would end in the same way
-        if isinstance(error, ConfigError | MissingDependencyError):
-            return
-        # a cache that cannot be read says nothing of how to go on
-        with contextlib.suppress(OSError):
-            stored, cache = sum(1 for _ in committed(self.path)), f"cache {str(self.path)!r}"
-            number = counted(stored)
-            if self.ids is not None:
-                number = f"{stored} of {counted(len(self.ids))}"
-            text = f"{number} {'is' if stored == 1 else 'are'} in {cache}"
-            if is_overwriting(self.path):
-                text = f"{cache} is as it was; what was computed anew waits beside it"
-            text += "; the same call goes on from there"
-            error.add_note(text)
-            if isinstance(error, KeyboardInterrupt):
-                _log.warning("stopped: %s", text)
-
     def _missing_from(self, cache: Cache) -> Sequence[str] | None:
         """Return the ids that are to be computed; None if they are not known."""
         if self.ids is None:
@@ -283,9 +278,3 @@ class Destination:
         if not len(cache):
             raise ComputeError(f"all {text}")
         _log.warning("%s", text)
-
-
-def is_overwriting(path: Path) -> bool:
-    """Say whether a cache that is to be overwritten is still the one that readers see."""
-    manifest = read_manifest(path)
-    return manifest.building > manifest.build

@@ -18,8 +18,8 @@ from featcache.extraction.checking import Checking, check_of
 from featcache.extraction.datasets import check_source, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
-from featcache.extraction.here import LocalExecutor
 from featcache.extraction.id_numbers import check_ids
+from featcache.extraction.local_executor import LocalExecutor
 from featcache.extraction.probe_source import ProbeSource, on_this_device
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
@@ -55,16 +55,17 @@ def extract(
     accept: bool = False,
     progressbar: bool = True,
 ) -> Cache:
-    """Compute what a cache lacks of a dataset's features, on one or many workers, and open it.
+    """Compute the features of a dataset that a cache lacks, on any number of workers, and open it.
 
-    Returns at once when nothing is missing. Stopped or killed at any moment, the same call goes on,
-    with any number of workers: what was committed is not computed again. The cache is the same
-    whoever computed it.
+    First the cache is compared with what would be computed now: code, weights, a few utterances
+    computed again, and the recordings; see the README, "Are these still the right features?". Then
+    whatever is missing is computed. Stopped or killed at any moment, the same call goes on, with
+    any number of workers. The cache is the same whoever computed it.
 
     The environments of `provider` hold "dataset", of a known length with items by number, and
-    "compute_features": a function of a batch that returns for each utterance of it a dict of its
-    "id" and all declared features; it is called without gradients, modules should be in evaluation
-    mode. A batch is a list of items, or what "collate_fn" makes of that, or a DataLoader with
+    "compute_features": a function of a batch that returns for each utterance a dict of its "id" and
+    all declared features. It is called without gradients; modules should be in evaluation mode. A
+    batch is a list of items, or what "collate_fn" makes of that, or a DataLoader with
     "loader_kwargs" (of which those of batches and of its own processes do not count). "ids" are the
     dataset's `ids` or `data_ids`, unless given; "lengths" its `lengths` or durations, if it has
     any: long utterances come first, and batches hold similar ones.
@@ -74,40 +75,40 @@ def extract(
             fingerprint.
         path: the cache directory.
         features: the declarations of all features.
-        parallel: how many workers, and where: `ParallelConfig` or such a mapping. A client of
-            `get_client`, to compute several caches with the same workers. None computes in this
-            process.
-        fingerprint: what else the features are made from, JSON values; takes the place of what is
-            found out: "source" and "constants" of `compute_features`, "modules" of the environment.
+        parallel: how many workers, and where: `ParallelConfig` or such a mapping; or a client of
+            `get_client`, by which several caches share the workers. None computes in this process.
+        fingerprint: what else the features are made from, JSON values. A key that featcache fills
+            in itself ("source", "constants", "modules", ...; see `featcache.staleness.provenance`)
+            is replaced by yours; None leaves it out.
         batch_size: utterances a batch.
-        retries: how often an utterance is tried again that fails, or that its worker dies of.
-        on_error: "skip" goes on with the next utterance then and leaves a line in the cache's
-            `work-failures.jsonl`; the next call leaves these utterances out, too, or tries them
-            again with "raise".
-        on_changed: an utterance's input, as the data set delivers it, is another than that its
-            features were computed from: "raise" refuses, by name; "recompute" computes these
-            utterances again. Seen by the entries of the data set (`entries` if it has them, the
-            items of a list, `data` of a `DynamicItemDataset`, rows) and the files that they name,
-            and then by loading the item: a move or another lossless format changes nothing.
-        publish_every_s: lets readers see what is there about every so many seconds; None only at
-            the end.
-        resume: False computes a cache that is incomplete from the start.
-        overwrite: computes a complete one anew; it stays good until the new one is.
-        append: gives a complete cache the utterances of a dataset that shares none with it;
-            otherwise that is refused.
-        check: utterances that are loaded and computed again, alone, to see whether inputs and
-            features are still those of the cache, and compared with what is stored once it is:
-            "probe" takes four, "all" all, None none.
-        accept: keeps a cache though code or settings have changed since, if the probe computes the
-            same to the bit; what was accepted is recorded (`featcache.made_from`).
+        retries: further attempts at an utterance that fails, or that its worker dies of.
+        on_error: "skip" goes on after an utterance that fails, and notes it in the cache's
+            `work-failures.jsonl`. Later calls leave it out, or try it again with "raise".
+        on_changed: of utterances whose recording or other input has changed since, "raise" names
+            them in an error, "recompute" computes them again. The entries of the dataset are
+            compared (`entries` if it has them, the items of a list, `data` of a
+            `DynamicItemDataset`, rows) with the files that they name; then the items of those that
+            are new. A recording that was moved or stored in another lossless format has not
+            changed.
+        publish_every_s: readers see what is there about every so many seconds; None: only at the
+            end.
+        resume: False begins an incomplete cache anew.
+        overwrite: begins a complete cache anew; readers have the old one until the new one is
+            whole.
+        append: adds a dataset to a complete cache that holds none of its utterances; otherwise that
+            is refused.
+        check: utterances to load and compute again, each alone, and to compare with the cache:
+            "probe" takes the four that are kept with it, a number more, "all" all, None none.
+        accept: keeps the cache after a change of code or settings, if the utterances kept with it
+            come out the same to the bit. `featcache.made_from` tells what was accepted.
         progressbar: shows one bar over the utterances of all workers.
 
-    Raises `StaleCacheError` if the cache was made from something else, or utterances have another
-    input, `CacheLockedError` if it is
-    being written, `ComputeError` if computing fails, `FeatureError` for arrays that cannot be
-    stored as declared, `DuplicateIdError` for an id that several utterances have, `IncompleteError`
-    if workers are lost for good, `ConfigError` for what cannot work. What was computed before is
-    kept in each case.
+    Raises `StaleCacheError`, with what differs, if the cache was made from something else, or the
+    input of utterances has changed; `CacheLockedError` if it is being written; `ComputeError` if
+    computing fails; `FeatureError` for arrays that cannot be stored as declared; `DuplicateIdError`
+    for an id that several utterances have; `IncompleteError` if workers are lost for good;
+    `ConfigError` for what cannot work, such as code that was edited since it was loaded. What was
+    computed before is kept in each case.
 
     >>> import numpy as np, tempfile, featcache
     >>> class Tones(featcache.EnvironmentProvider):
@@ -168,13 +169,13 @@ def extract(
 
 
 def _sent(provider: EnvironmentProvider, made_with: DriverCode) -> Callable[[], Environment]:
-    sent = {"build": provider.build_worker_setup_fn(), "made_with": made_with}
+    sent = {"build_worker_setup_fn": provider.build_worker_setup_fn(), "made_with": made_with}
     return partial(_build, pack(sent))
 
 
 def _build(packed: bytes) -> Environment:
     sent = unpack(packed)
-    env: Environment = sent["build"]()
+    env: Environment = sent["build_worker_setup_fn"]()
     if "compute_features" in env:  # otherwise refused where it is checked
         refuse_other_code(sent["made_with"], _provenance(env))
     return env
@@ -185,4 +186,7 @@ def _provenance(env: Environment) -> Provenance:
     named = {name: value for name, value in env.items() if isinstance(value, torch.nn.Module)}
     if callable(collate := env.get("collate_fn")):
         named["collate_fn"] = collate
-    return provenance(env["compute_features"], named=named)
+    dataset = env["dataset"]
+    shown = (getattr(dataset, name, None) for name in ("ids", "data_ids", "lengths"))
+    data = [each for each in (dataset, env.get("ids"), env.get("lengths"), *shown) if each is not None]
+    return provenance(env["compute_features"], named=named, data=data)

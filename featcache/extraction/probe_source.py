@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from featcache.extraction.computation import checked_result
 from featcache.extraction.dataset_batches import Batch, DatasetBatches, Loading, worker_failed
 from featcache.extraction.datasets import is_map_style, visible_lengths
 from featcache.extraction.seeding import COMPUTING, seed_generators
+from featcache.extraction.stamping import Entries
 from featcache.interface import Ints
 from featcache.staleness.inputs import input_digests
 from featcache.staleness.probe import Probed, as_rows
@@ -100,8 +101,9 @@ class ProbeSource:
         """Load and compute utterances one by one, each under generators of the seed and its id."""
         listed, done = np.fromiter(numbers, np.int64), 0
         try:
-            for batch in self._singly(listed, seed):
-                yield self._alone(batch, seed)
+            for batch, entry in zip(self._singly(listed, seed), self._entries(listed), strict=True):
+                id, found = self._alone(batch, seed)
+                yield id, replace(found, entry=entry) if isinstance(found, Probed) else found
                 done += 1
         except RuntimeError as error:
             if not worker_failed(error):
@@ -147,6 +149,10 @@ class ProbeSource:
         if not len(numbers):
             return []
         return DatasetBatches(self._items(), numbers, self._options, self.ids, Loading(seed=seed))
+
+    def _entries(self, numbers: Ints) -> list[int]:
+        entries = Entries(getattr(self.source, "dataset", self.source))
+        return cast(list[int], entries.stamps(numbers.tolist()).tolist())
 
     def _alone(self, batch: Batch, seed: int) -> tuple[str, Probed | Failed]:
         (id,) = batch.ids or ("",)

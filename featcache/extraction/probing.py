@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -15,6 +15,7 @@ from featcache.extraction.probe_source import Failed, ProbeSource
 from featcache.staleness.comparison import Comparison, compare
 from featcache.staleness.probe import Probe, Probed
 from featcache.staleness.unlike import tolerance
+from featcache.staleness.utterance_stamps import UNKNOWN
 
 TRIES = 4  # utterances that are tried for each one of a new probe: some may not be computable
 _log = logging.getLogger("featcache")
@@ -29,12 +30,15 @@ class Computed:
         numbers: of the utterances in the data set.
         comparison: with the probe that was kept; None: none was, or they cannot be compared.
         twice: how the features differ that are random.
+        other_entries: ids of those whose entry in the data set is another than that of the probe
+            that was kept.
     """
 
     probe: Probe = field(default_factory=Probe)
     numbers: tuple[int, ...] = ()
     comparison: Comparison | None = None
     twice: Comparison | None = None
+    other_entries: Sequence[str] = ()
 
 
 def new_probe(source: ProbeSource, numbers: IdNumbers, count: int, seed: int) -> Computed:
@@ -80,7 +84,8 @@ def again(source: ProbeSource, numbers: IdNumbers, kept: Probe, seed: int) -> Co
     same_device = kept.device == computed.probe.device
     near = tolerance(computed.probe.precision, same_device=same_device)
     comparison = compare(kept.utterances, chosen, near)
-    computed = replace(computed, comparison=comparison)
+    others = [id for id, now in chosen.items() if _entry_differs(kept.utterances[id], now)]
+    computed = replace(computed, comparison=comparison, other_entries=others)
     if comparison.alike:
         return replace(computed, probe=replace(computed.probe, seed=kept.seed))
     return _seen_twice(source, computed, seed)
@@ -114,6 +119,11 @@ def _seen_twice(source: ProbeSource, computed: Computed, seed: int) -> Computed:
     repeatable = not source.is_loader and compared_with(seed).alike
     probe = replace(probe, repeatable=repeatable, seed=seed if repeatable else None)
     return replace(computed, probe=probe, twice=twice)
+
+
+def _entry_differs(before: Probed, now: Probed) -> bool:
+    known = before.entry != UNKNOWN and now.entry != UNKNOWN
+    return known and before.entry != now.entry
 
 
 def _good(found: Iterable[tuple[str, Probed | Failed]]) -> dict[str, Probed]:

@@ -19,13 +19,14 @@ from featcache._interval import Interval
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError, describe
 from featcache.extraction.checking import Checking
 from featcache.extraction.datasets import counted
-from featcache.extraction.destination import Destination, is_overwriting
+from featcache.extraction.destination import Destination
 from featcache.extraction.failures import Failure
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.outcome import Outcome
 from featcache.extraction.patience import retry_while_locked
 from featcache.extraction.progress import ProgressBar
 from featcache.extraction.torchrun import Ranks
+from featcache.extraction.unfinished import add_resume_note, is_overwriting
 from featcache.extraction.workers.plan import remove_runs
 from featcache.interface import Ints
 from featcache.store.reading.cache import Cache
@@ -102,7 +103,7 @@ class Run:
                 self._fill()
             except BaseException as error:
                 if self.ranks.rank == 0:
-                    to.add_resume_note(error)
+                    add_resume_note(error, to.path, to.ids)
                 raise
         cache = to.cache()
         if self.ranks.rank == 0 and not is_overwriting(to.path):
@@ -135,16 +136,11 @@ class Run:
         if to.ids is not None and self.executor.by_number:
             self._numbers = checking.numbers or IdNumbers(to.ids)
         try:
-            self._publisher = to.open(made_from, resume=resume, overwrite=overwrite)
+            self._publisher = to.open(made_from, checking, resume=resume, overwrite=overwrite)
         except StaleCacheError as error:
             raise checking.explained(error, made_from) from error
         if self._publisher is None:
             return None
-        try:
-            checking.keep(self._publisher)
-        except BaseException:
-            self._publisher.abort()
-            raise
         return learnt, made_from, to.full, to.accepted, to.seed
 
     def _learn(self, fingerprint: Mapping[str, object]) -> Sequence[str] | None:

@@ -111,8 +111,11 @@ class Entries:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._entry = _find_entry(dataset)
+        self._dataset, self._entry = dataset, _find_entry(dataset)
         self._size = len(dataset) if self._entry is not None else 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Entries, (self._dataset,)
 
     def __bool__(self) -> bool:
         return self._entry is not None

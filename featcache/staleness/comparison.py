@@ -50,6 +50,9 @@ class Comparison:
             of = sum(each.feature == found.feature for each in self.features)
             also = f" (and {of - 1} more of {len(self.ids)})" if of > 1 else ""
             lines.append(f"{found.feature} of {found.id!r}, computed again, {found.told()}{also}")
+        if self.ids and self.same_bits:
+            number = f"{len(self.ids)} utterance{'s' if len(self.ids) > 1 else ''}"
+            lines.append(f"{number} computed again: all the same to the bit")
         return lines
 
 

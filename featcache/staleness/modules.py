@@ -67,7 +67,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside of a parallel or compiled one."""
     while True:
         parts: Any = module._modules  # noqa: SLF001  # of TorchScript it is no dict
-        inner = parts["_orig_mod"] if "_orig_mod" in parts else None
+        inner = dict(parts.items()).get("_orig_mod")
         if inner is None and isinstance(module, _PARALLEL):
             inner = module.module
         if not isinstance(inner, torch.nn.Module):
@@ -140,7 +140,8 @@ def _saved(part: Any) -> Iterator[tuple[str, object]]:
     plain, cls = torch.nn.Module, _class(part)
     if cls.get_extra_state is not plain.get_extra_state and not _is_scripted(part):
         yield "extra state", part.get_extra_state()
-    if cls._save_to_state_dict is not plain._save_to_state_dict and not _is_scripted(part):
+    saves = cls._save_to_state_dict is not plain._save_to_state_dict  # noqa: SLF001
+    if saves and not _is_scripted(part):
         saved: dict[str, object] = {}
         part._save_to_state_dict(saved, "", False)  # noqa: SLF001
         held = {*part._parameters, *part._buffers}  # noqa: SLF001

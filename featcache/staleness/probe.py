@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,10 +35,12 @@ class Probed:
     Attributes:
         inputs: xxh3-64 of what `compute_features` was given, by name.
         features: what it returned, by feature.
+        entry: stamp of the utterance's entry in the data set; 0: unknown.
     """
 
     inputs: Mapping[str, str]
     features: Mapping[str, Rows]
+    entry: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,13 @@ class Probe:
     repeatable: bool = True
     batched: bool = False
 
+    def with_more(self, other: Probe) -> Probe:
+        """Return this probe with the utterances of another one, too."""
+        utterances = {**self.utterances, **other.utterances}
+        # of several devices: compared as on another one
+        device = self.device if self.device == other.device else ""
+        return replace(self, utterances=utterances, device=device)
+
     def to_bytes(self) -> bytes:
         """Return the probe as bytes, at most 64 MiB: of long arrays only the first rows."""
         number = sum(len(probed.features) for probed in self.utterances.values())
@@ -73,7 +82,8 @@ class Probe:
                 kept = _first_rows(array, share)
                 described[name] = [kept.dtype.str, list(kept.shape), total]
                 arrays.append(kept.tobytes())
-            utterances[id] = {"inputs": dict(probed.inputs), "features": described}
+            inputs = dict(probed.inputs)
+            utterances[id] = {"inputs": inputs, "features": described, "entry": probed.entry}
         settings = {name: getattr(self, name) for name in _SETTINGS}
         text = json.dumps(settings | {"utterances": utterances}).encode()
         return b"".join([len(text).to_bytes(8, "little"), text, *arrays])
@@ -89,6 +99,7 @@ class Probe:
                 id: Probed(
                     dict(each["inputs"]),
                     {name: rest.take(*described) for name, described in each["features"].items()},
+                    int(each.get("entry", 0)),
                 )
                 for id, each in text.pop("utterances").items()
             }

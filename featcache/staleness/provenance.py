@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -94,7 +94,11 @@ class Provenance:
 
 
 def provenance(
-    function: object, extractor: object = None, *, named: Mapping[str, object] | None = None
+    function: object,
+    extractor: object = None,
+    *,
+    named: Mapping[str, object] | None = None,
+    data: Sequence[object] = (),
 ) -> Provenance:
     """Return the provenance of what `function` computes.
 
@@ -102,6 +106,7 @@ def provenance(
         function: a function or method, a partial of one, or an object that can be called.
         extractor: the object whose method it is; by default that of a bound method.
         named: other values that count, by name: a collate function, modules of an environment.
+        data: a data set, its ids: these are no settings, though the code may name them.
 
     Raises `ConfigError` for code that was edited since it was loaded.
     """
@@ -116,7 +121,7 @@ def provenance(
         while follower.follow():
             pass
         found = reached(follower)
-        values = Values(follower)
+        values = Values(follower, data)
         sections = _described(found, follower, values, named)
         if follower.size == size:
             break
@@ -247,8 +252,14 @@ def _attributes(follower: Follower) -> set[str]:
 
 
 def _torch_settings() -> dict[str, object]:
-    """Return the settings of torch that change what it computes."""
+    """Return the settings of torch that change what it computes.
+
+    To import SpeechBrain sets the precision of products to "high", which means nothing on a CPU.
+    """
+    precision = torch.get_float32_matmul_precision()
+    if precision == "high" and not torch.cuda.is_available():
+        precision = "highest"
     return {
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_precision": precision,
     }

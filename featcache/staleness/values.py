@@ -19,7 +19,7 @@ import random
 import re
 import threading
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -99,9 +99,13 @@ class Code(Protocol):
 
 @dataclass
 class Values:
-    """Describes values; `code` is told of the functions and classes among them."""
+    """Describes values; `code` is told of the functions and classes among them.
+
+    `data` are none of them: a data set and its ids, however they are reached.
+    """
 
     code: Code
+    data: Sequence[object] = ()
     opaque: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -115,6 +119,8 @@ class Values:
         if value is None or isinstance(value, bool | int | float | str | bytes | complex):
             return _plain(value, name)
         if isinstance(value, _IGNORED) or "device" in name.rpartition(".")[2]:
+            return NOTHING
+        if any(value is each for each in self.data):
             return NOTHING
         if id(value) in self._known:
             return self._known[id(value)][1]

@@ -124,7 +124,8 @@ def _versions() -> dict[str, str]:
     loaded = {name.partition(".")[0] for name in sys.modules}
     found = {"python": platform.python_version()}
     for name in sorted(loaded):
-        version = getattr(sys.modules.get(name), "__version__", None)
+        # without running code: some libraries warn of whoever asks
+        version = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
         if isinstance(version, str) and not name.startswith("_"):
             found[name] = version
     try:

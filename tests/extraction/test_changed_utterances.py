@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,12 @@ from speechbrain.dataio.batch import PaddedBatch
 
 import featcache
 from featcache.errors import ConfigError, StaleCacheError
+from featcache.extraction.kept_probe import read_probe
+from featcache.store.writing import part_writer
+from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.part_writer import PartWriter
 
+STORED = ("utt-0", "utt-1", "utt-2")
 TWO_PROCESSES = {"batch_size": 2, "num_workers": 2}
 
 
@@ -206,6 +213,86 @@ def test_what_a_stopped_run_has_stored_is_compared_too(brain: Any, recordings: R
     assert_holds(cache, recordings.truth())
 
 
+def killed_in(call: Callable[[], object], owner: Any, method: str, times: int) -> None:
+    """Make a call in another process, which is killed when a method has returned for the nth time.
+
+    What is written until then is committed.
+    """
+    if not (child := os.fork()):
+        part_writer.COMMIT_INTERVAL_S = 0.0
+        found, returned = getattr(owner, method), itertools.count(1)
+
+        def killing(*args: Any, **kwargs: Any) -> Any:
+            result = found(*args, **kwargs)
+            if next(returned) == times:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(owner, method, killing)
+        try:
+            call()
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_what_a_killed_run_has_stored_is_compared_before_the_probe_speaks(
+    brain: Any, recordings: Recordings
+) -> None:
+    settings = {"check": "probe", "loader_kwargs": {"batch_size": 1}}
+    killed_in(lambda: cached(brain, recordings, **settings), PartWriter, "write", 3)
+    for id in STORED:  # one of them is in the probe: it has four of six
+        recordings.record(id, seed=22)
+    with pytest.raises(StaleCacheError, match=r"'utt-2'; on_changed='recompute'"):
+        cached(brain, recordings, **settings)
+    cache = cached(brain, recordings, **settings, on_changed="recompute")
+    assert_holds(cache, recordings.truth())
+
+
+@pytest.mark.parametrize(("method", "times"), [("delete", 1), ("keep_file", 1)])
+def test_a_killed_recomputation_goes_on(
+    brain: Any, recordings: Recordings, method: str, times: int
+) -> None:
+    cached(brain, recordings, check="probe")
+    for id in STORED:
+        recordings.record(id, seed=22)
+    settings = {"check": "probe", "on_changed": "recompute"}
+    killed_in(lambda: cached(brain, recordings, **settings), CacheWriter, method, times)
+    cache = cached(brain, recordings, **settings)
+    assert_holds(cache, recordings.truth())
+    brain.computed_now()
+    cached(brain, recordings, check="probe")
+    assert len(brain.computed_now()) == 4
+
+
+def test_a_recording_mended_before_it_was_stored_refuses_nothing(
+    brain: Any, recordings: Recordings
+) -> None:
+    settings = {"check": "probe", "loader_kwargs": {"batch_size": 1}}
+    killed_in(lambda: cached(brain, recordings, **settings), PartWriter, "write", 3)
+    for id in set(recordings.listed) - set(STORED):
+        recordings.record(id, seed=50)
+    assert_holds(cached(brain, recordings, **settings), recordings.truth())
+
+
+def test_a_change_beside_the_probe_is_not_offered_to_be_accepted(
+    brain: Any, recordings: Recordings
+) -> None:
+    cached(brain, recordings, check="probe")
+    (beside, *_) = set(recordings.listed) - set(read_probed(brain))
+    recordings.record(beside, seed=33)
+    with pytest.raises(StaleCacheError, match=beside) as refused:
+        cached(brain, recordings, check="probe")
+    assert "accept" not in str(refused.value)
+
+
+def read_probed(brain: Any) -> list[str]:
+    probe = read_probe(brain.hparams.storage.path("train"), building=False)
+    assert probe is not None
+    return list(probe.utterances)
+
+
 def test_a_recording_that_changes_while_it_waits_is_noticed(
     brain: Any, recordings: Recordings
 ) -> None:
@@ -316,8 +403,6 @@ def test_a_stopped_overwrite_is_compared_when_it_goes_on(
     brain.stops_at = None
     recordings.record("utt-2", seed=22)
     brain.computed_now()
-    with pytest.raises(StaleCacheError, match="'utt-2'"):
-        cached(brain, recordings, overwrite=True)
-    cache = cached(brain, recordings, overwrite=True, on_changed="recompute")
+    cache = cached(brain, recordings, overwrite=True)
     assert brain.computed_now() == ["utt-2", "utt-4", "utt-5"]
     assert_holds(cache, recordings.truth())

@@ -204,7 +204,7 @@ seen: list[str] = []
 def test_extract_takes_them_the_longest_first(tmp_path: Path) -> None:
     declared = [featcache.FeatureStorageConfig("energy", time_axis=None)]
     cache = featcache.extract(
-        Energies(cut_set(tmp_path)), tmp_path / "cache", declared, progressbar=False
+        Energies(cut_set(tmp_path)), tmp_path / "cache", declared, check=None, progressbar=False
     )
     assert seen == ["utt-4", "utt-3", "utt-1"]
     assert cache.read("utt-3", "energy") == np.square(samples_of(3)).sum()

@@ -16,7 +16,7 @@ from featcache.registry import RAW, get_codec
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import Manifest
 from featcache.store.reading.block_decoding import decoded
-from featcache.store.reading.checks import Checks
+from featcache.store.reading.checksums import Checks
 from featcache.store.reading.containers import Containers, Piece
 
 

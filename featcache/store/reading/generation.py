@@ -18,7 +18,7 @@ from featcache.store.format.kept_files import read_kept
 from featcache.store.format.manifest import Manifest, read_manifest
 from featcache.store.format.stamps import StampColumns
 from featcache.store.format.strings import Strings
-from featcache.store.reading.checks import Checks
+from featcache.store.reading.checksums import Checks
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
 from featcache.store.reading.verify import raise_damage
