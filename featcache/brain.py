@@ -192,7 +192,7 @@ class FeatureCacheMixin:
             source = probe_source_of(
                 self, dataset, stage, kwargs, to, parallel, mentioned=made_with.mentioned
             )
-            record = Record(to, partial(witnesses, made_with, self))
+            record = Record(to, partial(witnesses, made_with, self, dataset))
             checking = Checking(to, source, check, record, accept)
             run = Run(to, executor, checking, publish_every_s, progressbar, colour, ranks)
             identify = partial(made_with.fingerprint, made_from)
@@ -227,7 +227,7 @@ class FeatureCacheMixin:
             source = probe_source_of(
                 self, dataset, stage, kwargs, to, mentioned=made_with.mentioned
             )
-            record = Record(to, partial(witnesses, made_with, self))
+            record = Record(to, partial(witnesses, made_with, self, dataset))
             checking = Checking(to, source, check_of(check), record)
             checking.compare_only(made_with.fingerprint(made_from))
 

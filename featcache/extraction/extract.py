@@ -161,9 +161,14 @@ def extract(
             kwargs = {"batch_size": kwargs["batch_size"]}  # no more is planned with
             executor = WorkersExecutor(to, client, build, kwargs, retries, publish_every_s, lengths)
         made_from = made_with.fingerprint(fingerprint or {})
-        made_in = witnesses(made_with, getattr(env["compute_features"], "__self__", None))
+        compute = env["compute_features"]
+        made_in = witnesses(made_with, getattr(compute, "__self__", compute), env["dataset"])
         checking = Checking(to, source, check, Record(to, lambda: made_in), accept)
-        del env, made_with  # in the driver of other processes, a model would only take memory
+        del (
+            env,
+            made_with,
+            compute,
+        )  # in the driver of other processes, a model would only take memory
         run = Run(to, executor, checking, publish_every_s, progressbar)
         return run.run(lambda: made_from, resume=resume, overwrite=overwrite)
 
@@ -188,5 +193,7 @@ def _provenance(env: Environment) -> Provenance:
         named["collate_fn"] = collate
     dataset = env["dataset"]
     shown = (getattr(dataset, name, None) for name in ("ids", "data_ids", "lengths"))
-    data = [each for each in (dataset, env.get("ids"), env.get("lengths"), *shown) if each is not None]
+    data = [
+        each for each in (dataset, env.get("ids"), env.get("lengths"), *shown) if each is not None
+    ]
     return provenance(env["compute_features"], named=named, data=data)

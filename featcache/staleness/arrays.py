@@ -31,13 +31,14 @@ class Array:
         return f"{dtype} {shape} {state.hexdigest()}"
 
 
-def digest_of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return the xxh3-64 of named tensors: names, dtypes, shapes, values, on any device."""
-    state = xxhash.xxh3_64()
+def digests_of_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the xxh3-64 of each tensor: its dtype, shape and values, on any device."""
+    found = {}
     for name, value in sorted(tensors.items()):
-        state.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        state = xxhash.xxh3_64(f"{value.dtype}:{tuple(value.shape)};".encode())
         _add(state, value)
-    return state.hexdigest()
+        found[name] = state.hexdigest()
+    return found
 
 
 def _add(state: Any, value: Any) -> tuple[str, list[int]]:

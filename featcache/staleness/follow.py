@@ -87,6 +87,7 @@ class Function:
 
     function: FunctionType
     label: str
+    name: str  # as it is shown: a function inside of another one has a name that does not count
     code: Code
     names: Names
     owner: type | None  # the class that it is a method of
@@ -223,7 +224,15 @@ class Follower:
     def size(self) -> tuple[int, ...]:
         """Numbers of all that was found, to see whether it grows."""
         own = sum(map(len, self.own.values()))
-        rest = (self.functions, self.classes, self._operators, self.free, self.like, self.text, self.of_extractor)
+        rest = (
+            self.functions,
+            self.classes,
+            self._operators,
+            self.free,
+            self.like,
+            self.text,
+            self.of_extractor,
+        )
         return own, *(len(each) for each in rest), sum(map(len, self.values.values()))
 
     def _take(self, base: type, name: str, value: object) -> None:
@@ -241,8 +250,12 @@ class Follower:
 
     def _add(self, function: FunctionType, owner: type | None) -> None:
         name = function.__qualname__.replace(".<locals>", "")
-        number = self._labels[name] = self._labels.get(name, 0) + 1
-        label = name if number == 1 else f"{name} ({number})"
+        inside = function.__qualname__.rpartition(".")[0].endswith("<locals>")
+        inside = inside and function.__name__.isidentifier()  # no lambda
+        label = f"{name.rpartition('.')[0]}.<inner>" if inside else name
+        number = self._labels[label] = self._labels.get(label, 0) + 1
+        if number > 1:
+            label, name = f"{label} ({number})", f"{name} ({number})"
         code = code_of(function)
         if code.tree is None:
             names = Names(parameters=[*function.__code__.co_varnames])
@@ -253,7 +266,7 @@ class Follower:
             names = names_of(code.tree)
         for each in names.operators & _OPERATORS.keys():
             self._operators.update(f"__{kind}{_OPERATORS[each]}__" for kind in ("", "r", "i"))
-        self.functions[function] = Function(function, label, code, names, owner)
+        self.functions[function] = Function(function, label, name, code, names, owner)
         self._pending.append((function, owner))
 
 

@@ -9,12 +9,13 @@ from typing import Any, TypeGuard
 
 import torch
 
-from featcache.staleness.arrays import digest_of_tensors
+from featcache.staleness.arrays import digests_of_tensors
 from featcache.staleness.left_out import is_for_training, is_left_out
 from featcache.staleness.scripted import scripted_settings
 from featcache.staleness.source import is_users
 from featcache.staleness.values import NOTHING, Values, settled
 from featcache.staleness.written import names_in_code, written_by
+from featcache.store.format.files import digest
 
 LARGE = 4
 _PARALLEL = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -31,10 +32,12 @@ class Weights:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
+        self.digests: dict[str, str] = {}  # of each, once they were read
 
     def digest(self) -> str:
         """Return the xxh3-64 of parameters and buffers, persistent or not."""
-        return digest_of_tensors(dict(_tensors(self.module)))
+        self.digests = digests_of_tensors(dict(_tensors(self.module)))
+        return digest(json.dumps(self.digests).encode())
 
 
 class Described:

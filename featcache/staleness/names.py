@@ -90,20 +90,7 @@ class _Reader(ast.NodeVisitor):
         arguments = tree.args
         ordered = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         self.found.parameters = [each.arg for each in ordered]
-        stores: Counter[str] = Counter()
-        declared: set[str] = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.operator | ast.unaryop):
-                self.found.operators.add(type(node).__name__)
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                stores[node.id] += 1
-            elif isinstance(node, ast.arg):
-                stores[node.arg] += 2
-            elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node is not tree:
-                stores[node.name] += 2
-            elif isinstance(node, ast.Global | ast.Nonlocal):
-                declared.update(node.names)
-        self.found.local = {*stores} - declared
+        stores = self._read_scope(tree)
         self._aliases: dict[str, Chain] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -112,6 +99,24 @@ class _Reader(ast.NodeVisitor):
                     continue
                 if stores[target.id] == 1 and target.id in self.found.local:
                     self._aliases[target.id] = chain
+
+    def _read_scope(self, tree: FunctionNode) -> Counter[str]:
+        """Note local variables and operators; returns how often each variable is stored into."""
+        stores: Counter[str] = Counter()
+        declared: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.operator | ast.unaryop):
+                self.found.operators.add(type(node).__name__)
+            elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                stores[node.id] += 1
+            elif isinstance(node, ast.arg):
+                stores[node.arg] += 2
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node is not tree:
+                stores[node.name] += 2
+            elif isinstance(node, ast.Global | ast.Nonlocal):
+                declared.update(node.names)
+        self.found.local = {*stores} - declared
+        return stores
 
     def _chain(self, node: ast.AST) -> Chain | None:
         """Return the chain that an expression is; None if it is none."""

@@ -49,6 +49,7 @@ class Provenance:
         mentioned: attribute names and text in the code: what it may read of a data set's items.
         opaque: what the code names and nothing can describe.
         sources: the text of each function, by file and qualified name.
+        names: file and qualified name of each function in `source`.
         compiled: digest of the byte code of each function.
         without_source: functions whose source is not kept, and which count by their byte code.
         folder: that of the file of the first one.
@@ -61,6 +62,7 @@ class Provenance:
     mentioned: frozenset[str] = frozenset()
     opaque: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
     compiled: dict[str, str] = field(default_factory=dict)
     without_source: tuple[str, ...] = ()
     folder: str | None = None
@@ -191,6 +193,9 @@ def _constants(
             modules.setdefault(name, value)
             if modules[name] is value:
                 continue
+        if isinstance(value, FunctionType | type) and value.__name__ == name.rpartition(".")[2]:
+            values.describe(value, name)
+            continue
         tree = values.describe(value, name)
         if not _is_nothing(name, tree):
             yield name, tree
@@ -224,12 +229,13 @@ def _provenance(
 ) -> Provenance:
     functions = follower.functions.values()
     given = set[str]().union(*(each.names.given for each in functions)) | follower.text
-    source, sources = dict[str, str](), dict[str, str]()
+    source, sources, names = dict[str, str](), dict[str, str](), dict[str, str]()
     for each in functions:
         tree = each.code.tree
         code = each.function.__code__
         source[each.label] = code_digest(code) if tree is None else tree_digest(tree, given)
-        sources[f"{Path(each.code.file).name}:{each.label}"] = each.code.text
+        names[each.label] = f"{Path(each.code.file).name}:{each.name}"
+        sources[names[each.label]] = each.code.text
     described = sections.pop("modules")
     sections["torch"] = _torch_settings()
     return Provenance(
@@ -240,6 +246,7 @@ def _provenance(
         mentioned=frozenset(follower.free | follower.text | _attributes(follower)),
         opaque=tuple(dict.fromkeys(values.opaque)),
         sources=sources,
+        names=names,
         compiled={each.label: code_digest(each.function.__code__) for each in functions},
         without_source=tuple(each.label for each in functions if each.code.tree is None),
         folder=next((str(Path(each.code.file).parent) for each in functions), None),

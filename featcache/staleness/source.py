@@ -53,6 +53,7 @@ class _File:
     """A file of source, parsed and compiled."""
 
     text: str
+    tree: ast.Module | None = None
     compiled: dict[str, list[CodeType]] = field(default_factory=dict)  # by qualified name
     nodes: dict[int, list[FunctionNode]] = field(default_factory=dict)  # by first line
 
@@ -65,7 +66,7 @@ class _File:
                 code = compile(text, name, "exec", dont_inherit=True)
         except (SyntaxError, ValueError):
             return cls(text)
-        found = cls(text)
+        found = cls(text, tree)
         for each in nested(code):
             found.compiled.setdefault(each.co_qualname, []).append(each)
         for node in ast.walk(tree):
@@ -111,6 +112,16 @@ def code_of(function: FunctionType) -> Code:
     return Code(node, ast.get_source_segment(file.text, node) or "", code.co_filename)
 
 
+def tree_of_file(name: str) -> tuple[ast.Module | None, str]:
+    """Return the tree and the text of a file as it is now; no tree if it cannot be read."""
+    try:
+        stat = Path(name).stat()
+    except OSError:
+        return None, ""
+    file = _on_disk(name, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return (None, "") if file is None else (file.tree, file.text)
+
+
 def is_users(item: FunctionType | type) -> bool:
     """Tell whether code is the user's: outside of the standard library and installed packages."""
     # code that was executed without a `__name__` has no module
@@ -127,7 +138,7 @@ def is_users_module(module: ModuleType) -> bool:
     """Tell whether a module is the user's."""
     if module.__name__.partition(".")[0] in _LIBRARIES:
         return False
-    file = getattr(module, "__file__", None)
+    file = vars(module).get("__file__")  # without running code of the module
     if file is None:  # typed in, or built in
         return module.__name__ not in sys.builtin_module_names and not _is_frozen(module)
     return _is_users_file(file)

@@ -8,24 +8,32 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
 
+from featcache.staleness.definitions import definitions
 from featcache.staleness.extractors import hparams_of
 from featcache.staleness.follow import Follower
+from featcache.staleness.modules import Described
 from featcache.staleness.provenance import Provenance
 from featcache.staleness.values import NOTHING, Values, settled
 
 MOST_TEXT = 20_000  # characters of one function's source
+MOST_LINE = 72  # characters of a line that is shown
+MOST_TENSORS = 3  # that are named of a module
 GIT_S = 0.03  # a slow file system is not waited for
 # by how telling a difference is
 _SECTIONS = (
     "functions",
     "hparams",
     "attributes",
+    "weights",
+    "data set",
     "environment",
+    "definitions",
     "torch",
     "versions",
     "command",
@@ -33,26 +41,35 @@ _SECTIONS = (
 )
 
 
-def witnesses(provenance: Provenance, extractor: object = None) -> dict[str, object]:
+def witnesses(
+    provenance: Provenance, extractor: object = None, data: object = None
+) -> dict[str, object]:
     """Return a record of what features are made with, as plain JSON.
 
     Holds when and by which command, the user's functions with their source, hparams and attributes
-    of the extractor, versions of libraries, environment variables that the code names, the git
+    of the extractor, weights by name, plain attributes of the data set, what else is defined in the
+    user's files, versions of libraries, environment variables that these files name, the git
     commit, settings of torch.
     """
-    values = Values(Follower(extractor))
+    values, defined = Values(Follower(extractor)), definitions()
     held = vars(extractor) if hasattr(extractor, "__dict__") else {}
-    labels = {key.partition(":")[2]: key for key in provenance.sources}
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
-        "functions": {labels[name]: value for name, value in provenance.source.items()},
+        "functions": {provenance.names[name]: each for name, each in provenance.source.items()},
         "sources": {name: text[:MOST_TEXT] for name, text in provenance.sources.items()},
         "hparams": _plain(hparams_of(extractor), values),
         "attributes": _plain(held, values),
+        "weights": _weights(provenance),
+        "data set": _plain(vars(data) if hasattr(data, "__dict__") else {}, values),
         "environment": {
-            name: value for name, value in os.environ.items() if name in provenance.mentioned
+            name: value
+            for name, value in os.environ.items()
+            if name in provenance.mentioned
+            or f'"{name}"' in defined.text
+            or f"'{name}'" in defined.text
         },
+        "definitions": defined.digests,
         "torch": {
             **provenance.found.get("torch", {}),
             "threads": torch.get_num_threads(),
@@ -78,8 +95,22 @@ def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
             continue
         for name in sorted({*was, *now}):
             if was.get(name) != now.get(name):
-                lines.append(_line(section, name, was.get(name), now.get(name)))
-    return lines
+                found = _lines(section, name, was.get(name), now.get(name))
+                lines += [line for line in found if line not in lines]
+    sources = [each.get("sources", {}) for each in (old, new)]
+    return [_with_change(line, *sources) for line in lines]
+
+
+def _lines(section: str, name: str, was: object, now: object) -> Iterator[str]:
+    if section not in ("weights", "definitions"):
+        yield _line(section, name, was, now)
+    elif isinstance(was, Mapping) and isinstance(now, Mapping):
+        unlike = [each for each in sorted({*was, *now}) if was.get(each) != now.get(each)]
+        if section == "definitions":
+            yield from (f"{name}: {each}" for each in unlike)
+            return
+        more = f" and {len(unlike) - MOST_TENSORS} more" if len(unlike) > MOST_TENSORS else ""
+        yield f"weights of {name}: {', '.join(unlike[:MOST_TENSORS])}{more}"
 
 
 def _line(section: str, name: str, was: object, now: object) -> str:
@@ -89,6 +120,29 @@ def _line(section: str, name: str, was: object, now: object) -> str:
         return f"{file}: {function}{state}"
     shown = name if section == "versions" else f"{section} {name}"
     return f"{shown}: {_short(was)} -> {_short(now)}"
+
+
+def _with_change(line: str, was: object, now: object) -> str:
+    """Add to the name of a function the first of its lines that has changed, if it is short."""
+    name = line.replace(": ", ":", 1)
+    if not (
+        isinstance(was, Mapping) and isinstance(now, Mapping) and {name} <= was.keys() & now.keys()
+    ):
+        return line
+    pairs = zip_longest(str(was[name]).splitlines(), str(now[name]).splitlines(), fillvalue="")
+    one, other = next(
+        ((a.strip(), b.strip()) for a, b in pairs if a.strip() != b.strip()), ("", "")
+    )
+    short = 0 < len(one) <= MOST_LINE and 0 < len(other) <= MOST_LINE
+    return f"{line} ({one} -> {other})" if short else line
+
+
+def _weights(provenance: Provenance) -> dict[str, dict[str, str]]:
+    """Return digests of the tensors of each module that were read."""
+    parts = {
+        name: each for name, each in provenance.described.items() if isinstance(each, Described)
+    }
+    return {name: each.weights.digests for name, each in parts.items() if each.weights.digests}
 
 
 def _short(value: object) -> str:

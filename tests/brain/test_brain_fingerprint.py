@@ -33,7 +33,7 @@ def test_training_the_classifier_on_the_features_makes_no_cache_stale(
 def test_other_weights_make_a_cache_stale(storage: FeatureStorage) -> None:
     make_brain(storage).cache_features(make_dataset())
     with pytest.raises(
-        StaleCacheError, match=r"modules\.encoder\.weights: was .*\n  ssl of .*\noverwrite it"
+        StaleCacheError, match=r"modules\.encoder\.weights: was .*\n  ssl of .*\nchanged since: weights of encoder: .*\noverwrite it"
     ) as caught:
         make_brain(storage, seed=1).cache_features(make_dataset())
     assert "classifier" not in str(caught.value)
@@ -46,7 +46,7 @@ def test_another_declaration_makes_a_cache_stale(storage: FeatureStorage, tmp_pa
     )
     with pytest.raises(
         StaleCacheError,
-        match=r'units\.dtype: was "int16", now "int32"\n.*weights.*\n  ssl of .*\noverwrite',
+        match=r'units\.dtype: was "int16", now "int32"\n.*weights.*\n  ssl of .*\nchanged since: weights of encoder: .*\noverwrite',
     ):
         make_brain(changed, seed=1).cache_features(make_dataset())
 

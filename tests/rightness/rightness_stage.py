@@ -128,6 +128,7 @@ class Stage:
         if key not in self._bases:
             base = self._folder.with_name(f"{self._folder.name}-base-{len(self._bases)}")
             recipe = HERE / "recipes" / change.recipe
+            shutil.rmtree(base, ignore_errors=True)  # of one that could not be made
             shutil.copytree(recipe, base / "recipe", ignore=shutil.ignore_patterns("__pycache__"))
             shutil.copytree(self._corpus, base / "data")
             (base / "results").mkdir()
