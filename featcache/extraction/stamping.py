@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Subset
 
 from featcache.extraction.datasets import visible_ids
+from featcache.extraction.own_entries import entry_of_rows
 from featcache.staleness.utterance_stamps import UNKNOWN, entry_stamps, input_stamp
 from featcache.store.format.ids import as_id
 from featcache.store.format.stamps import Stamps
@@ -107,7 +108,8 @@ class Entries:
     """The entries of a data set by number, without loading anything; empty where it has none.
 
     They are its `entries`, a sequence; the `data` of a `DynamicItemDataset`; the items of a list;
-    the rows of a `datasets.Dataset`, audio not decoded.
+    the rows of a `datasets.Dataset`, audio not decoded; rows that an object of any other class
+    holds.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -164,11 +166,11 @@ def _find_entry(dataset: Any) -> Entry | None:
         return None if inner is None else lambda number: inner(indices[number])
     loaded = sys.modules.get("datasets")
     if loaded is not None and isinstance(dataset, loaded.Dataset):
-        return _entry_of_rows(dataset)
-    return None
+        return _entry_of_table(dataset)
+    return entry_of_rows(dataset)
 
 
-def _entry_of_rows(dataset: Any) -> Entry:
+def _entry_of_table(dataset: Any) -> Entry:
     """Return the entries of a `datasets.Dataset`.
 
     Bytes that lie in it count by the data set's own fingerprint: to read them is to load it.

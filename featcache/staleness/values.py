@@ -40,13 +40,12 @@ _PATH = re.compile(
     r"([/~]\w|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\\\\)|[^\s]*[/\\][^/\\]*\.[A-Za-z]\w{0,5}$"
 )
 _PLACE = re.compile(r"path|dir|folder|file|root|dest|source|save|output|location", re.IGNORECASE)
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator)
+_MOST_SEED = 1 << 48  # larger ones were drawn by the system
 _IGNORED: tuple[type, ...] = (
     torch.device,
-    torch.Generator,
     random.Random,
-    np.random.Generator,
     np.random.RandomState,
-    np.random.BitGenerator,
     logging.Logger,
     logging.Handler,
     io.IOBase,
@@ -118,6 +117,8 @@ class Values:
             return self._member(value, name)
         if value is None or isinstance(value, bool | int | float | str | bytes | complex):
             return _plain(value, name)
+        if isinstance(value, _GENERATORS):
+            return _seed_of(value)
         if isinstance(value, _IGNORED) or "device" in name.rpartition(".")[2]:
             return NOTHING
         if any(value is each for each in self.data):
@@ -300,6 +301,17 @@ def is_path(text: str, name: str = "") -> bool:
         return False
     slashed = "/" in text or "\\" in text
     return bool(_PATH.match(text)) or (slashed and bool(_PLACE.search(name.rpartition(".")[2])))
+
+
+def _seed_of(generator: Any) -> object:
+    """Return the seed that the user gave a generator; its state changes as it is drawn from."""
+    if isinstance(generator, torch.Generator):
+        seed: object = generator.initial_seed()
+    else:
+        sequence = getattr(generator, "bit_generator", generator).seed_seq
+        seed = getattr(sequence, "entropy", None)
+    given = isinstance(seed, int) and seed < _MOST_SEED
+    return {"class": type(generator).__qualname__, "seed": seed} if given else NOTHING
 
 
 def _key(tree: object) -> str:

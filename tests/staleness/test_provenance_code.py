@@ -164,7 +164,10 @@ def test_local_functions_and_their_constants_are_followed() -> None:
 
     found = found_in(Extractor())
     assert constants(Extractor()) == {"gain": 2}
-    assert sorted(name.rsplit(".", 1)[1] for name in found.source) == ["<inner>", "compute_features"]
+    assert sorted(name.rsplit(".", 1)[1] for name in found.source) == [
+        "<inner>",
+        "compute_features",
+    ]
 
 
 def test_methods_of_every_kind_are_followed() -> None:
