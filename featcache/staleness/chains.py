@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import contextlib
 import inspect
 import sys
 from collections.abc import Iterator
-from types import FunctionType, ModuleType
+from types import FunctionType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +42,26 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
             yield part
         elif isinstance(inner := _unwrapped(part), FunctionType) and is_users(inner):
             yield inner
+            yield from within(part)
+
+
+def within(value: object) -> Iterator[FunctionType]:
+    """Yield functions of the user's that a library's function holds: `functools.singledispatch`."""
+    pending, seen = [value], set[int]()
+    while pending:
+        part = pending.pop()
+        if id(part) in seen or not isinstance(part, FunctionType):
+            continue
+        seen.add(id(part))
+        if is_users(part):
+            yield part
+            continue
+        held = [*vars(part).values()]
+        for cell in part.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not bound yet
+                held.append(cell.cell_contents)
+        for each in held:
+            pending += each.values() if isinstance(each, dict | MappingProxyType) else (each,)
 
 
 def _unwrapped(value: Any) -> Any:
@@ -78,12 +100,23 @@ class FunctionReading:
             self._note_stored(chain)
         for chain in names.read:
             self._resolve(chain)
-        for default in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
-            if not isinstance(default, bool | int | float | str | None):
-                self._value("default", default, (0, ""))
+        for name, default in self._defaults():
+            self._value(name, default, (0, ""))
         wrapped = vars(function).get("__wrapped__")
         if isinstance(wrapped, FunctionType):
             to.function(wrapped, self._owner)
+
+    def _defaults(self) -> Iterator[tuple[str, object]]:
+        """Yield default values that do not stand in the code as they are."""
+        function, tree = self._found.function, self._found.code.tree
+        held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        shown: list[ast.expr | None] = [None] * len(held)
+        if tree is not None:
+            there = [*tree.args.defaults, *filter(None, tree.args.kw_defaults)]
+            shown = [*there] if len(there) == len(held) else shown
+        for number, (value, node) in enumerate(zip(held, shown, strict=True)):
+            if not isinstance(node, ast.Constant):
+                yield f"default {number + 1}", value
 
     def _self(self, root: str | None) -> bool:
         parameters = self._found.names.parameters
@@ -97,6 +130,44 @@ class FunctionReading:
         return self._found.function.__globals__.get(root, MISSING)
 
     def _resolve(self, chain: Chain) -> None:
+        self._resolve_known(self._with_keys(chain))
+
+    def _with_keys(self, chain: Chain) -> Chain:
+        """Put the keys of items into a chain that are values of settings: `TABLE[self.kind]`."""
+        steps = list(chain.steps)
+        for number, step in enumerate(steps):
+            key = MISSING if step.key is None else self._setting(step.key)
+            if type(key) in (str, int):
+                steps[number] = Step(key, item=True)  # type: ignore[arg-type]
+                self._to.keyed.append((self, chain, step.key))
+        return chain._replace(steps=tuple(steps))
+
+    def _setting(self, chain: Chain) -> object:
+        """Return what a chain leads to; `MISSING` if that is not known, or code writes it."""
+        if chain.root is None or self.is_written(chain):
+            return MISSING
+        value = self._to.extractor if self._is_extractor(chain.root) else self._root(chain.root)
+        for step in chain.steps:
+            value = step_into(value, step)
+        return value
+
+    def _is_extractor(self, root: str) -> bool:
+        mine = self._self(root) and self._owner in type(self._to.extractor).__mro__
+        return mine or (self._to.extractor is not None and self._root(root) is self._to.extractor)
+
+    def is_written(self, chain: Chain) -> bool:
+        """Tell whether followed code stores into what a chain leads to."""
+        root = str(chain.root)
+        if self._is_extractor(root):
+            names = self._to.written_of(type(self._to.extractor))
+            return any(step.name in names for step in chain.steps)
+        return self._holder(root) in self._to.written_globals
+
+    def without_keys(self, chain: Chain) -> None:
+        """Note what a chain leads to, whatever the keys are."""
+        self._resolve_known(chain)
+
+    def _resolve_known(self, chain: Chain) -> None:
         to = self._to
         if self._self(chain.root):
             if self._owner in type(to.extractor).__mro__:
@@ -125,6 +196,11 @@ class FunctionReading:
             inner = step_into(value, steps[0])
             if inner is MISSING:
                 break
+            if isinstance(value, type) and isinstance(inner, classmethod | staticmethod):
+                for function in functions_in(inner):
+                    self._to.function(function, value)
+                self._mention(steps)
+                return
             if is_method(value, steps[0].name, inner):
                 for function in functions_in(inner):
                     self._to.function(function, type(value))
@@ -183,7 +259,14 @@ def is_method(value: object, name: object, found: object) -> bool:
         return False
     if inspect.getattr_static(type(value), str(name), MISSING) is not found:
         return False  # a module of a module
+    if is_descriptor(found):
+        return False
     return any(True for _ in functions_in(found)) or callable(found) or hasattr(found, "__get__")
+
+
+def is_descriptor(value: object) -> bool:
+    """Tell whether a value of a class's body is an object of the user's that stands for others."""
+    return hasattr(type(value), "__get__") and is_users(type(value))
 
 
 def step_into(value: Any, step: Step) -> Any:

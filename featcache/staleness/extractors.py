@@ -18,7 +18,7 @@ from featcache.staleness.steps import Chain, Step
 
 CONTAINERS = ("modules", "raw_modules", "hparams")
 # what a Brain has for training and for its own work
-_NOT_READ = frozenset(
+_OF_A_BRAIN = frozenset(
     [
         "checkpointer",
         "optimizers_dict",
@@ -41,6 +41,7 @@ _NOT_READ = frozenset(
         "training",
     ]
 )
+_OF_ANY = frozenset(["device", "training"])
 # ways through all of a container
 _WAYS_THROUGH = frozenset(
     ["items", "values", "keys", "__dict__", "children", "modules", "parameters"]
@@ -112,8 +113,14 @@ def _resolve(
         kind = "hparams" if name == "hparams" else "modules"
         held = modules_of(extractor) if kind == "modules" else hparams_of(extractor)
         _resolve_in(follower, kind, held, Chain(None, steps[1:], whole), found)
-    elif name not in _NOT_READ and name not in follower.written_of(type(extractor)):
+    elif name not in _not_read(extractor) and name not in follower.written_of(type(extractor)):
         _walk(follower, extractor, "attributes", steps, found)
+
+
+def _not_read(extractor: object) -> frozenset[str]:
+    """Return attributes that are for training and for a Brain's own work, where it is one."""
+    is_brain = any(base.__module__ == "speechbrain.core" for base in type(extractor).__mro__)
+    return _OF_A_BRAIN if is_brain else _OF_ANY
 
 
 def _resolve_in(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from featcache.staleness.chains import MAKING, FunctionReading, functions_in
+from featcache.staleness.chains import MAKING, FunctionReading, functions_in, is_descriptor, within
 from featcache.staleness.modules import Described, describe_module
 from featcache.staleness.names import Names, names_of
 from featcache.staleness.source import Code, code_of, is_users
@@ -22,15 +22,52 @@ from featcache.staleness.steps import Chain
 from featcache.staleness.values import Values
 
 # called without being named
-_IMPLICIT = (
-    "forward",
-    "__call__",
-    "__getitem__",
-    "__iter__",
-    "__len__",
-    "__getattr__",
-    "__enter__",
+_IMPLICIT = frozenset(
+    [
+        "forward",
+        "__array__",
+        "__bool__",
+        "__call__",
+        "__contains__",
+        "__enter__",
+        "__eq__",
+        "__float__",
+        "__ge__",
+        "__get__",
+        "__getattr__",
+        "__getattribute__",
+        "__getitem__",
+        "__gt__",
+        "__index__",
+        "__int__",
+        "__iter__",
+        "__le__",
+        "__len__",
+        "__lt__",
+        "__missing__",
+        "__next__",
+        "__torch_function__",
+    ]
 )
+# parts of the names of methods, by operators of Python's syntax tree
+_OPERATORS = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mult": "mul",
+    "MatMult": "matmul",
+    "Div": "truediv",
+    "FloorDiv": "floordiv",
+    "Mod": "mod",
+    "Pow": "pow",
+    "LShift": "lshift",
+    "RShift": "rshift",
+    "BitOr": "or",
+    "BitXor": "xor",
+    "BitAnd": "and",
+    "USub": "neg",
+    "UAdd": "pos",
+    "Invert": "invert",
+}
 # bases of users' classes whose code reads no attribute but its own
 _NEUTRAL = (
     "object",
@@ -83,6 +120,9 @@ class Follower:
         self.classes: dict[type, bool] = {}  # those reached; True: named, and so perhaps made
         self.written: dict[type | None, set[str]] = {}
         self.written_globals: set[tuple[int, str]] = set()
+        # chains with keys that are taken as they are now, by where they stand
+        self.keyed: list[tuple[FunctionReading, Chain, Chain]] = []
+        self._operators: set[str] = set()  # methods that operators call
         self._labels: dict[str, int] = {}
         self._kinds: dict[type, bool] = {}  # classes of objects; True: the user's
         self._pending: list[tuple[FunctionType, type | None]] = []
@@ -96,6 +136,11 @@ class Follower:
         if function not in self.functions:
             self._add(function, owner)
         return self.functions[function].label
+
+    def wrapper(self, wrapper: object) -> None:
+        """Take the functions of the user's that a library's function wraps."""
+        for function in within(wrapper):
+            self.function(function)
 
     def named(self, cls: type) -> None:
         """Take a class that code names."""
@@ -119,7 +164,7 @@ class Follower:
             for name in _slots(base):
                 if hasattr(value, name):
                     held[name] = getattr(value, name)
-        names, written = self.names_of(cls) | {*_IMPLICIT}, self.written_of(cls)
+        names, written = self.names_of(cls) | _IMPLICIT, self.written_of(cls)
         return {k: v for k, v in held.items() if self.mentions(k, names) and k not in written}
 
     def reads(self, value: object, name: str) -> bool:
@@ -163,18 +208,22 @@ class Follower:
             function, owner = self._pending.pop(0)
             FunctionReading(self, self.functions[function], owner).read()
         for cls, named in list(self.classes.items()):
-            names = self.names_of(cls) | {*_IMPLICIT, *(MAKING if named else ())}
+            names = self.names_of(cls) | _IMPLICIT | self._operators | {*(MAKING if named else ())}
             for base in filter(is_users, cls.__mro__):
                 for name, value in list(vars(base).items()):
                     if self.mentions(name, names):
                         self._take(base, name, value)
+        for reading, chain, key in list(self.keyed):
+            if reading.is_written(key):  # by code that was found later
+                self.keyed.remove((reading, chain, key))
+                reading.without_keys(chain)
         return bool(self._pending) or self.size != before
 
     @property
     def size(self) -> tuple[int, ...]:
         """Numbers of all that was found, to see whether it grows."""
         own = sum(map(len, self.own.values()))
-        rest = (self.functions, self.classes, self.free, self.like, self.text, self.of_extractor)
+        rest = (self.functions, self.classes, self._operators, self.free, self.like, self.text, self.of_extractor)
         return own, *(len(each) for each in rest), sum(map(len, self.values.values()))
 
     def _take(self, base: type, name: str, value: object) -> None:
@@ -182,7 +231,8 @@ class Follower:
         methods = list(functions_in(value))
         for function in methods:
             self.function(function, base)
-        if not methods and not hasattr(value, "__get__") and name[:2] != "__":
+        is_value = is_descriptor(value) or not hasattr(value, "__get__")
+        if not methods and is_value and name[:2] != "__":
             self.note(base.__qualname__, name, value, (id(base), name))
 
     def note(self, label: str, name: str, value: object, holder: tuple[int, str]) -> None:
@@ -201,6 +251,8 @@ class Follower:
             names.text = {each for each in function.__code__.co_consts if isinstance(each, str)}
         else:
             names = names_of(code.tree)
+        for each in names.operators & _OPERATORS.keys():
+            self._operators.update(f"__{kind}{_OPERATORS[each]}__" for kind in ("", "r", "i"))
         self.functions[function] = Function(function, label, code, names, owner)
         self._pending.append((function, owner))
 

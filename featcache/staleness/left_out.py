@@ -14,7 +14,7 @@ _TRAINING = re.compile(
 # by classes of these names, in training only
 _TRAINING_OF = (
     (re.compile(r"\w*(Drop(out|Path)|StochasticDepth)\w*$"), re.compile(r"p$|drop\w*$")),
-    (re.compile(r"\w*BatchNorm\w*$"), re.compile(r"momentum$")),
+    (re.compile(r"\w*BatchNorm\w*$"), re.compile(r"momentum$|num_batches_tracked$")),
 )
 # of libraries' objects: versions, places, messages, threads
 _MACHINERY = re.compile(

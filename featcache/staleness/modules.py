@@ -172,7 +172,8 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         prefix = f"{path}." if path else ""
         for kind in ("_parameters", "_buffers"):
             for name, value in getattr(part, kind).items():
-                if value is not None and name not in _caches(part):
+                counts = name not in _caches(part) and not is_for_training(type(part), name)
+                if value is not None and counts:
                     yield prefix + name, value
 
 

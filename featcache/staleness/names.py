@@ -68,6 +68,7 @@ class Names:
     local: set[str] = field(default_factory=set)
     parameters: list[str] = field(default_factory=list)
     imported: list[tuple[str, str, str | None]] = field(default_factory=list)  # inside of it
+    operators: set[str] = field(default_factory=set)  # of Python's syntax tree: Add
 
 
 def names_of(tree: FunctionNode, training: frozenset[str] = frozenset()) -> Names:
@@ -92,6 +93,8 @@ class _Reader(ast.NodeVisitor):
         stores: Counter[str] = Counter()
         declared: set[str] = set()
         for node in ast.walk(tree):
+            if isinstance(node, ast.operator | ast.unaryop):
+                self.found.operators.add(type(node).__name__)
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 stores[node.id] += 1
             elif isinstance(node, ast.arg):
@@ -119,6 +122,8 @@ class _Reader(ast.NodeVisitor):
         if step is None or inner is None:
             return None
         chain = self._chain(inner) or Chain(None)
+        if step.name is None and isinstance(node, ast.Subscript):
+            step = step._replace(key=self._chain(node.slice))
         return Chain(chain.root, (*chain.steps, step))
 
     def visit(self, node: ast.AST, whole: bool = False) -> None:
@@ -134,16 +139,20 @@ class _Reader(ast.NodeVisitor):
     def _note(self, node: ast.AST, chain: Chain) -> None:
         stores = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
         (self.found.stored if stores else self.found.read).append(chain)
-        while True:  # what is beside the chain: arguments, indices, the expression it begins with
+        first = self._visit_beside(node)
+        if not isinstance(first, ast.Name):
+            self.visit(first)
+
+    def _visit_beside(self, node: ast.AST) -> ast.AST:
+        """Visit arguments and indices of a chain; returns the expression that it begins with."""
+        while True:
             step, inner = step_of(node)
             if step is None or inner is None:
-                break
-            beside = [each for each in parts_beside(node) if each is not inner]
-            for each in beside:
-                self.visit(each)
+                return node
+            for each in parts_beside(node):
+                if each is not inner:
+                    self.visit(each)
             node = inner
-        if not isinstance(node, ast.Name):
-            self.visit(node)
 
     def _constant(self, node: ast.Constant) -> bool:
         if isinstance(node.value, str) and len(node.value) <= _LONGEST_NAME:
@@ -199,8 +208,10 @@ class _Reader(ast.NodeVisitor):
 
     def _assign(self, node: ast.Assign) -> bool:
         target = node.targets[0]
-        named = isinstance(target, ast.Name) and target.id in self._aliases
-        return not named  # it is noted where it is used
+        if not isinstance(target, ast.Name) or target.id not in self._aliases:
+            return True
+        self._visit_beside(node.value)  # the chain is noted where it is used
+        return False
 
     def _arguments(self, node: ast.arguments) -> bool:
         for each in [*node.defaults, *filter(None, node.kw_defaults)]:  # no annotations

@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any
 
 from featcache.staleness.source import FunctionNode
+from featcache.staleness.versions import versions_of
 from featcache.store.format.files import digest
 
 _LEFT_OUT = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx", "simple"}
@@ -23,8 +24,24 @@ _DOES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
 def tree_digest(tree: FunctionNode, given_by_name: Collection[str]) -> str:
     """Return the xxh3-64 of a function; `given_by_name`: parameters whose names count."""
-    numbers = {name: number for number, name in enumerate(_variables(tree, given_by_name))}
-    return digest("".join(_form(tree, numbers, top=True)).encode("utf-8", "surrogatepass"))
+    names = _Names(tree, given_by_name)
+    return digest("".join(_form(tree, names, top=True)).encode("utf-8", "surrogatepass"))
+
+
+class _Names:
+    """Numbers of the local variables of a function, each time that it is assigned anew apart."""
+
+    def __init__(self, tree: FunctionNode, kept: Collection[str]) -> None:
+        self._versions = versions_of(tree)
+        self._local = _variables(tree, kept)
+        self._numbers: dict[tuple[str, int], int] = {}
+
+    def of(self, node: ast.AST, name: object) -> object:
+        """Return the number of a variable, or its name if it is not local."""
+        version = self._versions.get(id(node), 0)
+        if not isinstance(name, str) or (version == 0 and name not in self._local):
+            return name
+        return self._numbers.setdefault((name, version), len(self._numbers))
 
 
 def code_digest(code: CodeType) -> str:
@@ -71,7 +88,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
         yield from (each.id for each in targets if isinstance(each, ast.Name))
 
 
-def _form(node: Any, numbers: dict[str, int], *, top: bool = False) -> Iterator[str]:
+def _form(node: Any, names: _Names, *, top: bool = False) -> Iterator[str]:
     if isinstance(node, ast.Constant):
         yield f"{type(node.value).__name__}:{_constant(node.value)};"
         return
@@ -88,9 +105,9 @@ def _form(node: Any, numbers: dict[str, int], *, top: bool = False) -> Iterator[
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, ast.AST):
                 if not _says_nothing(each):
-                    yield from _form(each, numbers)
+                    yield from _form(each, names)
             else:
-                yield f"{numbers.get(each, each)!r}," if _is_name(node, name) else f"{each!r},"
+                yield f"{names.of(node, each)!r}," if _is_name(node, name) else f"{each!r},"
         yield ";"
     yield ")"
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Step(NamedTuple):
-    """One step of a chain: an attribute, or an item if `item`; None: of any name like `like`."""
+    """One step of a chain: an attribute, or an item if `item`; None: of any name like `like`.
+
+    `key` is the chain that an item's name is the value of.
+    """
 
     name: str | int | None
     item: bool = False
     like: str | None = None  # a pattern, where part of the name is known
+    key: Any = None
 
 
 class Chain(NamedTuple):
@@ -46,10 +50,13 @@ def step_of(node: ast.AST) -> tuple[Step | None, ast.expr | None]:
 
 def parts_beside(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the expressions that stand beside a chain's step."""
+    parts: list[ast.expr] = []
     if isinstance(node, ast.Call):
-        yield from node.args
+        parts = node.args
     elif isinstance(node, ast.Subscript):
-        yield from (node.value, node.slice)
+        parts = [node.value, node.slice]
+    # a name that stands there is in the chain
+    yield from (each for each in parts if not isinstance(each, ast.Constant))
 
 
 def _pattern(node: ast.AST) -> str | None:

@@ -6,6 +6,7 @@ out: paths, devices, locks, loggers, random generators, and what a library keeps
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import io
@@ -27,6 +28,7 @@ import torch
 
 from featcache.staleness.arrays import Array, is_array
 from featcache.staleness.left_out import is_left_out
+from featcache.staleness.source import is_users
 from featcache.store.format.files import digest
 
 MOST_ITEMS = 64  # of a container; beyond, their digest
@@ -79,6 +81,9 @@ class Code(Protocol):
     def function(self, function: types.FunctionType) -> str | None:
         """Return the label of a function of the user's; None for a library's."""
 
+    def wrapper(self, wrapper: object) -> None:
+        """Learn of what stands around a function: it may hold others."""
+
     def named(self, cls: type) -> None:
         """Learn of a class that the code, or a value, names."""
 
@@ -109,9 +114,9 @@ class Values:
 
     def describe(self, value: Any, name: str = "") -> object:
         """Return a tree of dicts, lists, plain values and `Array`; `NOTHING` if none counts."""
-        if value is None or isinstance(
-            value, bool | int | float | str | bytes | complex | enum.Enum
-        ):
+        if isinstance(value, enum.Enum):
+            return self._member(value, name)
+        if value is None or isinstance(value, bool | int | float | str | bytes | complex):
             return _plain(value, name)
         if isinstance(value, _IGNORED) or "device" in name.rpartition(".")[2]:
             return NOTHING
@@ -151,6 +156,14 @@ class Values:
             return self.items(value, name)
         return self._object(value, name)
 
+    def _member(self, value: enum.Enum, name: str) -> object:
+        """Describe a member of an enumeration: a library's by its name."""
+        shown = f"{type(value).__qualname__}.{value.name}"
+        self.code.named(type(value))
+        if not is_users(type(value)) or value.value == value.name:
+            return shown
+        return [shown, self.describe(value.value, name)]
+
     def items(self, values: Iterable[Any], name: str) -> list[object]:
         """Describe the items of a list, tuple or set."""
         found = [self.describe(each, name) for each in values]
@@ -189,6 +202,7 @@ class Values:
         while not isinstance(inner, types.FunctionType) and hasattr(inner, "__wrapped__"):
             inner = inner.__wrapped__  # functools.lru_cache and the like
         if isinstance(inner, types.FunctionType):
+            self.code.wrapper(value)
             label = self.code.function(inner)
             return f"function {inner.__qualname__ if label is None else label}"
         return None
@@ -215,7 +229,8 @@ class Values:
                 if k not in ("truncation", "padding")
             }
             return self.mapping(kept, name)
-        reduced = value.__reduce_ex__(4)
+        registered = copyreg.dispatch_table.get(type(value))  # of regular expressions, say
+        reduced = value.__reduce_ex__(4) if registered is None else registered(value)
         if isinstance(reduced, str):
             return {"name": reduced}
         make, args, state, listed, keyed = (*reduced, None, None, None)[:5]
@@ -265,8 +280,6 @@ def _leaves(tree: Any) -> int:
 
 
 def _plain(value: Any, name: str) -> object:
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, bytes):
         return f"{len(value)} bytes {digest(value)}"
     if isinstance(value, str):
