@@ -188,5 +188,7 @@ def _provenance(env: Environment) -> Provenance:
         named["collate_fn"] = collate
     dataset = env["dataset"]
     shown = (getattr(dataset, name, None) for name in ("ids", "data_ids", "lengths"))
-    data = [each for each in (dataset, env.get("ids"), env.get("lengths"), *shown) if each is not None]
+    data = [
+        each for each in (dataset, env.get("ids"), env.get("lengths"), *shown) if each is not None
+    ]
     return provenance(env["compute_features"], named=named, data=data)

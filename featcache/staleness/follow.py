@@ -223,7 +223,15 @@ class Follower:
     def size(self) -> tuple[int, ...]:
         """Numbers of all that was found, to see whether it grows."""
         own = sum(map(len, self.own.values()))
-        rest = (self.functions, self.classes, self._operators, self.free, self.like, self.text, self.of_extractor)
+        rest = (
+            self.functions,
+            self.classes,
+            self._operators,
+            self.free,
+            self.like,
+            self.text,
+            self.of_extractor,
+        )
         return own, *(len(each) for each in rest), sum(map(len, self.values.values()))
 
     def _take(self, base: type, name: str, value: object) -> None:
