@@ -92,9 +92,9 @@ class _Reader(ast.NodeVisitor):
         self.found.parameters = [each.arg for each in ordered]
         stores: Counter[str] = Counter()
         declared: set[str] = set()
+        operators = (n for n in ast.walk(tree) if isinstance(n, ast.operator | ast.unaryop))
+        self.found.operators.update(type(node).__name__ for node in operators)
         for node in ast.walk(tree):
-            if isinstance(node, ast.operator | ast.unaryop):
-                self.found.operators.add(type(node).__name__)
             if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
                 stores[node.id] += 1
             elif isinstance(node, ast.arg):
@@ -105,6 +105,10 @@ class _Reader(ast.NodeVisitor):
                 declared.update(node.names)
         self.found.local = {*stores} - declared
         self._aliases: dict[str, Chain] = {}
+        self._find_aliases(tree, stores)
+
+    def _find_aliases(self, tree: FunctionNode, stores: Mapping[str, int]) -> None:
+        """Note the names that stand for a chain from their one assignment on."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 target, chain = node.targets[0], self._chain(node.value)

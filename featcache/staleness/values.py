@@ -13,10 +13,8 @@ import io
 import itertools
 import json
 import logging
-import math
 import os
 import random
-import re
 import threading
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,18 +26,13 @@ import torch
 
 from featcache.staleness.arrays import Array, is_array
 from featcache.staleness.left_out import is_left_out
+from featcache.staleness.plain import NOTHING as NOTHING
+from featcache.staleness.plain import plain_of, unicode_of
 from featcache.staleness.source import is_users
 from featcache.store.format.files import digest
 
 MOST_ITEMS = 64  # of a container; beyond, their digest
 MOST_LEAVES = 256  # of a value
-NOTHING = object()  # a value that does not count
-_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?$")
-# absolute or beginning with a place, or with a file's suffix behind a slash
-_PATH = re.compile(
-    r"([/~]\w|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\\\\)|[^\s]*[/\\][^/\\]*\.[A-Za-z]\w{0,5}$"
-)
-_PLACE = re.compile(r"path|dir|folder|file|root|dest|source|save|output|location", re.IGNORECASE)
 _IGNORED: tuple[type, ...] = (
     torch.device,
     torch.Generator,
@@ -117,7 +110,7 @@ class Values:
         if isinstance(value, enum.Enum):
             return self._member(value, name)
         if value is None or isinstance(value, bool | int | float | str | bytes | complex):
-            return _plain(value, name)
+            return plain_of(value, name)
         if isinstance(value, _IGNORED) or "device" in name.rpartition(".")[2]:
             return NOTHING
         if any(value is each for each in self.data):
@@ -177,7 +170,7 @@ class Values:
         for key, value in values.items():
             text = key if isinstance(key, str) else _key(self.describe(key))
             if (inner := self.describe(value, f"{name}.{text}")) is not NOTHING:
-                found[_unicode(text)] = inner
+                found[unicode_of(text)] = inner
         return found
 
     def _callable(self, value: Any, name: str) -> object:
@@ -279,32 +272,5 @@ def _leaves(tree: Any) -> int:
     return 1 if inner is None else sum(map(_leaves, inner))
 
 
-def _plain(value: Any, name: str) -> object:
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes {digest(value)}"
-    if isinstance(value, str):
-        value = str(value)
-        return NOTHING if is_path(value, name) or _DEVICE.match(value) else _unicode(value)
-    if isinstance(value, complex):
-        return [value.real, value.imag]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >> 64:
-        return hex(value)
-    return value
-
-
-def is_path(text: str, name: str = "") -> bool:
-    """Tell whether text is a path: an absolute one, a file's, or one by the name that it has."""
-    if "://" in text:
-        return False
-    slashed = "/" in text or "\\" in text
-    return bool(_PATH.match(text)) or (slashed and bool(_PLACE.search(name.rpartition(".")[2])))
-
-
 def _key(tree: object) -> str:
     return "(left out)" if tree is NOTHING else json.dumps(settled(tree), sort_keys=True)
-
-
-def _unicode(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -188,7 +188,7 @@ def lengths_of(items: Any) -> list[dict[str, Any]]:
 
 def run(dataset: Any, folder: Path, **env: Any) -> Any:
     provider = ItemsProvider(dataset, **env)
-    settings = {"batch_size": 3, "check": None, "progressbar": False}
+    settings: Any = {"batch_size": 3, "check": None, "progressbar": False}
     return featcache.extract(provider, folder / "x", X, **settings)
 
 
