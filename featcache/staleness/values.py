@@ -26,8 +26,8 @@ import torch
 
 from featcache.staleness.arrays import Array, is_array
 from featcache.staleness.left_out import is_left_out
-from featcache.staleness.plain import NOTHING as NOTHING
-from featcache.staleness.plain import plain_of, unicode_of
+from featcache.staleness.plain_values import NOTHING as NOTHING
+from featcache.staleness.plain_values import plain_of, unicode_of
 from featcache.staleness.source import is_users
 from featcache.store.format.files import digest
 
