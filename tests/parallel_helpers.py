@@ -120,7 +120,8 @@ def extract(provider: Provider, **settings: Any) -> featcache.Cache:
     given = {
         "check": None,
         "parallel": LOCAL,
-        "fingerprint": {"model": "numbers"},
+        # how slow a provider is changes no feature
+        "fingerprint": {"model": "numbers", "attributes": None},
         "progressbar": False,
         **settings,
     }

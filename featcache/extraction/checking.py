@@ -242,7 +242,8 @@ class Checking:
 
     def _is_complete(self) -> bool:
         try:
-            return read_manifest(self.destination.path).complete
+            manifest = read_manifest(self.destination.path)
+            return manifest.complete and manifest.rows > 0  # or all has failed
         except CacheError:
             return False
 

@@ -19,6 +19,7 @@ from featcache.errors import (
     NotACacheError,
     StaleCacheError,
 )
+from featcache.extraction.admission import Admission
 from featcache.extraction.changed_inputs import (
     ChangedInputs,
     Found,
@@ -26,7 +27,6 @@ from featcache.extraction.changed_inputs import (
     remembered,
     stamps_in,
 )
-from featcache.extraction.checks import Checks
 from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
@@ -105,7 +105,7 @@ class Destination:
         return None if differences(cache.fingerprint, declared) else cache
 
     def open(
-        self, fingerprint: Mapping[str, object], checks: Checks, *, resume: bool, overwrite: bool
+        self, fingerprint: Mapping[str, object], checks: Admission, *, resume: bool, overwrite: bool
     ) -> CacheWriter | None:
         """Open the cache for writing, with what `checks` keep in it; None if nothing is missing.
 
@@ -141,7 +141,9 @@ class Destination:
         self._begin(writer, found, checks, overwrite=overwrite)
         return writer
 
-    def _begin(self, writer: CacheWriter, found: Found, checks: Checks, *, overwrite: bool) -> None:
+    def _begin(
+        self, writer: CacheWriter, found: Found, checks: Admission, *, overwrite: bool
+    ) -> None:
         """Check what a cache holds, and make way for what is computed again."""
         with contextlib.ExitStack() as stack:
             stack.push(writer)

@@ -192,8 +192,7 @@ def _provenance(env: Environment) -> Provenance:
     if callable(collate := env.get("collate_fn")):
         named["collate_fn"] = collate
     dataset = env["dataset"]
-    shown = (getattr(dataset, name, None) for name in ("ids", "data_ids", "lengths"))
-    data = [
-        each for each in (dataset, env.get("ids"), env.get("lengths"), *shown) if each is not None
-    ]
+    shown = [getattr(dataset, name, None) for name in ("ids", "data_ids", "lengths")]
+    found = (dataset, env.get("ids"), env.get("lengths"), *shown)
+    data = [each for each in found if each is not None]
     return provenance(env["compute_features"], named=named, data=data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from featcache.staleness.normal_form import is_message
@@ -92,6 +93,10 @@ class _Reader(ast.NodeVisitor):
         self.found.parameters = [each.arg for each in ordered]
         stores = self._read_scope(tree)
         self._aliases: dict[str, Chain] = {}
+        self._find_aliases(tree, stores)
+
+    def _find_aliases(self, tree: FunctionNode, stores: Mapping[str, int]) -> None:
+        """Note the names that stand for a chain from their one assignment on."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1:
                 target, chain = node.targets[0], self._chain(node.value)

@@ -13,10 +13,8 @@ import io
 import itertools
 import json
 import logging
-import math
 import os
 import random
-import re
 import threading
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,20 +26,14 @@ import torch
 
 from featcache.staleness.arrays import Array, is_array
 from featcache.staleness.left_out import is_left_out
+from featcache.staleness.plain_values import NOTHING as NOTHING
+from featcache.staleness.plain_values import plain_of, seed_of, unicode_of
 from featcache.staleness.source import is_users
 from featcache.store.format.files import digest
 
 MOST_ITEMS = 64  # of a container; beyond, their digest
 MOST_LEAVES = 256  # of a value
-NOTHING = object()  # a value that does not count
-_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?$")
-# absolute or beginning with a place, or with a file's suffix behind a slash
-_PATH = re.compile(
-    r"([/~]\w|\.{1,2}[/\\]|[A-Za-z]:[/\\]|\\\\)|[^\s]*[/\\][^/\\]*\.[A-Za-z]\w{0,5}$"
-)
-_PLACE = re.compile(r"path|dir|folder|file|root|dest|source|save|output|location", re.IGNORECASE)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator)
-_MOST_SEED = 1 << 48  # larger ones were drawn by the system
 _IGNORED: tuple[type, ...] = (
     torch.device,
     random.Random,
@@ -116,9 +108,9 @@ class Values:
         if isinstance(value, enum.Enum):
             return self._member(value, name)
         if value is None or isinstance(value, bool | int | float | str | bytes | complex):
-            return _plain(value, name)
+            return plain_of(value, name)
         if isinstance(value, _GENERATORS):
-            return _seed_of(value)
+            return seed_of(value)
         if isinstance(value, _IGNORED) or "device" in name.rpartition(".")[2]:
             return NOTHING
         if any(value is each for each in self.data):
@@ -178,7 +170,7 @@ class Values:
         for key, value in values.items():
             text = key if isinstance(key, str) else _key(self.describe(key))
             if (inner := self.describe(value, f"{name}.{text}")) is not NOTHING:
-                found[_unicode(text)] = inner
+                found[unicode_of(text)] = inner
         return found
 
     def _callable(self, value: Any, name: str) -> object:
@@ -280,43 +272,5 @@ def _leaves(tree: Any) -> int:
     return 1 if inner is None else sum(map(_leaves, inner))
 
 
-def _plain(value: Any, name: str) -> object:
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes {digest(value)}"
-    if isinstance(value, str):
-        value = str(value)
-        return NOTHING if is_path(value, name) or _DEVICE.match(value) else _unicode(value)
-    if isinstance(value, complex):
-        return [value.real, value.imag]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >> 64:
-        return hex(value)
-    return value
-
-
-def is_path(text: str, name: str = "") -> bool:
-    """Tell whether text is a path: an absolute one, a file's, or one by the name that it has."""
-    if "://" in text:
-        return False
-    slashed = "/" in text or "\\" in text
-    return bool(_PATH.match(text)) or (slashed and bool(_PLACE.search(name.rpartition(".")[2])))
-
-
-def _seed_of(generator: Any) -> object:
-    """Return the seed that the user gave a generator; its state changes as it is drawn from."""
-    if isinstance(generator, torch.Generator):
-        seed: object = generator.initial_seed()
-    else:
-        sequence = getattr(generator, "bit_generator", generator).seed_seq
-        seed = getattr(sequence, "entropy", None)
-    given = isinstance(seed, int) and seed < _MOST_SEED
-    return {"class": type(generator).__qualname__, "seed": seed} if given else NOTHING
-
-
 def _key(tree: object) -> str:
     return "(left out)" if tree is NOTHING else json.dumps(settled(tree), sort_keys=True)
-
-
-def _unicode(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -79,7 +79,8 @@ def _functions(values: Iterable[Any]) -> Iterator[FunctionType]:
         for part in parts:
             for attribute in ("func", "__func__"):  # cached_property; staticmethod
                 part = getattr(part, attribute, part)
-            if isinstance(inner := inspect.unwrap(part), FunctionType):
+            whole: Any = part
+            if isinstance(inner := inspect.unwrap(whole), FunctionType):
                 yield inner  # not what wraps it: `torch.amp.custom_fwd` takes notes on the object
 
 

@@ -203,6 +203,20 @@ def test_an_utterance_that_fails_is_no_probe(storage: FeatureStorage) -> None:
         brain.check_features(make_dataset(20))
 
 
+def test_a_cache_of_which_all_has_failed_gets_a_probe_when_it_is_tried_again(
+    storage: FeatureStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    brain = make_brain(storage)
+    brain.bad = frozenset(make_dataset(5).data_ids)
+    with pytest.raises(ComputeError, match="all 5 utterances failed"):
+        brain.cache_features(make_dataset(5), on_error="skip")
+    brain.bad = frozenset()
+    caplog.clear()
+    brain.cache_features(make_dataset(5))
+    assert "without a probe" not in caplog.text
+    assert read_probe(storage.path("train"), building=False) is not None
+
+
 def test_audio_that_is_gone_is_logged_and_code_that_fails_is_an_error(
     storage: FeatureStorage, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -134,7 +134,7 @@ def test_no_more_workers_are_started_than_there_is_work_for(
 def test_a_cache_that_lost_a_part_meanwhile_is_not_taken_for_complete(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "parallel": None,
-        "fingerprint": {"source": None, "constants": None},
+        "fingerprint": {"source": None, "constants": None, "attributes": None},
     }
     extract(Provider(tmp_path, 10), **settings)
     provider = Provider(tmp_path, 20)

@@ -122,7 +122,7 @@ recordings.folder, recordings.loads = folder / "recordings", folder / f"loads-{r
 recordings.listed = {f"utt-{n}": {"wav": str(folder / f"recordings/utt-{n}.wav")} for n in range(6)}
 brain = recorder(folder / "features")
 try:
-    brain.cache_features(recordings.dataset(), on_changed=sys.argv[2])
+    brain.cache_features(recordings.dataset(), on_changed=sys.argv[2], check=None)
 except FeatcacheError as error:
     (folder / f"error-{rank}").write_text(f"{type(error).__name__}: {error}")
 (folder / f"computed-{rank}").write_text(" ".join(brain.computed_now()))
@@ -188,7 +188,8 @@ def lengths_of(items: Any) -> list[dict[str, Any]]:
 
 def run(dataset: Any, folder: Path, **env: Any) -> Any:
     provider = ItemsProvider(dataset, **env)
-    return featcache.extract(provider, folder / "x", X, batch_size=3, progressbar=False)
+    settings: Any = {"batch_size": 3, "check": None, "progressbar": False}
+    return featcache.extract(provider, folder / "x", X, **settings)
 
 
 def test_a_data_set_may_tell_its_entries(tmp_path: Path) -> None:

@@ -136,18 +136,21 @@ class Scaled(torch.nn.Module):
         self.linear = torch.nn.Linear(2, 2)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return self.gain * self.linear(values)
+        scaled: torch.Tensor = self.gain * self.linear(values)
+        return scaled
 
 
 def scripted(folder: Path) -> Any:
     torch.manual_seed(0)
-    torch.jit.script(Scaled()).save(str(folder / "scripted.pt"))
-    return torch.jit.load(str(folder / "scripted.pt"))
+    jit: Any = torch.jit
+    jit.script(Scaled()).save(str(folder / "scripted.pt"))
+    return jit.load(str(folder / "scripted.pt"))
 
 
 def packed(_: Path) -> Any:
     torch.manual_seed(0)
-    return torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    quantization: Any = torch.ao.quantization
+    return quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(2, 2)))
 
 
 def add_one(array: Any) -> None:

@@ -1,4 +1,4 @@
-"""`Checks`: what a destination asks whoever compares its cache with what is computed now."""
+"""`Admission`: what a destination asks whoever compares its cache with what is computed now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 
 
-class Checks(Protocol):
+class Admission(Protocol):
     """Whatever looks at a cache before it is filled."""
 
     def admit(
