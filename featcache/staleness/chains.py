@@ -36,7 +36,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
             part = getattr(part, attribute, part)
         if isinstance(part, FunctionType) and part.__code__.co_filename == "<string>":
             file = getattr(sys.modules.get(part.__module__), "__file__", None)
-            if file is not None:
+            if file is not None or part.__module__.startswith("namedtuple_"):
                 continue  # made by `dataclass` or the like
         if isinstance(part, FunctionType) and is_users(part):
             yield part
@@ -266,7 +266,7 @@ def is_method(value: object, name: object, found: object) -> bool:
 
 def is_descriptor(value: object) -> bool:
     """Tell whether a value of a class's body is an object of the user's that stands for others."""
-    return hasattr(type(value), "__get__") and is_users(type(value))
+    return hasattr(type(value), "__get__") and not callable(value) and is_users(type(value))
 
 
 def step_into(value: Any, step: Step) -> Any:
