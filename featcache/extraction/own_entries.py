@@ -70,9 +70,9 @@ def _is_value(value: object) -> bool:
     return value is None or isinstance(value, _PLAIN)
 
 
-def _texts(value: object) -> Iterator[str]:
-    inner = value.values() if isinstance(value, Mapping) else value
-    for each in inner if isinstance(inner, list | tuple) or inner is not value else (value,):
+def _texts(value: Any) -> Iterator[str]:
+    values = value.values() if isinstance(value, Mapping) else value
+    for each in (values,) if isinstance(values, _PLAIN) else values:
         if isinstance(each, str | os.PathLike):
             yield os.fsdecode(each)
 

@@ -63,7 +63,7 @@ def _add(state: Any, value: Any) -> tuple[str, list[int]]:
             _add(state, part)
         return dtype, shape
     value = value.detach().resolve_conj().resolve_neg().cpu()
-    state.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    state.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return dtype, shape
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
-import inspect
 import sys
-from collections.abc import Iterator
-from types import FunctionType, MappingProxyType, ModuleType
+from collections.abc import Iterable, Iterator, Sequence
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from featcache.staleness.members import MISSING, functions_in, is_method, step_into
 from featcache.staleness.names import Names
 from featcache.staleness.source import is_users, is_users_module
 from featcache.staleness.steps import Chain, Step
@@ -21,54 +18,17 @@ from featcache.staleness.written import written_attributes
 if TYPE_CHECKING:
     from featcache.staleness.follow import Follower, Function
 
-MISSING = object()
+Place = tuple[int | str, ...]  # a namespace or a cell, a name in it, and names on from there
+_OF_CLASSES = (classmethod, staticmethod, property)  # the last of a metaclass
 # methods that make an object
 MAKING = ("__init__", "__new__", "__post_init__")
 
 
-def functions_in(value: Any) -> Iterator[FunctionType]:
-    """Yield the functions that an attribute of a class is made of: methods, properties."""
-    parts = [value]
-    if isinstance(value, property):
-        parts = [value.fget, value.fset]
-    for part in parts:
-        for attribute in ("func", "__func__"):  # cached_property, partialmethod; staticmethod
-            part = getattr(part, attribute, part)
-        if isinstance(part, FunctionType) and part.__code__.co_filename == "<string>":
-            file = getattr(sys.modules.get(part.__module__), "__file__", None)
-            if file is not None or part.__module__.startswith("namedtuple_"):
-                continue  # made by `dataclass` or the like
-        if isinstance(part, FunctionType) and is_users(part):
-            yield part
-        elif isinstance(inner := _unwrapped(part), FunctionType) and is_users(inner):
-            yield inner
-            yield from within(part)
-
-
-def within(value: object) -> Iterator[FunctionType]:
-    """Yield functions of the user's that a library's function holds: `functools.singledispatch`."""
-    pending, seen = [value], set[int]()
-    while pending:
-        part = pending.pop()
-        if id(part) in seen or not isinstance(part, FunctionType):
-            continue
-        seen.add(id(part))
-        if is_users(part):
-            yield part
-            continue
-        held = [*vars(part).values()]
-        for cell in part.__closure__ or ():
-            with contextlib.suppress(ValueError):  # not bound yet
-                held.append(cell.cell_contents)
-        for each in held:
-            pending += each.values() if isinstance(each, dict | MappingProxyType) else (each,)
-
-
-def _unwrapped(value: Any) -> Any:
-    try:
-        return inspect.unwrap(value)
-    except ValueError:  # wraps itself
-        return value
+def _names_of(steps: Iterable[Step]) -> Iterator[str | int]:
+    for step in steps:
+        if step.name is None:
+            return
+        yield step.name
 
 
 class FunctionReading:
@@ -101,7 +61,7 @@ class FunctionReading:
         for chain in names.read:
             self._resolve(chain)
         for name, default in self._defaults():
-            self._value(name, default, (0, ""))
+            self._value(name, default, ())
         wrapped = vars(function).get("__wrapped__")
         if isinstance(wrapped, FunctionType):
             to.function(wrapped, self._owner)
@@ -161,7 +121,7 @@ class FunctionReading:
         if self._is_extractor(root):
             names = self._to.written_of(type(self._to.extractor))
             return any(step.name in names for step in chain.steps)
-        return self._holder(root) in self._to.written_globals
+        return self._to.is_written((*self._holder(root), *_names_of(chain.steps)))
 
     def without_keys(self, chain: Chain) -> None:
         """Note what a chain leads to, whatever the keys are."""
@@ -196,7 +156,7 @@ class FunctionReading:
             inner = step_into(value, steps[0])
             if inner is MISSING:
                 break
-            if isinstance(value, type) and isinstance(inner, classmethod | staticmethod):
+            if isinstance(value, type) and isinstance(inner, _OF_CLASSES):
                 for function in functions_in(inner):
                     self._to.function(function, value)
                 self._mention(steps)
@@ -207,7 +167,8 @@ class FunctionReading:
                 self._mention(steps[:1])
                 break
             step = steps.pop(0)
-            holder = (id(vars(value)) if isinstance(value, ModuleType) else 0, str(step.name))
+            name = str(step.name) if step.name is None else step.name
+            holder = (id(vars(value)), name) if isinstance(value, ModuleType) else (*holder, name)
             text += str(Chain("", (step,)))
             library = isinstance(value, ModuleType) and not is_users_module(value)
             if library and not isinstance(inner, ModuleType | FunctionType | type):
@@ -216,11 +177,11 @@ class FunctionReading:
         self._mention(steps)
         self._value(text, value, holder)
 
-    def _value(self, text: str, value: object, holder: tuple[int, str]) -> None:
+    def _value(self, text: str, value: object, holder: Place) -> None:
         if not isinstance(value, ModuleType) and getattr(builtins, text, MISSING) is not value:
             self._to.note(self._found.label, text, value, holder)
 
-    def _holder(self, name: str) -> tuple[int, str]:
+    def _holder(self, name: str) -> Place:
         return self._cells.get(name, id(self._found.function.__globals__)), name
 
     def _mention(self, steps: Any) -> None:
@@ -245,54 +206,22 @@ class FunctionReading:
             if chain.root in self._found.names.parameters and isinstance(first, str):
                 to.written.setdefault(None, set()).add(first)
             return
-        holder, value = self._holder(chain.root), self._root(chain.root)
-        for step in chain.steps:
-            if not isinstance(value, ModuleType):
+        self._note_stored_place(str(chain.root), chain.steps)
+
+    def _note_stored_place(self, root: str, steps: Sequence[Step]) -> None:
+        """Note a place that code writes, from a global variable or one of a closure on."""
+        to = self._to
+        place, value, by_class = self._holder(root), self._root(root), False
+        for number, step in enumerate(steps):
+            if step.name is None:
                 break
-            holder, value = (id(vars(value)), str(step.name)), step_into(value, step)
-        to.written_globals.add(holder)
-
-
-def is_method(value: object, name: object, found: object) -> bool:
-    """Tell whether an attribute of an object is code of its class."""
-    if isinstance(value, ModuleType | type) or name in getattr(value, "__dict__", {}):
-        return False
-    if inspect.getattr_static(type(value), str(name), MISSING) is not found:
-        return False  # a module of a module
-    if is_descriptor(found):
-        return False
-    return any(True for _ in functions_in(found)) or callable(found) or hasattr(found, "__get__")
-
-
-def is_descriptor(value: object) -> bool:
-    """Tell whether a value of a class's body is an object of the user's that stands for others."""
-    return hasattr(type(value), "__get__") and not callable(value) and is_users(type(value))
-
-
-def step_into(value: Any, step: Step) -> Any:
-    """Return what a step of a chain leads to, or `MISSING`; runs no code of properties."""
-    if step.name is None or value is MISSING:
-        return MISSING
-    if step.item:
-        return _item(value, step.name)
-    if isinstance(value, ModuleType):
-        return getattr(value, str(step.name), MISSING)
-    held = getattr(value, "__dict__", {})
-    if step.name in held:
-        return held[step.name]
-    for part in ("_modules", "_parameters", "_buffers"):
-        if isinstance(value, torch.nn.Module) and step.name in held.get(part, {}):
-            return held[part][step.name]
-    return inspect.getattr_static(value, str(step.name), MISSING)
-
-
-def _item(value: Any, key: str | int) -> Any:
-    if isinstance(value, torch.nn.ModuleDict):
-        value = value._modules  # noqa: SLF001
-    if isinstance(value, torch.nn.Sequential | torch.nn.ModuleList):
-        value = [*value]
-    if type(value) is dict:
-        return value.get(key, MISSING)
-    if type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value):
-        return value[key]
-    return MISSING
+            if isinstance(value, ModuleType):
+                place = (id(vars(value)), step.name)
+            else:
+                place = (*place, step.name)
+                last = number == len(steps) - 1
+                if last and not step.item and is_users(type(value)):
+                    to.written.setdefault(type(value), set()).add(str(step.name))
+                    by_class = True
+            value = step_into(value, step)
+        to.written_places[place] = by_class

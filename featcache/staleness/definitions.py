@@ -1,5 +1,7 @@
-"""Definitions in the user's files: digests of functions and constants, whether features need them
-or not. Recorded to explain a change that came about while objects were made."""
+"""Definitions in the user's files: digests of functions and constants, needed or not.
+
+Recorded to explain what changed while objects were made.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,15 @@ import ast
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from featcache.staleness.normal_form import tree_digest
-from featcache.staleness.source import is_users_module, tree_of_file
+from featcache.staleness.source import is_users_module, parsed
 from featcache.store.format.files import digest
 
-MOST_S = 0.05  # a tree of hundreds of files is not waited for
+MOST_S = 0.08  # a tree of hundreds of files is not waited for
 
 
 class Definitions(NamedTuple):
@@ -27,20 +29,21 @@ class Definitions(NamedTuple):
 
 def definitions() -> Definitions:
     """Return those of the user's files that are loaded, the smallest first while time lasts."""
-    begun = time.perf_counter()
-    found = Definitions({}, "")
-    texts = []
+    begun = time.thread_time()
+    found: dict[str, dict[str, str]] = {}
+    texts: list[str] = []
     for path in sorted(_files(), key=_size):
-        if time.perf_counter() - begun > MOST_S:
+        if time.thread_time() - begun > MOST_S:
             break
-        tree, text = tree_of_file(str(path))
-        if tree is not None:
-            name = (
-                path.name if path.name not in found.digests else f"{path.parent.name}/{path.name}"
-            )
-            found.digests[name] = dict(_defined(tree.body))
-            texts.append(text)
-    return found._replace(text="\n".join(texts))
+        try:
+            text = decode_source(path.read_bytes())
+            tree = parsed(text)
+        except (OSError, SyntaxError, ValueError):
+            continue
+        name = path.name if path.name not in found else f"{path.parent.name}/{path.name}"
+        found[name] = dict(_defined(tree.body, text.splitlines()))
+        texts.append(text)
+    return Definitions(found, "\n".join(texts))
 
 
 def _files() -> set[Path]:
@@ -56,13 +59,24 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _defined(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _defined(body: list[ast.stmt], lines: list[str], prefix: str = "") -> Iterator[tuple[str, str]]:
     for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from _defined(node.body, lines, f"{prefix}{node.name}.")
+            continue
+        names: list[str] = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield prefix + node.name, tree_digest(node, ())
-        elif isinstance(node, ast.ClassDef):
-            yield from _defined(node.body, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            names = [node.name]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            value = digest(ast.dump(node.value).encode("utf-8", "surrogatepass"))
-            yield from ((prefix + each.id, value) for each in targets if isinstance(each, ast.Name))
+            names = [each.id for each in targets if isinstance(each, ast.Name)]
+        if names:
+            text = digest(_code(lines[node.lineno - 1 : node.end_lineno]))
+            yield from ((prefix + name, text) for name in names)
+
+
+def _code(lines: list[str]) -> bytes:
+    """Return lines without layout and comments of their own."""
+    stripped = (line.strip() for line in lines)
+    kept = (line for line in stripped if line and not line.startswith("#"))
+    return "\n".join(kept).encode("utf-8", "surrogatepass")

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from featcache.staleness.chains import MISSING, functions_in, is_method, step_into
 from featcache.staleness.follow import Follower
+from featcache.staleness.members import MISSING, functions_in, is_method, step_into
 from featcache.staleness.modules import unwrapped
 from featcache.staleness.source import is_users
 from featcache.staleness.steps import Chain, Step
@@ -75,6 +75,8 @@ def reached(follower: Follower) -> Reached:
         return found
     for chain in list(follower.of_extractor):
         _resolve(follower, chain.steps, found, whole=chain.whole)
+    for name in ("__getattr__", "__getattribute__"):  # called without being named
+        _take_methods(follower, follower.extractor, name)
     cls, held = type(follower.extractor), getattr(follower.extractor, "__dict__", {})
     there = {*held, *held.get("_modules", {})}
     there.update(name for base in cls.__mro__ if is_users(base) for name in vars(base))

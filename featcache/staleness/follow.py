@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from featcache.staleness.chains import MAKING, FunctionReading, functions_in, is_descriptor, within
+from featcache.staleness.chains import MAKING, FunctionReading, Place
+from featcache.staleness.members import functions_in, is_descriptor, within
 from featcache.staleness.modules import Described, describe_module
 from featcache.staleness.names import Names, names_of
 from featcache.staleness.source import Code, code_of, is_users
@@ -49,6 +50,7 @@ _IMPLICIT = frozenset(
         "__torch_function__",
     ]
 )
+_NAMELESS = ("<lambda>", "_")
 # parts of the names of methods, by operators of Python's syntax tree
 _OPERATORS = {
     "Add": "add",
@@ -97,7 +99,7 @@ class Named(NamedTuple):
     """A value that code names, and what holds it by which name: a namespace, a closure's cell."""
 
     value: object
-    holder: tuple[int, str]
+    holder: Place
 
 
 @dataclass
@@ -120,7 +122,8 @@ class Follower:
     def __post_init__(self) -> None:
         self.classes: dict[type, bool] = {}  # those reached; True: named, and so perhaps made
         self.written: dict[type | None, set[str]] = {}
-        self.written_globals: set[tuple[int, str]] = set()
+        # where code writes; True: an attribute, which `written` names
+        self.written_places: dict[Place, bool] = {}
         # chains with keys that are taken as they are now, by where they stand
         self.keyed: list[tuple[FunctionReading, Chain, Chain]] = []
         self._operators: set[str] = set()  # methods that operators call
@@ -130,18 +133,23 @@ class Follower:
 
     # what `Values` asks
 
-    def function(self, function: FunctionType, owner: type | None = None) -> str | None:
-        """Take a function to be followed; returns its label, None if it is a library's."""
+    def function(
+        self, function: FunctionType, owner: type | None = None, held: str = ""
+    ) -> str | None:
+        """Take a function to be followed; returns its label, None if it is a library's.
+
+        `held` says what holds it, which is how one without a name of its own is shown.
+        """
         if not is_users(function):
             return None
         if function not in self.functions:
-            self._add(function, owner)
+            self._add(function, owner, held if function.__name__ in _NAMELESS else "")
         return self.functions[function].label
 
     def wrapper(self, wrapper: object) -> None:
         """Take the functions of the user's that a library's function wraps."""
         for function in within(wrapper):
-            self.function(function)
+            self.function(function, held=getattr(wrapper, "__name__", ""))
 
     def named(self, cls: type) -> None:
         """Take a class that code names."""
@@ -194,6 +202,15 @@ class Follower:
         found: set[str] = set(self.written.get(None, ()))
         return found.union(*(self.written.get(base, ()) for base in cls.__mro__))
 
+    def is_written(self, place: Place) -> bool:
+        """Tell whether followed code writes what lies at a place, around it or in it."""
+        for written, by_class in self.written_places.items():
+            around = place[: len(written)] == written
+            within = written[: len(place)] == place and not by_class
+            if place and (around or within):
+                return True
+        return False
+
     def mentions(self, name: str, names: set[str]) -> bool:
         """Tell whether code mentions a name, as it is or by a pattern."""
         if name in names:
@@ -239,16 +256,16 @@ class Follower:
         """Take a method or a value of a class's body."""
         methods = list(functions_in(value))
         for function in methods:
-            self.function(function, base)
+            self.function(function, base, f"{base.__qualname__}.{name}")
         is_value = is_descriptor(value) or not hasattr(value, "__get__")
         if not methods and is_value and name[:2] != "__":
             self.note(base.__qualname__, name, value, (id(base), name))
 
-    def note(self, label: str, name: str, value: object, holder: tuple[int, str]) -> None:
+    def note(self, label: str, name: str, value: object, holder: Place) -> None:
         """Note a value that code names."""
         self.values.setdefault(label, {})[name] = Named(value, holder)
 
-    def _add(self, function: FunctionType, owner: type | None) -> None:
+    def _add(self, function: FunctionType, owner: type | None, held: str) -> None:
         name = function.__qualname__.replace(".<locals>", "")
         inside = function.__qualname__.rpartition(".")[0].endswith("<locals>")
         inside = inside and function.__name__.isidentifier()  # no lambda
@@ -256,6 +273,7 @@ class Follower:
         number = self._labels[label] = self._labels.get(label, 0) + 1
         if number > 1:
             label, name = f"{label} ({number})", f"{name} ({number})"
+        name += f" ({held})" if held else ""
         code = code_of(function)
         if code.tree is None:
             names = Names(parameters=[*function.__code__.co_varnames])

@@ -128,6 +128,8 @@ class _Reader(ast.NodeVisitor):
         if isinstance(node, ast.Name):
             alias = self._aliases.get(node.id)
             return alias if alias is not None else Chain(node.id)
+        if (by_name := self._named_by_text(node)) is not None:
+            return by_name
         step, inner = step_of(node)
         if step is None or inner is None:
             return None
@@ -135,6 +137,22 @@ class _Reader(ast.NodeVisitor):
         if step.name is None and isinstance(node, ast.Subscript):
             step = step._replace(key=self._chain(node.slice))
         return Chain(chain.root, (*chain.steps, step))
+
+    def _named_by_text(self, node: ast.AST) -> Chain | None:
+        """Return the chain of `globals()["name"]` and `import_module("name")`."""
+        match node:
+            case ast.Subscript(
+                value=ast.Call(func=ast.Name(id="globals"), args=[]),
+                slice=ast.Constant(value=str(name)),
+            ):
+                return Chain(name)
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"),
+                args=[ast.Constant(value=str(name))],
+            ):
+                self.found.imported.append((f"<{name}>", name, None))
+                return Chain(f"<{name}>")
+        return None
 
     def visit(self, node: ast.AST, whole: bool = False) -> None:
         chain = self._chain(node)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from typing import Any
 
 from featcache.store.format.files import digest
 
+_DAY_S = 86400.0
+_NOW = time.time()
 _MOST_SEED = 1 << 48  # larger ones were drawn by the system
 NOTHING = object()  # a value that does not count
 _DEVICE = re.compile(r"(cpu|cuda|mps|xpu|hpu|meta)(:\d+)?$")
@@ -28,6 +31,8 @@ def plain_of(value: Any, name: str) -> object:
     if isinstance(value, complex):
         return [value.real, value.imag]
     if isinstance(value, float):
+        if _NOW - _DAY_S < value < time.time():
+            return NOTHING  # a moment of this process
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >> 64:
         return hex(value)

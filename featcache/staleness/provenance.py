@@ -187,7 +187,7 @@ def _constants(
     modules: dict[str, torch.nn.Module],
 ) -> Iterator[tuple[str, object]]:
     for name, (value, holder) in list(held.items()):
-        if holder in follower.written_globals or name.rpartition(".")[2][:2] == "__":
+        if follower.is_written(holder) or name.rpartition(".")[2][:2] == "__":
             continue
         if isinstance(value, torch.nn.Module):
             modules.setdefault(name, value)

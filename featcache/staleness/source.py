@@ -53,7 +53,6 @@ class _File:
     """A file of source, parsed and compiled."""
 
     text: str
-    tree: ast.Module | None = None
     compiled: dict[str, list[CodeType]] = field(default_factory=dict)  # by qualified name
     nodes: dict[int, list[FunctionNode]] = field(default_factory=dict)  # by first line
 
@@ -62,11 +61,11 @@ class _File:
         try:
             with warnings.catch_warnings():  # of source, told when it was imported
                 warnings.simplefilter("ignore")
-                tree = _parsed(text)
+                tree = parsed(text)
                 code = compile(text, name, "exec", dont_inherit=True)
         except (SyntaxError, ValueError):
             return cls(text)
-        found = cls(text, tree)
+        found = cls(text)
         for each in nested(code):
             found.compiled.setdefault(each.co_qualname, []).append(each)
         for node in ast.walk(tree):
@@ -110,16 +109,6 @@ def code_of(function: FunctionType) -> Code:
     if node is None:
         return Code(None, "", code.co_filename)
     return Code(node, ast.get_source_segment(file.text, node) or "", code.co_filename)
-
-
-def tree_of_file(name: str) -> tuple[ast.Module | None, str]:
-    """Return the tree and the text of a file as it is now; no tree if it cannot be read."""
-    try:
-        stat = Path(name).stat()
-    except OSError:
-        return None, ""
-    file = _on_disk(name, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return (None, "") if file is None else (file.tree, file.text)
 
 
 def is_users(item: FunctionType | type) -> bool:
@@ -183,7 +172,7 @@ def _typed_in(text: str, name: str) -> _File:
     return _File.of(text, name)
 
 
-def _parsed(text: str) -> ast.Module:
+def parsed(text: str) -> ast.Module:
     """Parse source; again if another thread was parsing meanwhile."""
     tries = 0
     while True:

@@ -35,6 +35,12 @@ class Chain(NamedTuple):
 def step_of(node: ast.AST) -> tuple[Step | None, ast.expr | None]:
     """Return the last step of a chain, and the expression before it."""
     match node:
+        case ast.Subscript(
+            slice=ast.Constant(value=str(name)),
+            value=ast.Call(func=ast.Name(id="vars"), args=[inner])
+            | ast.Attribute(attr="__dict__", value=inner),
+        ):
+            return Step(name), inner
         case ast.Attribute(attr=name, value=inner):
             return Step(name), inner
         case ast.Subscript(slice=ast.Constant(value=str() | int() as name), value=inner):

@@ -6,6 +6,7 @@ out: paths, devices, locks, loggers, random generators, and what a library keeps
 
 from __future__ import annotations
 
+import contextvars
 import copyreg
 import enum
 import functools
@@ -17,6 +18,7 @@ import os
 import random
 import threading
 import types
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -69,7 +71,7 @@ class Code(Protocol):
 
     extractor: object
 
-    def function(self, function: types.FunctionType) -> str | None:
+    def function(self, function: types.FunctionType, *, held: str) -> str | None:
         """Return the label of a function of the user's; None for a library's."""
 
     def wrapper(self, wrapper: object) -> None:
@@ -131,10 +133,11 @@ class Values:
         return found
 
     def _describe(self, value: Any, name: str) -> object:
-        if is_array(value):
-            return Array(value)
-        if isinstance(value, np.ndarray):  # of objects
-            return {"shape": list(value.shape), "items": self.items(value.ravel().tolist(), name)}
+        if isinstance(value, np.ndarray) or is_array(value):
+            return self._array(value, name)
+        if isinstance(value, contextvars.ContextVar | weakref.ref):
+            held = value.get(None) if isinstance(value, contextvars.ContextVar) else value()
+            return self.describe(held, name)
         if isinstance(value, np.generic):
             return self.describe(value.item(), name)
         if isinstance(value, torch.dtype | np.dtype | range | slice | torch.Size):
@@ -148,6 +151,14 @@ class Values:
         if type(value) in (list, tuple, set, frozenset):
             return self.items(value, name)
         return self._object(value, name)
+
+    def _array(self, value: Any, name: str) -> object:
+        if not is_array(value):  # of objects
+            return {"shape": list(value.shape), "items": self.items(value.ravel().tolist(), name)}
+        if isinstance(value, np.ma.MaskedArray):
+            mask = np.ma.getmaskarray(value)
+            return {"class": "MaskedArray", "values": Array(value.filled(0)), "mask": Array(mask)}
+        return Array(value)
 
     def _member(self, value: enum.Enum, name: str) -> object:
         """Describe a member of an enumeration: a library's by its name."""
@@ -196,7 +207,7 @@ class Values:
             inner = inner.__wrapped__  # functools.lru_cache and the like
         if isinstance(inner, types.FunctionType):
             self.code.wrapper(value)
-            label = self.code.function(inner)
+            label = self.code.function(inner, held=name)
             return f"function {inner.__qualname__ if label is None else label}"
         return None
 

@@ -1,0 +1,107 @@
+"""Members of objects: what an attribute or an item is, without running code of properties."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Iterator
+from types import FunctionType, MappingProxyType, ModuleType
+from typing import Any
+
+import torch
+
+from featcache.staleness.source import is_users
+from featcache.staleness.steps import Step
+
+MISSING = object()
+
+
+def is_method(value: object, name: object, found: object) -> bool:
+    """Tell whether an attribute of an object is code of its class."""
+    if isinstance(value, ModuleType | type) or name in getattr(value, "__dict__", {}):
+        return False
+    if inspect.getattr_static(type(value), str(name), MISSING) is not found:
+        return False  # a module of a module
+    if is_descriptor(found):
+        return False
+    return any(True for _ in functions_in(found)) or callable(found) or hasattr(found, "__get__")
+
+
+def is_descriptor(value: object) -> bool:
+    """Tell whether a value of a class's body is an object of the user's that stands for others."""
+    return hasattr(type(value), "__get__") and not callable(value) and is_users(type(value))
+
+
+def step_into(value: Any, step: Step) -> Any:
+    """Return what a step of a chain leads to, or `MISSING`; runs no code of properties."""
+    if step.name is None or value is MISSING:
+        return MISSING
+    if step.item:
+        return _item(value, step.name)
+    if isinstance(value, ModuleType):
+        return getattr(value, str(step.name), MISSING)
+    held = getattr(value, "__dict__", {})
+    if step.name in held:
+        return held[step.name]
+    for part in ("_modules", "_parameters", "_buffers"):
+        if isinstance(value, torch.nn.Module) and step.name in held.get(part, {}):
+            return held[part][step.name]
+    return inspect.getattr_static(value, str(step.name), MISSING)
+
+
+def _item(value: Any, key: str | int) -> Any:
+    if isinstance(value, torch.nn.ModuleDict):
+        value = value._modules  # noqa: SLF001
+    if isinstance(value, torch.nn.Sequential | torch.nn.ModuleList):
+        value = [*value]
+    if type(value) is dict:
+        return value.get(key, MISSING)
+    if type(value) in (list, tuple) and type(key) is int and -len(value) <= key < len(value):
+        return value[key]
+    return MISSING
+
+
+def functions_in(value: Any) -> Iterator[FunctionType]:
+    """Yield the functions that an attribute of a class is made of: methods, properties."""
+    parts = [value]
+    if isinstance(value, property):
+        parts = [value.fget, value.fset]
+    for part in parts:
+        for attribute in ("func", "__func__"):  # cached_property, partialmethod; staticmethod
+            part = getattr(part, attribute, part)
+        if isinstance(part, FunctionType) and part.__code__.co_filename == "<string>":
+            file = getattr(sys.modules.get(part.__module__), "__file__", None)
+            if file is not None or str(part.__module__).startswith("namedtuple_"):
+                continue  # made by `dataclass` or the like
+        if isinstance(part, FunctionType) and is_users(part):
+            yield part
+        elif isinstance(inner := _unwrapped(part), FunctionType) and is_users(inner):
+            yield inner
+            yield from within(part)
+
+
+def within(value: object) -> Iterator[FunctionType]:
+    """Yield functions of the user's that a library's function holds: `functools.singledispatch`."""
+    pending, seen = [value], set[int]()
+    while pending:
+        part = pending.pop()
+        if id(part) in seen or not isinstance(part, FunctionType):
+            continue
+        seen.add(id(part))
+        if is_users(part):
+            yield part
+            continue
+        held = [*vars(part).values()]
+        for cell in part.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not bound yet
+                held.append(cell.cell_contents)
+        for each in held:
+            pending += each.values() if isinstance(each, dict | MappingProxyType) else (each,)
+
+
+def _unwrapped(value: Any) -> Any:
+    try:
+        return inspect.unwrap(value)
+    except ValueError:  # wraps itself
+        return value
