@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,10 @@ def _is_value(value: object) -> bool:
 
 
 def _texts(value: object) -> Iterator[str]:
-    inner = value.values() if isinstance(value, Mapping) else value
-    for each in inner if isinstance(inner, list | tuple) or inner is not value else (value,):
+    inner: Iterable[object] = (value,)
+    if isinstance(value, Mapping | list | tuple):
+        inner = value.values() if isinstance(value, Mapping) else value
+    for each in inner:
         if isinstance(each, str | os.PathLike):
             yield os.fsdecode(each)
 

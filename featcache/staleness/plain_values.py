@@ -1,4 +1,4 @@
-"""Description of plain values and seeds, and which text is a path or a device, and so counts for nothing."""
+"""Description of plain values; text that is a path or a device counts for nothing."""
 
 from __future__ import annotations
 
