@@ -56,6 +56,7 @@ def main(recipe, shared, folder, batch_size, parallel):
     hparams["modules"]["units"] = train.Units(np.load(shared / "centroids.npy"))
     brain = Noting(hparams["modules"], hparams["opt_class"], hparams, {"noprogressbar": True})
     settings = {"loader_kwargs": {"batch_size": int(batch_size)}, "parallel": json.loads(parallel)}
+    settings["check"] = None  # which computes, too
     brain.cache_features(dataset, sb.Stage.TRAIN, **settings)
 
 if __name__ == "__main__":

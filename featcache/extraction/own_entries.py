@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,11 @@ def _is_value(value: object) -> bool:
     return value is None or isinstance(value, _PLAIN)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    values = value.values() if isinstance(value, Mapping) else value
-    for each in (values,) if isinstance(values, _PLAIN) else values:
+def _texts(value: object) -> Iterator[str]:
+    inner: Iterable[object] = (value,)
+    if isinstance(value, Mapping | list | tuple):
+        inner = value.values() if isinstance(value, Mapping) else value
+    for each in inner:
         if isinstance(each, str | os.PathLike):
             yield os.fsdecode(each)
 

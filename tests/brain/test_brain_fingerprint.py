@@ -12,6 +12,11 @@ from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import StaleCacheError
 from featcache.storage import FeatureStorage
 
+CHANGED = (
+    r"modules\.encoder\.weights: was .*\n  ssl of .*\n"
+    r"changed since: weights of encoder: .*\noverwrite it"
+)
+
 # Fingerprint
 
 
@@ -32,9 +37,7 @@ def test_training_the_classifier_on_the_features_makes_no_cache_stale(
 
 def test_other_weights_make_a_cache_stale(storage: FeatureStorage) -> None:
     make_brain(storage).cache_features(make_dataset())
-    with pytest.raises(
-        StaleCacheError, match=r"modules\.encoder\.weights: was .*\n  ssl of .*\nchanged since: weights of encoder: .*\noverwrite it"
-    ) as caught:
+    with pytest.raises(StaleCacheError, match=CHANGED) as caught:
         make_brain(storage, seed=1).cache_features(make_dataset())
     assert "classifier" not in str(caught.value)
 
@@ -46,7 +49,7 @@ def test_another_declaration_makes_a_cache_stale(storage: FeatureStorage, tmp_pa
     )
     with pytest.raises(
         StaleCacheError,
-        match=r'units\.dtype: was "int16", now "int32"\n.*weights.*\n  ssl of .*\nchanged since: weights of encoder: .*\noverwrite',
+        match='units\\.dtype: was "int16", now "int32"\n.*' + CHANGED,
     ):
         make_brain(changed, seed=1).cache_features(make_dataset())
 
