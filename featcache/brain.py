@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.extraction.brain_environment import (
     collate_fn_of,
+    computing,
     environment_of,
     evaluating,
     ids_for_workers,
@@ -167,9 +168,10 @@ class FeatureCacheMixin:
         check = check_of(check)
         split, stage = split_and_stage(self, split, stage)
         storage = find_storage(self) if storage is None else storage
-        made_with = provenance_of(self, collate_fn_of(dataset, kwargs))
+        again = partial(provenance_of, self, collate_fn_of(dataset, kwargs))
+        made_with = again()
         made_from = {"stage": name_of(stage), **settings_of(self), **(fingerprint or {})}
-        with kept_random_state(), Ranks() as ranks, evaluating(self, made_with.modules.values()):
+        with kept_random_state(), Ranks() as ranks, computing(made_with, again):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
             inputs = ChangedInputs(dataset, kwargs, made_with.mentioned, on_changed)
             to = Destination(storage, split, ids, on_error == "skip", append, shared, inputs)
@@ -220,9 +222,10 @@ class FeatureCacheMixin:
         split, stage = split_and_stage(self, split, stage)
         storage = find_storage(self) if storage is None else storage
         kwargs = loader_kwargs or {}
-        made_with = provenance_of(self, collate_fn_of(dataset, kwargs))
+        again = partial(provenance_of, self, collate_fn_of(dataset, kwargs))
+        made_with = again()
         made_from = {"stage": name_of(stage), **settings_of(self), **(fingerprint or {})}
-        with kept_random_state(), evaluating(self, made_with.modules.values()):
+        with kept_random_state(), computing(made_with, again):
             to = Destination(storage, split, visible_ids(dataset), False, False, shared=True)
             source = probe_source_of(
                 self, dataset, stage, kwargs, to, mentioned=made_with.mentioned

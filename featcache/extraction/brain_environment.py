@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from featcache.extraction.destination import Destination
 from featcache.extraction.id_numbers import check_ids
 from featcache.extraction.probe_source import ProbeSource, on_this_device
 from featcache.extraction.workers.tasks import Environment, checked_environment
+from featcache.staleness.before_computing import noting_changes
 from featcache.staleness.extractors import roots_of
 from featcache.staleness.in_workers import code_of_driver, refuse_other_code
 from featcache.staleness.provenance import Provenance, provenance
@@ -105,6 +106,16 @@ def evaluating(extractor: object, others: Iterable[torch.nn.Module]) -> Iterator
         for part, training in modes:
             if part.training != training:
                 part.train(training)
+
+
+@contextlib.contextmanager
+def computing(made_with: Provenance, again: Callable[[], Provenance]) -> Iterator[None]:
+    """Let an object compute: evaluate its modules, and note which of its settings that changes."""
+    with (
+        noting_changes(made_with, again),
+        evaluating(made_with.extractor, made_with.modules.values()),
+    ):
+        yield
 
 
 def collate_fn_of(dataset: object, loader_kwargs: Mapping[str, object]) -> object:

@@ -48,6 +48,10 @@ class Described:
 
     def to_json(self) -> dict[str, object]:
         """Return the description as plain JSON; reads the weights."""
+        return {"weights": self.weights.digest(), **self.settings_to_json()}
+
+    def settings_to_json(self) -> dict[str, object]:
+        """Return the settings as plain JSON."""
         shown: dict[str, object] = {}
         known: dict[str, str] = {}  # large settings, which many parts share: a configuration
         trees: dict[int, str] = {}
@@ -63,7 +67,7 @@ class Described:
                 shown[path] = f"(as {trees[id(tree)]})"
             else:
                 shown[path] = settled(tree)
-        return {"weights": self.weights.digest(), "settings": shown}
+        return {"settings": shown}
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:

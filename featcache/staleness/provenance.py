@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from featcache.staleness.before_computing import as_before
 from featcache.staleness.extractors import Reached, reached, take_definitions
 from featcache.staleness.follow import Follower
 from featcache.staleness.normal_form import code_digest, tree_digest
@@ -53,10 +54,11 @@ class Provenance:
         compiled: digest of the byte code of each function.
         without_source: functions whose source is not kept, and which count by their byte code.
         folder: that of the file of the first one.
+        extractor: the object that computes, if there is one.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
-    described: dict[str, object] = field(default_factory=dict)  # the modules
+    described: dict[str, Any] = field(default_factory=dict)  # the modules
     found: dict[str, dict[str, object]] = field(default_factory=dict)
     source: dict[str, str] = field(default_factory=dict)
     mentioned: frozenset[str] = frozenset()
@@ -66,6 +68,7 @@ class Provenance:
     compiled: dict[str, str] = field(default_factory=dict)
     without_source: tuple[str, ...] = ()
     folder: str | None = None
+    extractor: object = None
 
     def fingerprint(self, given: Mapping[str, object]) -> dict[str, object]:
         """Return the fingerprint as JSON; what the user has given takes the place of the found.
@@ -84,6 +87,15 @@ class Provenance:
             )
         return self.sections(given)
 
+    def settings(self) -> dict[str, object]:
+        """Return what the fingerprint tells of values, without weights."""
+        found: dict[str, object] = {
+            section: {name: settled(value) for name, value in values.items()}
+            for section, values in self.found.items()
+        }
+        modules = {name: each.settings_to_json() for name, each in self.described.items()}
+        return {**found, "modules": modules}
+
     def sections(self, given: Mapping[str, object]) -> dict[str, object]:
         """Return the fingerprint, and log nothing."""
         sections: dict[str, Any] = {"source": self.source, "modules": self.described, **self.found}
@@ -92,6 +104,7 @@ class Provenance:
             if name not in given and (values or name in ("source", "modules")):
                 # reading large weights takes a moment
                 shown[name] = {key: settled(value) for key, value in sorted(values.items())}
+        as_before(self.extractor, shown)
         return dict(sorted({**shown, **given}.items()))
 
 
@@ -249,6 +262,7 @@ def _provenance(
         names=names,
         compiled={each.label: code_digest(each.function.__code__) for each in functions},
         without_source=tuple(each.label for each in functions if each.code.tree is None),
+        extractor=follower.extractor,
         folder=next((str(Path(each.code.file).parent) for each in functions), None),
     )
 
