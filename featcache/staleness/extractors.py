@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -188,8 +189,11 @@ def _walk(
 
 def _take_methods(follower: Follower, value: object, name: str) -> None:
     for base in type(value).__mro__:
-        for function in functions_in(vars(base).get(name)):
+        held = vars(base).get(name)
+        for function in functions_in(held):
             follower.function(function, base)
+        if isinstance(held, functools.partialmethod):
+            follower.note(base.__qualname__, name, held, (id(base), name))
 
 
 def modules_of(extractor: object) -> dict[str, torch.nn.Module]:

@@ -6,6 +6,7 @@ class counts if an object of the class is reached, and code that is followed men
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -257,8 +258,8 @@ class Follower:
         methods = list(functions_in(value))
         for function in methods:
             self.function(function, base, f"{base.__qualname__}.{name}")
-        is_value = is_descriptor(value) or not hasattr(value, "__get__")
-        if not methods and is_value and name[:2] != "__":
+        is_value = not methods and (is_descriptor(value) or not hasattr(value, "__get__"))
+        if (is_value and name[:2] != "__") or isinstance(value, functools.partialmethod):
             self.note(base.__qualname__, name, value, (id(base), name))
 
     def note(self, label: str, name: str, value: object, holder: Place) -> None:

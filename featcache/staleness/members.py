@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 from collections.abc import Iterator
@@ -65,8 +66,10 @@ def _item(value: Any, key: str | int) -> Any:
 def functions_in(value: Any) -> Iterator[FunctionType]:
     """Yield the functions that an attribute of a class is made of: methods, properties."""
     parts = [value]
+    if isinstance(value, functools.singledispatchmethod):
+        yield from within(value.dispatcher)
     if isinstance(value, property):
-        parts = [value.fget, value.fset]
+        parts = [value.fget]  # the setter runs where the value is set, which then counts
     for part in parts:
         for attribute in ("func", "__func__"):  # cached_property, partialmethod; staticmethod
             part = getattr(part, attribute, part)
