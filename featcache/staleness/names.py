@@ -64,7 +64,9 @@ class Names:
 
     read: list[Chain] = field(default_factory=list)
     stored: list[Chain] = field(default_factory=list)
-    given: set[str] = field(default_factory=set)  # arguments given by name
+    # arguments given by name, with the name of what is called
+    given: set[tuple[str | None, str]] = field(default_factory=set)
+    spread: bool = False  # whether any are given by `**`
     text: set[str] = field(default_factory=set)
     local: set[str] = field(default_factory=set)
     parameters: list[str] = field(default_factory=list)
@@ -192,9 +194,9 @@ class _Reader(ast.NodeVisitor):
 
     def _keyword(self, node: ast.keyword) -> bool:
         if node.arg is None:
+            self.found.spread = True
             self.visit(node.value, whole=True)
             return False
-        self.found.given.add(node.arg)
         return True
 
     def _call(self, node: ast.Call) -> bool:
@@ -209,6 +211,8 @@ class _Reader(ast.NodeVisitor):
         for each in node.args:
             self.visit(each, whole=name in _READING)
         for keyword in node.keywords:
+            if keyword.arg is not None:
+                self.found.given.add((name, keyword.arg))
             self.visit(keyword)
         return False
 

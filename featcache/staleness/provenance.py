@@ -31,6 +31,7 @@ import torch
 from featcache.staleness.before_computing import as_before
 from featcache.staleness.extractors import Reached, reached, take_definitions
 from featcache.staleness.follow import Follower
+from featcache.staleness.kept_parameters import KeptParameters
 from featcache.staleness.normal_form import code_digest, tree_digest
 from featcache.staleness.values import NOTHING, Values, settled
 
@@ -241,12 +242,14 @@ def _provenance(
     follower: Follower, found: Reached, sections: dict[str, dict[str, object]], values: Values
 ) -> Provenance:
     functions = follower.functions.values()
-    given = set[str]().union(*(each.names.given for each in functions)) | follower.text
+    kept = KeptParameters(functions, follower.text)
     source, sources, names = dict[str, str](), dict[str, str](), dict[str, str]()
     for each in functions:
         tree = each.code.tree
         code = each.function.__code__
-        source[each.label] = code_digest(code) if tree is None else tree_digest(tree, given)
+        source[each.label] = (
+            code_digest(code) if tree is None else tree_digest(tree, kept.of(code.co_name))
+        )
         names[each.label] = f"{Path(each.code.file).name}:{each.name}"
         sources[names[each.label]] = each.code.text
     described = sections.pop("modules")

@@ -1,7 +1,8 @@
 """Versions of local variables: `x = f(x)` makes another one of the same name.
 
 Told apart only where each way through a function passes: by assignments that stand in its body
-itself. A variable that an inner function names has one version.
+itself. A variable that an inner function names has one version. Those of a comprehension are its
+own.
 """
 
 from __future__ import annotations
@@ -16,13 +17,30 @@ _INNER = (
     ast.ClassDef,
     ast.GeneratorExp,  # runs later
 )
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_FIRST_OF_COMPREHENSIONS = 1 << 20
 
 
 def versions_of(tree: ast.AST) -> dict[int, int]:
     """Return the version of each name in a function, by the id of its node; 0 where left out."""
     body = getattr(tree, "body", None)
-    if not isinstance(body, list):  # of a lambda
-        return {}
+    found = _in_body(body) if isinstance(body, list) else {}
+    comprehensions = [node for node in ast.walk(tree) if isinstance(node, _COMPREHENSIONS)]
+    for number, node in enumerate(comprehensions):  # those inside of others come later
+        bound = {each.id for part in node.generators for each in _names(part.target)}
+        bound -= _parameters(node)
+        outside = {id(each) for each in ast.walk(node.generators[0].iter)}
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name) and each.id in bound and id(each) not in outside:
+                found[id(each)] = _FIRST_OF_COMPREHENSIONS + number
+    return {node: version for node, version in found.items() if version}
+
+
+def _parameters(tree: ast.AST) -> set[str]:
+    return {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+
+
+def _in_body(body: list[ast.stmt]) -> dict[int, int]:
     fixed = _fixed(body)
     current: dict[str, int] = {}
     found: dict[int, int] = {}
@@ -36,7 +54,7 @@ def versions_of(tree: ast.AST) -> dict[int, int]:
             if target.id not in fixed:
                 current[target.id] = current.get(target.id, 0) + 1
                 found[id(target)] = current[target.id]
-    return {node: version for node, version in found.items() if version}
+    return found
 
 
 def _fixed(body: list[ast.stmt]) -> set[str]:

@@ -159,6 +159,10 @@ def test_what_features_are_computed_with_counts(folder: Path, old: str, new: str
         ("return self.n - other", "return 0"),  # an operator that no code uses
         ('"twice": lambda x: 2 * x', '"twice": lambda x: 3 * x'),  # another entry of a table
         ('"lr": 0.1', '"lr": 0.2'),
+        (
+            "tracked(x, low=Mode.FAST.value): return x + low",
+            "tracked(y, low=Mode.FAST.value): return y + low",
+        ),
         ("calls = 0", "calls = 5"),
         (
             "def inner(x): return x * scale\n    return inner",
