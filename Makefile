@@ -9,12 +9,13 @@ FLOOR := .venv-floor
 
 # tests that start clusters of workers, or several processes of other hosts, again and again
 WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extraction/test_parallel_*.py) \
-  tests/collect_stats/test_collect_stats_workers.py tests/recipes/test_recipe_librispeech.py \
+  tests/collect_stats/test_collect_stats_workers.py tests/collect_stats/test_collect_stats_faults.py \
+  tests/brain/test_brain_ddp.py tests/recipes/test_recipe_librispeech.py \
   tests/interop/test_interop_huggingface.py
 
 # tests that kill processes and fill disks, beside the harnesses that do so by the thousand
 CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store_crashes.py \
-  tests/loading/test_leaving.py
+  tests/store/writing/test_sealed_in_place.py tests/loading/test_leaving.py
 FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py \
   tests/store/writing/test_store_full_disk.py
 

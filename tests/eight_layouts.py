@@ -51,7 +51,7 @@ def arrays(number: int, build: int = 0) -> Arrays:
 
 def stamps_of(number: int, build: int = 0) -> Stamps:
     """The stamps of an utterance."""
-    return Stamps(number << 56 | 1, build + 1)
+    return Stamps((number % 251 << 56) | 1, build + 1)
 
 
 def write(writer: CacheWriter, numbers: Iterable[int], build: int = 0) -> None:

@@ -101,7 +101,7 @@ def fingerprint_digest(fingerprint: Mapping[str, object]) -> str:
 def digest_of_canonical(fingerprint: Mapping[str, object]) -> str:
     """Return the digest of a fingerprint that has been in canonical form, as that of a manifest."""
     text = json.dumps(fingerprint, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return digest(text.encode())
+    return digest(text.encode("utf-8", "surrogatepass"))  # a damaged manifest may hold any
 
 
 def differences(old: object, new: object, field: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 from numpy.typing import NDArray
 
 from featcache._checks import directory
-from featcache.errors import KeyNotFoundError, UnknownNameError, nearest
+from featcache.errors import CorruptCacheError, KeyNotFoundError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
@@ -240,6 +240,11 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
             arrays.read_into(row, out[:length])
             out[length:] = 0
         if not arrays.has_frames:
+            if (lengths != 1).any():
+                raise CorruptCacheError(
+                    f"cache {str(self.path)!r} is damaged: feature {feature!r} has no time axis, "
+                    "but its index tells of several frames"
+                )
             data = data.reshape(len(rows), *arrays.dims)
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
