@@ -54,7 +54,7 @@ CONTAINERS = 100
 LOOK_UPS = 20_000  # at a time
 BATCHES = 100  # of look-ups, by two workers
 OPEN = """
-import sys, time, featcache.store.reading.cache as store
+import sys, time, featcache.store.cache as store
 started = time.perf_counter()
 store.open(sys.argv[1])
 print(time.perf_counter() - started)

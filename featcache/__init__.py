@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from featcache.staleness.provenance import provenance as provenance
     from featcache.stats import FeatureStats as FeatureStats
     from featcache.storage import FeatureStorage as FeatureStorage
-    from featcache.store.reading.cache import Cache as Cache
-    from featcache.store.reading.cache import PaddedFeatures as PaddedFeatures
-    from featcache.store.reading.cache import open as open
+    from featcache.store.cache import Cache as Cache
+    from featcache.store.cache import PaddedFeatures as PaddedFeatures
+    from featcache.store.cache import open as open
     from featcache.store.reading.reader import FeatureReader as FeatureReader
     from featcache.store.writing.cache_writer import CacheWriter as CacheWriter
     from featcache.tables.table import FeatureTable as FeatureTable
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 # loaded when first used: `import featcache` brings in neither torch nor any format's library
 _HOMES = {
-    "Cache": "featcache.store.reading.cache",
+    "Cache": "featcache.store.cache",
     "CacheWriter": "featcache.store.writing.cache_writer",
     "CollectStatsRunner": "featcache.collect_stats.runner",
     "CommonCollateFn": "featcache.loading.collate",
@@ -81,7 +81,7 @@ _HOMES = {
     "FeatureStorageConfig": "featcache.declaration.feature_config",
     "FeatureTable": "featcache.tables.table",
     "GlobalMVN": "featcache.mvn",
-    "PaddedFeatures": "featcache.store.reading.cache",
+    "PaddedFeatures": "featcache.store.cache",
     "ParallelConfig": "featcache.cluster.config",
     "backend_names": "featcache.registry",
     "codec_names": "featcache.registry",
@@ -93,7 +93,7 @@ _HOMES = {
     "get_codec": "featcache.registry",
     "join": "featcache.tables.table",
     "made_from": "featcache.making",
-    "open": "featcache.store.reading.cache",
+    "open": "featcache.store.cache",
     "provenance": "featcache.staleness.provenance",
     "unpad": "featcache.extraction.unpad",
     "utterances": "featcache.interop.utterances",

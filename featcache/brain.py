@@ -38,7 +38,7 @@ from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
-from featcache.store.reading.cache import Cache
+from featcache.store.cache import Cache
 
 if TYPE_CHECKING:
     from dask.distributed import Client

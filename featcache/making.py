@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterator, Mapping
 
 from featcache._checks import directory
+from featcache.store.cache import Cache, CachePath
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.fingerprint import differences
-from featcache.store.reading.cache import Cache, CachePath
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.origin import made_at, witnesses
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from featcache.errors import FeatureError
 from featcache.stats import FeatureStats
-from featcache.store.reading.cache import Cache, CachePath
+from featcache.store.cache import Cache, CachePath
 from featcache.store.reading.complete import check_complete
 
 VARIANCE_FLOOR = 1e-10  # that of SpeechBrain's InputNormalization

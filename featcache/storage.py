@@ -17,8 +17,8 @@ from featcache.errors import (
     UnknownNameError,
     nearest,
 )
+from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import differences
-from featcache.store.reading.cache import Cache
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.reader import FeatureReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from featcache.store.reading.cache import Cache
+from featcache.store.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 
 

@@ -16,8 +16,8 @@ from featcache.extraction.dataset_batches import DatasetBatches, Loading
 from featcache.extraction.datasets import counted, is_map_style, named
 from featcache.extraction.other_splits import rows_of
 from featcache.extraction.stamping import Entries, InputsOnly
+from featcache.store.cache import Cache
 from featcache.store.format.stamps import StampColumns, Stamps
-from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 
 OnChanged = Literal["raise", "recompute"]

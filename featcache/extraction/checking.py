@@ -28,9 +28,9 @@ from featcache.extraction.stored_features import cause_of, spreads_of, told, unl
 from featcache.staleness.comparison import compare
 from featcache.staleness.probe import Probe, Probed
 from featcache.staleness.unlike import Unlike, tolerance
+from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import cache_fingerprint, canonical, differences
 from featcache.store.format.manifest import read_manifest
-from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 
 Check = int | Literal["probe", "all"] | None

@@ -36,11 +36,11 @@ from featcache.extraction.patience import is_refused, refusal_explained, retry_w
 from featcache.extraction.unfinished import is_overwriting
 from featcache.interface import Ints
 from featcache.storage import FeatureStorage
+from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
 from featcache.store.format.manifest import read_manifest
 from featcache.store.format.stamps import StampColumns
-from featcache.store.reading.cache import Cache
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter

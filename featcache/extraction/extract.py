@@ -30,7 +30,7 @@ from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_ot
 from featcache.staleness.provenance import Provenance, provenance
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
-from featcache.store.reading.cache import Cache
+from featcache.store.cache import Cache
 
 if TYPE_CHECKING:
     from dask.distributed import Client

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from featcache.errors import ConfigError
 from featcache.extraction.datasets import named
 from featcache.storage import FeatureStorage
+from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.manifest import NAME
-from featcache.store.reading.cache import Cache
 from featcache.store.reading.generation import Generation
 
 _SOME = 100_000  # ids that are looked up at once

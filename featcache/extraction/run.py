@@ -29,7 +29,7 @@ from featcache.extraction.torchrun import Ranks
 from featcache.extraction.unfinished import add_resume_note, is_overwriting
 from featcache.extraction.workers.plan import remove_runs
 from featcache.interface import Ints
-from featcache.store.reading.cache import Cache
+from featcache.store.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 
 Publish = Callable[[Callable[[], object]], None]

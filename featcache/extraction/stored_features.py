@@ -13,7 +13,7 @@ from featcache.interface import Array
 from featcache.staleness.comparison import worst
 from featcache.staleness.probe import Probed, as_rows, seen_frames
 from featcache.staleness.unlike import Tolerance, Unlike, spread, unlike
-from featcache.store.reading.cache import Cache
+from featcache.store.cache import Cache
 
 _BLOCK_ROWS = 500  # that a lossy codec is tried with
 _EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}

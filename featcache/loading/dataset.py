@@ -20,7 +20,7 @@ from featcache.interface import Ints
 from featcache.loading.memory import Allocate, fresh
 from featcache.loading.padding import Batch, Item, pad, rows_of, torch_dtype
 from featcache.loading.shared_memory import worker_memory
-from featcache.store.reading.cache import Cache, CachePath
+from featcache.store.cache import Cache, CachePath
 from featcache.tables.numbering import Numbering, require_rows_of
 from featcache.tables.table import FeatureTable
 

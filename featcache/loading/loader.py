@@ -21,7 +21,7 @@ from featcache.loading.padding import Batch, Item
 from featcache.loading.position import LoaderState, Position
 from featcache.loading.prefetch import Job, Prefetch
 from featcache.samplers.plain import PlainBatchSampler
-from featcache.store.reading.cache import Cache, CachePath
+from featcache.store.cache import Cache, CachePath
 from featcache.tables.table import FeatureTable
 
 T = TypeVar("T", default=Batch)

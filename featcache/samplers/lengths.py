@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from featcache.errors import ConfigError
 from featcache.interface import Ints
-from featcache.store.reading.cache import Cache, CachePath
+from featcache.store.cache import Cache, CachePath
 from featcache.tables.table import FeatureTable, HasTable
 
 LengthsLike = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable

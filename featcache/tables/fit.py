@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from featcache.errors import ConfigError
+from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import differences
-from featcache.store.reading.cache import Cache
 from featcache.store.reading.feature_arrays import FeatureArrays
 
 # keys of fingerprints that may differ: the features of all splits are made from the same, and

@@ -15,8 +15,8 @@ import numpy as np
 
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError, nearest
 from featcache.interface import Bytes, Ints
+from featcache.store.cache import Cache, CachePath
 from featcache.store.format.files import digest
-from featcache.store.reading.cache import Cache, CachePath
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.feature_arrays import FeatureArrays
 from featcache.tables import fit

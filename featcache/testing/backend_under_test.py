@@ -16,8 +16,8 @@ import numpy as np
 from featcache.declaration.feature_config import DTYPES, FeatureStorageConfig
 from featcache.interface import Array, EncodedArray, FeatureSpec, storage_dtype
 from featcache.registry import RAW, get_codec
+from featcache.store.cache import Cache
 from featcache.store.format.bfloat16 import from_storage
-from featcache.store.reading.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.casts import ArrayLike
 

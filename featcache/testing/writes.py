@@ -15,8 +15,8 @@ import numpy as np
 
 import featcache
 from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.store.cache import Cache
 from featcache.store.format.bfloat16 import from_storage
-from featcache.store.reading.cache import Cache
 from featcache.testing.backend_under_test import (
     Storage,
     Utterances,
