@@ -1,4 +1,4 @@
-"""SpeechBrain: batches of a cache as `PaddedBatch`, and `FeatureLoader` in its checkpoints.
+"""SpeechBrain: `PaddedBatch`es of a cache, with the labels of a data set; checkpoints of loaders.
 
 `FeatureCacheMixin` lets `Brain.fit` and `Brain.evaluate` take a `FeatureLoader` as it is. Once this
 module is imported, any `Checkpointer` saves and loads a `FeatureLoader` among its recoverables, as
@@ -8,14 +8,17 @@ one line of JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from featcache.errors import MissingDependencyError, StateError
-from featcache.loading.dataset import FeatureDataset
+from featcache.extraction.dynamic_items import DynamicItems
+from featcache.loading.dataset import FeatureDataset, Transform
 from featcache.loading.loader import FeatureLoader
 from featcache.loading.padding import Batch, Item
 
@@ -77,6 +80,41 @@ def _value(key: str, batch: Batch) -> Any:
     if lengths is None:
         return PaddedData(data, torch.ones(len(data)))
     return PaddedData(data, lengths.float() / max(data.shape[1], 1))
+
+
+def with_items(dataset: Any, keys: Iterable[str] | Mapping[str, str] | None = None) -> Transform:
+    """Make a transform that adds items of a `DynamicItemDataset` to each utterance, by its id.
+
+    Labels come out of the pipeline that the recipe has anyway, in the threads that read. Only these
+    keys are computed, and what they take: the audio is not loaded unless one of them needs it.
+    Tensors and arrays are padded along axis 0 with their lengths, as SpeechBrain does. The data set
+    stays as it is. Use it as `FeatureLoader(..., transform=with_items(dataset, ["tokens"]))`.
+
+    Args:
+        dataset: the data set.
+        keys: of its entries or dynamic items, also under other names, {"labels": "tokens"}; all its
+            output keys of now if None. A key that the loader gives already is left alone.
+
+    Raises `ConfigError` for a key that the data set does not have; an utterance that it does not
+    have ends in a `KeyNotFoundError` when it is read.
+
+    >>> from speechbrain.dataio.dataset import DynamicItemDataset
+    >>> count = {"func": len, "takes": "text", "provides": "letters"}
+    >>> dataset = DynamicItemDataset({"utt-1": {"text": "yes"}}, [count])
+    >>> with_items(dataset, ["text", "letters"])({"id": "utt-1"})
+    {'id': 'utt-1', 'text': 'yes', 'letters': 3}
+    """
+    return partial(_add_items, DynamicItems(dataset, keys))
+
+
+def _add_items(items: DynamicItems, item: Item) -> Item:
+    found = items.of(item["id"], less=item)
+    arrays = [key for key, value in found.items() if _is_array(value)]
+    return item | {f"{key}_lengths": len(found[key]) for key in arrays} | found
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
 
 
 def use_loader(

@@ -27,7 +27,7 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 from speechbrain.utils.distributed import ddp_init_group, run_on_main
 
 import featcache
-from featcache.interop.speechbrain import padded_batch
+from featcache.interop.speechbrain import padded_batch, with_items
 from featcache.samplers import BucketBatchSampler
 
 CORPUS = Path(__file__).with_name("corpus.zip")
@@ -191,19 +191,18 @@ def open_loader(
     """Open the cache of a split: batches of recordings of similar length, with the digits to
     recognise.
     """
-
-    def with_digit(item: dict[str, Any]) -> dict[str, Any]:
-        return {**item, "digit": dataset.data[item["id"]]["digit"]}
-
     # training: others in each epoch, shared by the ranks under torchrun; else the same, all of them
     # for every rank
     order: dict[str, Any] = (
         {} if split == "train" else {"shuffle": False, "rank": 0, "world_size": 1}
     )
     sampler = BucketBatchSampler(cache, max_frames=max_frames, seed=seed, **order)
-    dtypes = {"units": "int64"}  # an embedding takes nothing smaller
     return featcache.FeatureLoader(
-        cache, batch_sampler=sampler, dtypes=dtypes, transform=with_digit, collate=padded_batch
+        cache,
+        batch_sampler=sampler,
+        dtypes={"units": "int64"},  # an embedding takes nothing smaller
+        transform=with_items(dataset, ["digit"]),
+        collate=padded_batch,
     )
 
 
