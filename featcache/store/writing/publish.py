@@ -29,6 +29,7 @@ from featcache.store.format.index_writer import (
 )
 from featcache.store.format.kept_files import ROLES, role_of
 from featcache.store.format.manifest import (
+    ANNOTATIONS,
     MANIFESTS,
     NAME,
     STAMPS,
@@ -39,12 +40,14 @@ from featcache.store.format.manifest import (
     kept_manifests,
     new_generation_name,
     read_manifest,
+    with_needed,
     write_manifest,
 )
 from featcache.store.format.part import SealedPart, as_known, list_parts
 from featcache.store.format.strings import Strings
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.changes import Changes, with_changes
+from featcache.store.writing.generation_annotations import GenerationAnnotations
 from featcache.store.writing.superseded import remove_superseded, stored_indexes
 from featcache.store.writing.tombstones import without_doubled
 
@@ -90,7 +93,7 @@ def publish(
     stored = [(index, part.tombstones(cache)) for index, part in zip(indexes, parts, strict=True)]
     failed = _failed(cache, before, manifest, outcome, stored)
     complete, expected = _completeness(outcome, rows.ids, failed, stored)
-    generation = _next_generation(cache, before)
+    generation = next_generation(cache, before)
     file = index_file(new_generation_name(generation))
     prefixes = [f"{part.directory}/" for part in parts]
     columns = itertools.chain(
@@ -98,7 +101,8 @@ def publish(
         container_columns(prefixes, [index.containers for index in indexes]),
         string_columns("failed", Strings.of(failed)),
     )
-    digest = _save_index(cache, file, columns)
+    annotations = GenerationAnnotations(cache, before, parts, indexes, rows)
+    digest = _save_index(cache, file, itertools.chain(columns, annotations.columns()))
     after = replace(
         manifest,
         generation=generation,
@@ -111,7 +115,9 @@ def publish(
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
-        **_kept(before, manifest.building, stamped=any(index.stamps for index in indexes)),
+        annotations=annotations.entries,
+        requires_to_write=with_needed(before.requires_to_write, _needed(indexes, annotations)),
+        **_kept(before, manifest.building),
     )
     make_directory(cache / MANIFESTS)
     after = write_manifest(cache, after, keep=True)
@@ -232,7 +238,7 @@ def _among(stored: Stored, ids: Iterable[str]) -> set[str]:
     return found
 
 
-def _kept(before: Manifest, building: int, *, stamped: bool) -> dict[str, Any]:
+def _kept(before: Manifest, building: int) -> dict[str, Any]:
     """Return the keys of a manifest that stay from the one before, or follow from its keys."""
     return {
         **{key: getattr(before, key) for key in KEPT},
@@ -240,8 +246,13 @@ def _kept(before: Manifest, building: int, *, stamped: bool) -> dict[str, Any]:
         "building_files": {},
         "building_parts": (),
         "accepted": before.accepted if before.build == building else (),
-        "requires_to_write": _to_write(before, stamped),
     }
+
+
+def _needed(indexes: Sequence[Index], annotations: GenerationAnnotations) -> dict[str, bool]:
+    """Return the names of what a writer may have to know, and whether it has to."""
+    stamped = any(index.stamps for index in indexes)
+    return {STAMPS: stamped, ANNOTATIONS: bool(annotations.entries)}
 
 
 def _files(before: Manifest, building: int) -> dict[str, str]:
@@ -252,13 +263,7 @@ def _files(before: Manifest, building: int) -> dict[str, str]:
     return stay | {**new}
 
 
-def _to_write(before: Manifest, stamped: bool) -> tuple[str, ...]:
-    """Return the names of what a writer of the next generation must know."""
-    others = (name for name in before.requires_to_write if name != STAMPS)
-    return tuple(sorted({*others, *([STAMPS] if stamped else [])}))
-
-
-def _next_generation(cache: Path, before: Manifest) -> int:
+def next_generation(cache: Path, before: Manifest) -> int:
     """Return a number above that of all generations of which anything lies on disk."""
     names = [before.name, *stored_indexes(cache), *kept_manifests(cache)]
     return max(before.generation, *map(generation_number, names)) + 1
