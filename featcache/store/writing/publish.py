@@ -20,6 +20,7 @@ from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.files import make_directory
 from featcache.store.format.index import Index, read_index, read_stats, read_strings
 from featcache.store.format.index_writer import (
+    Columns,
     Rows,
     container_columns,
     doubled_rows,
@@ -93,21 +94,20 @@ def publish(
     stored = [(index, part.tombstones(cache)) for index, part in zip(indexes, parts, strict=True)]
     failed = _failed(cache, before, manifest, outcome, stored)
     complete, expected = _completeness(outcome, rows.ids, failed, stored)
-    generation = next_generation(cache, before)
-    file = index_file(new_generation_name(generation))
-    prefixes = [f"{part.directory}/" for part in parts]
+    name = new_generation_name(next_generation(cache, before))
+    annotations = GenerationAnnotations(cache, before, parts, indexes, rows)
     columns = itertools.chain(
         index_columns(indexes, rows, names, _merged_stats(cache, parts, manifest)),
-        container_columns(prefixes, [index.containers for index in indexes]),
+        _containers(parts, indexes),
         string_columns("failed", Strings.of(failed)),
+        annotations.columns(),
     )
-    annotations = GenerationAnnotations(cache, before, parts, indexes, rows)
-    digest = _save_index(cache, file, itertools.chain(columns, annotations.columns()))
+    digest = _save_index(cache, index_file(name), columns)
     after = replace(
         manifest,
-        generation=generation,
+        generation=generation_number(name),
         previous=before.name or None,
-        index=file,
+        index=index_file(name),
         index_digest=digest,
         build=manifest.building,
         complete=complete,
@@ -115,9 +115,7 @@ def publish(
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
-        annotations=annotations.entries,
-        requires_to_write=with_needed(before.requires_to_write, _needed(indexes, annotations)),
-        **_kept(before, manifest.building),
+        **_kept(before, manifest.building) | _of_columns(before, indexes, annotations),
     )
     make_directory(cache / MANIFESTS)
     after = write_manifest(cache, after, keep=True)
@@ -136,6 +134,12 @@ def _without_doubled(
         parts = [without_doubled(cache, part, some, manifest) for part, some in pairs]
         rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     return parts, rows
+
+
+def _containers(parts: Sequence[SealedPart], indexes: Sequence[Index]) -> Columns:
+    """Give the columns of the containers of parts."""
+    prefixes = [f"{part.directory}/" for part in parts]
+    return container_columns(prefixes, [index.containers for index in indexes])
 
 
 def _save_index(cache: Path, name: str, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:
@@ -249,10 +253,16 @@ def _kept(before: Manifest, building: int) -> dict[str, Any]:
     }
 
 
-def _needed(indexes: Sequence[Index], annotations: GenerationAnnotations) -> dict[str, bool]:
-    """Return the names of what a writer may have to know, and whether it has to."""
+def _of_columns(
+    before: Manifest, indexes: Sequence[Index], annotations: GenerationAnnotations
+) -> dict[str, Any]:
+    """Return the keys of a manifest that tell of columns which not every index has."""
     stamped = any(index.stamps for index in indexes)
-    return {STAMPS: stamped, ANNOTATIONS: bool(annotations.entries)}
+    needed = {STAMPS: stamped, ANNOTATIONS: bool(annotations.entries)}
+    return {
+        "annotations": annotations.entries,
+        "requires_to_write": with_needed(before.requires_to_write, needed),
+    }
 
 
 def _files(before: Manifest, building: int) -> dict[str, str]:
