@@ -15,8 +15,10 @@ from featcache.errors import ConfigError, KeyNotFoundError, RowError
 from featcache.interface import Bytes, Ints
 from featcache.store.cache import Cache, CachePath, PaddedFeatures
 from featcache.store.format.bfloat16 import from_storage
+from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.id_sequence import Ids
+from featcache.tables.annotated import annotation_names, annotation_of
 from featcache.tables.block import Block, Blocks, Member, opened
 from featcache.tables.choosing import chosen_rows
 from featcache.tables.selection import Selection
@@ -131,6 +133,19 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         if rows is None:
             return self.selection.lengths(feature)
         return self.selection.checked_lengths(feature, rows)
+
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Names of the annotations that any of the caches has."""
+        return annotation_names(self.selection)
+
+    def annotation(self, name: str) -> Annotation:
+        """Return the values of an annotation in row order, None where an utterance has none.
+
+        Raises `KeyNotFoundError` for an unknown annotation, `ConfigError` for one of which the
+        caches have different kinds.
+        """
+        return annotation_of(self.selection, name)
 
     def id(self, row: int) -> str:
         """Return the id of a row; raises `RowError` for one that is not there."""
