@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +27,7 @@ from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.checking import Checking, check_of
 from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
+from featcache.extraction.dataset_annotations import DatasetAnnotations
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.local_executor import LocalExecutor
@@ -38,7 +39,7 @@ from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
-from featcache.store.cache import Cache
+from featcache.tables.table import FeatureTable
 
 if TYPE_CHECKING:
     from dask.distributed import Client
@@ -60,8 +61,8 @@ class FeatureCacheMixin:
                 return featcache.unpad(batch.id, frames, {"fbank": fbank})
 
         brain = MyBrain(modules, hparams=hparams)
-        cache = brain.cache_features(train_set, sb.Stage.TRAIN)
-        brain.cache_features(valid_set, sb.Stage.VALID)
+        train = brain.cache_features(train_set, sb.Stage.TRAIN)
+        valid = brain.cache_features(valid_set, sb.Stage.VALID)
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -97,6 +98,7 @@ class FeatureCacheMixin:
         resume: bool = True,
         overwrite: bool = False,
         append: bool = False,
+        annotations: str | Sequence[str] = (),
         shared: bool = False,
         on_error: Literal["raise", "skip"] = "raise",
         on_changed: Literal["raise", "recompute"] = "raise",
@@ -106,8 +108,8 @@ class FeatureCacheMixin:
         check: int | Literal["probe", "all"] | None = "probe",
         accept: bool = False,
         parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
-    ) -> Cache:
-        """Compute the features that the cache of a split lacks, and open the cache.
+    ) -> FeatureTable:
+        """Compute the features that the cache of a split lacks; return the dataset's part of it.
 
         First the cache is compared with what would be computed now: code, weights, settings, a few
         utterances computed again, and the recordings; see the README, "Are these still the right
@@ -117,6 +119,9 @@ class FeatureCacheMixin:
         stored or has failed (`cache.failed`). Under torchrun each rank computes its share. With
         `--debug` a few batches are cached, as incomplete. The global random generators are left as
         they were.
+
+        Returns the view of this dataset's utterances. Its `cache` is the whole, which may hold
+        others: a line in the log says so.
 
         Args:
             dataset: a dataset; or a loader, which is used as it is.
@@ -132,6 +137,9 @@ class FeatureCacheMixin:
                 whole.
             append: adds a dataset to a complete cache that holds none of its utterances; otherwise
                 that is taken for a mistake in the split, and refused.
+            annotations: keys of the dataset to store beside the features, such as "text", "speaker"
+                or "duration": of its entries, or dynamic items that need no features. Utterances
+                that are in the cache already get them, too.
             shared: allows utterances that another split of the storage holds, too.
             on_error: "skip" goes on after an utterance that fails, and notes it in the cache's
                 `work-failures.jsonl`. Later calls leave it out, or try it again with "raise".
@@ -196,7 +204,8 @@ class FeatureCacheMixin:
             )
             record = Record(to, partial(witnesses, made_with, self, dataset))
             checking = Checking(to, source, check, record, accept)
-            run = Run(to, executor, checking, publish_every_s, progressbar, colour, ranks)
+            beside = DatasetAnnotations.of(dataset, annotations, storage.features)
+            run = Run(to, executor, checking, publish_every_s, progressbar, colour, beside, ranks)
             identify = partial(made_with.fingerprint, made_from)
             return run.run(identify, resume=resume, overwrite=overwrite)
 

@@ -14,6 +14,7 @@ from featcache.brain import FeatureCacheMixin
 from featcache.extraction.unpad import unpad
 from featcache.storage import FeatureStorage
 from featcache.store.cache import Cache
+from featcache.tables.table import FeatureTable
 
 HOP = 10
 
@@ -101,7 +102,7 @@ def expected(brain: Any, dataset: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def assert_holds(cache: Cache, utterances: dict[str, dict[str, Any]]) -> None:
+def assert_holds(cache: Cache | FeatureTable, utterances: dict[str, dict[str, Any]]) -> None:
     assert sorted(cache) == sorted(utterances)
     for id, arrays in utterances.items():
         np.testing.assert_allclose(cache[id]["ssl"], arrays["ssl"], rtol=1e-5, atol=1e-6)
@@ -113,5 +114,5 @@ def failures(storage: FeatureStorage, split: str = "train") -> list[dict[str, An
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def failed(cache: Cache) -> list[str]:
-    return sorted(cache.failed)
+def failed(view: FeatureTable) -> list[str]:
+    return sorted(view.cache.failed)

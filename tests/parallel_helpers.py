@@ -125,7 +125,7 @@ def extract(provider: Provider, **settings: Any) -> featcache.Cache:
         "progressbar": False,
         **settings,
     }
-    return featcache.extract(provider, provider.folder / "cache", FEATURES, **given)
+    return featcache.extract(provider, provider.folder / "cache", FEATURES, **given).cache
 
 
 def assert_holds(cache: featcache.Cache, numbers: Iterable[int], *, complete: bool = True) -> None:

@@ -28,13 +28,13 @@ from featcache.extraction.changed_inputs import (
     stamps_in,
 )
 from featcache.extraction.dataset_batches import Loading
+from featcache.extraction.dataset_view import view_of
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
 from featcache.extraction.outcome import Outcome
 from featcache.extraction.patience import is_refused, refusal_explained, retry_while_locked
 from featcache.extraction.unfinished import is_overwriting
-from featcache.interface import Ints
 from featcache.storage import FeatureStorage
 from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import cache_fingerprint, differences
@@ -44,6 +44,7 @@ from featcache.store.format.stamps import StampColumns
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
+from featcache.tables.table import FeatureTable
 from featcache.store.writing.stored_stamps import stored_stamps
 
 EMPTY = "the data set is empty: not one utterance came of it; look at what filters or feeds it"
@@ -89,6 +90,12 @@ class Destination:
     def path(self) -> Path:
         """The cache directory."""
         return self.storage.path(self.split)
+
+    def view(self, *, tell: bool) -> FeatureTable:
+        """Return the utterances of the data set as the cache holds them; a warning of others."""
+        # who appends knows of them
+        level = logging.WARNING if tell and not self.append else logging.DEBUG
+        return view_of(self.cache(), self.ids, level=level)
 
     def cache(self) -> Cache:
         """Open the cache, which the run has compared with what its features are made from."""
@@ -239,20 +246,8 @@ class Destination:
         strange = len(lacking) == len(self.ids) and not failed
         if self.full and not self.append and len(cache) and strange:
             raise another_split(cache, self.ids, self.split)
-        if self.full:
-            self._tell_what_is_beside(cache, rows)
         self._tell_what_is_left_out(sorted(failed & self.accepted))
         return [id for id in lacking if id not in self.accepted]
-
-    def _tell_what_is_beside(self, cache: Cache, rows: Ints) -> None:
-        beside = np.ones(len(cache), bool)
-        beside[rows[rows >= 0]] = False
-        if beside.any():
-            numbers = np.flatnonzero(beside).tolist()
-            level = logging.INFO if self.append else logging.WARNING
-            text = "cache %r holds %d utterances, %d of them not in this data set: %s"
-            some = named([cache.ids[row] for row in numbers[:3]])
-            _log.log(level, text, str(self.path), len(cache), len(numbers), some)
 
     def _tell_what_is_left_out(self, failed: Sequence[str]) -> None:
         if failed:

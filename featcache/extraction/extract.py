@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Literal
@@ -15,6 +15,7 @@ from featcache.cluster.pickling import pack, unpack
 from featcache.declaration.feature_config import Features
 from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.checking import Checking, check_of
+from featcache.extraction.dataset_annotations import DatasetAnnotations
 from featcache.extraction.datasets import check_source, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.environment import EnvironmentProvider
@@ -30,7 +31,7 @@ from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_ot
 from featcache.staleness.provenance import Provenance, provenance
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
-from featcache.store.cache import Cache
+from featcache.tables.table import FeatureTable
 
 if TYPE_CHECKING:
     from dask.distributed import Client
@@ -51,16 +52,20 @@ def extract(
     resume: bool = True,
     overwrite: bool = False,
     append: bool = False,
+    annotations: str | Sequence[str] = (),
     check: int | Literal["probe", "all"] | None = "probe",
     accept: bool = False,
     progressbar: bool = True,
-) -> Cache:
-    """Compute the features of a dataset that a cache lacks, on any number of workers, and open it.
+) -> FeatureTable:
+    """Compute the features of a dataset that a cache lacks, on any number of workers.
 
     First the cache is compared with what would be computed now: code, weights, a few utterances
     computed again, and the recordings; see the README, "Are these still the right features?". Then
     whatever is missing is computed. Stopped or killed at any moment, the same call goes on, with
     any number of workers. The cache is the same whoever computed it.
+
+    Returns the view of this dataset's utterances. Its `cache` is the whole, which may hold others:
+    a line in the log says so.
 
     The environments of `provider` hold "dataset", of a known length with items by number, and
     "compute_features": a function of a batch that returns for each utterance a dict of its "id" and
@@ -97,6 +102,10 @@ def extract(
             whole.
         append: adds a dataset to a complete cache that holds none of its utterances; otherwise that
             is refused.
+        annotations: names of what the dataset tells of its utterances, to store beside the
+            features: keys of its `entries`, of the items of a list, of a `DynamicItemDataset`,
+            columns; or what its method `annotation(name)` returns, a sequence. Utterances that are
+            in the cache already get them, too.
         check: utterances to load and compute again, each alone, and to compare with the cache:
             "probe" takes the four that are kept with it, a number more, "all" all, None none.
         accept: keeps the cache after a change of code or settings, if the utterances kept with it
@@ -119,8 +128,8 @@ def extract(
     ...         return [{"id": "ab"[n - 3], "tone": np.ones((n, 2), np.float32)} for n in items]
     >>> declared = [featcache.FeatureStorageConfig("tone")]
     >>> path = tempfile.mkdtemp() + "/tones"
-    >>> cache = featcache.extract(Tones(), path, declared, progressbar=False)
-    >>> cache.lengths("tone").tolist()
+    >>> tones = featcache.extract(Tones(), path, declared, progressbar=False)
+    >>> tones.lengths("tone").tolist()
     [3, 4]
     """
     check_settings(on_error, on_changed, retries, publish_every_s)
@@ -161,6 +170,7 @@ def extract(
             kwargs = {"batch_size": kwargs["batch_size"]}  # no more is planned with
             executor = WorkersExecutor(to, client, build, kwargs, retries, publish_every_s, lengths)
         made_from = made_with.fingerprint(fingerprint or {})
+        beside = DatasetAnnotations.of(env["dataset"], annotations, storage.features)
         compute = env["compute_features"]
         made_in = witnesses(made_with, getattr(compute, "__self__", compute), env["dataset"])
         checking = Checking(to, source, check, Record(to, lambda: made_in), accept)
@@ -169,7 +179,7 @@ def extract(
             made_with,
             compute,
         )  # in the driver of other processes, a model would only take memory
-        run = Run(to, executor, checking, publish_every_s, progressbar)
+        run = Run(to, executor, checking, publish_every_s, progressbar, annotations=beside)
         return run.run(lambda: made_from, resume=resume, overwrite=overwrite)
 
 

@@ -18,6 +18,7 @@ from featcache._closing import close_after
 from featcache._interval import Interval
 from featcache.errors import ConfigError, IncompleteError, StaleCacheError, describe
 from featcache.extraction.checking import Checking
+from featcache.extraction.dataset_annotations import DatasetAnnotations
 from featcache.extraction.datasets import counted
 from featcache.extraction.destination import Destination
 from featcache.extraction.failures import Failure
@@ -29,11 +30,11 @@ from featcache.extraction.torchrun import Ranks
 from featcache.extraction.unfinished import add_resume_note, is_overwriting
 from featcache.extraction.workers.plan import remove_runs
 from featcache.interface import Ints
-from featcache.store.cache import Cache
 from featcache.store.writing.cache_writer import CacheWriter
+from featcache.tables.table import FeatureTable
 
 Publish = Callable[[Callable[[], object]], None]
-_Opened = tuple[Sequence[str] | None, Mapping[str, object], bool, frozenset[str], int | None]
+_Opened = tuple[Mapping[str, object], bool, frozenset[str], int | None]
 _log = logging.getLogger("featcache")
 
 
@@ -73,6 +74,7 @@ class Run:
         publish_every_s: how often readers get what is there; None: at the end.
         progressbar: whether there is a bar.
         colour: of the bar.
+        annotations: values of the data set that the cache is to have beside features.
     """
 
     destination: Destination
@@ -81,6 +83,7 @@ class Run:
     publish_every_s: float | None
     progressbar: bool
     colour: str | None = None
+    annotations: DatasetAnnotations | None = None
     ranks: Ranks = field(default_factory=partial(Ranks, alone=True))
 
     def __post_init__(self) -> None:
@@ -92,23 +95,37 @@ class Run:
 
     def run(
         self, fingerprint: Callable[[], Mapping[str, object]], *, resume: bool, overwrite: bool
-    ) -> Cache:
-        """Fill the cache and open it; `fingerprint` says what the features are made from."""
-        opened = self.ranks.together(partial(self._open, fingerprint, resume, overwrite))[0]
+    ) -> FeatureTable:
+        """Fill the cache; return its view of the data set.
+
+        `fingerprint` says what the features are made from.
+        """
+        learnt, opened = self.ranks.together(partial(self._open, fingerprint, resume, overwrite))[0]
         to = self.destination
+        to.ids = to.ids if learnt is None else learnt
         if opened is not None:
-            learnt, to.fingerprint, to.full, to.accepted, to.seed = opened
-            to.ids = to.ids if learnt is None else learnt
+            to.fingerprint, to.full, to.accepted, to.seed = opened
             try:
                 self._fill()
             except BaseException as error:
                 if self.ranks.rank == 0:
                     add_resume_note(error, to.path, to.ids)
                 raise
+        first = self.ranks.rank == 0
+        if first and not is_overwriting(to.path):
+            self.checking.end(to.cache())
+        if self.annotations is not None:
+            self.ranks.together(self._annotate)
+        return to.view(tell=first)
+
+    def _annotate(self) -> None:
+        """On rank 0, store the annotations that the cache lacks, or has others of."""
+        to = self.destination
+        if self.ranks.rank or self.annotations is None or is_overwriting(to.path):
+            return
         cache = to.cache()
-        if self.ranks.rank == 0 and not is_overwriting(to.path):
-            self.checking.end(cache)
-        return cache
+        if unlike := self.annotations.unlike(cache):
+            cache.annotate(unlike)
 
     def _fill(self) -> None:
         error: BaseException | None = None
@@ -122,15 +139,18 @@ class Run:
 
     def _open(
         self, fingerprint: Callable[[], Mapping[str, object]], resume: bool, overwrite: bool
-    ) -> _Opened | None:
-        """On rank 0, open the cache for writing; None if nothing is missing.
+    ) -> tuple[Sequence[str] | None, _Opened | None]:
+        """On rank 0, open the cache for writing.
 
-        Returns what the other ranks need to know: ids that had to be learnt, the fingerprint,
-        whether the cache was complete, and the ids that failed before and are left out.
+        Returns what the other ranks need to know: ids that had to be learnt, and, unless nothing is
+        missing, the fingerprint, whether the cache was complete, the ids that failed before and are
+        left out, and the seed.
         """
         if self.ranks.rank:
-            return None
+            return None, None
         to, checking = self.destination, self.checking
+        if self.annotations is not None:
+            self.annotations.read(to.ids)
         made_from = checking.begin(fingerprint(), resume=resume, overwrite=overwrite)
         learnt = None if overwrite else self._learn(made_from)
         if to.ids is not None and self.executor.by_number:
@@ -140,8 +160,8 @@ class Run:
         except StaleCacheError as error:
             raise checking.explained(error, made_from) from error
         if self._publisher is None:
-            return None
-        return learnt, made_from, to.full, to.accepted, to.seed
+            return learnt, None
+        return learnt, (made_from, to.full, to.accepted, to.seed)
 
     def _learn(self, fingerprint: Mapping[str, object]) -> Sequence[str] | None:
         """Load all of a dataset that shows no ids, to compare it with a complete cache."""
@@ -199,6 +219,8 @@ class Run:
         outcome = Outcome.of_all([outcome for _, _, outcome in ends])
         interrupted = isinstance(error, KeyboardInterrupt)
         self.ranks.together(partial(self._publish, failures, outcome, interrupted))
+        if self.destination.ids is None and outcome.seen is not None:
+            self.destination.ids = sorted(outcome.seen)  # of a stream; now they are known
         self.ranks.refuse_failures(text for text, _, _ in ends)
 
     def _publish(self, failures: Sequence[Failure], outcome: Outcome, interrupted: bool) -> None:

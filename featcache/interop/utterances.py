@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, FeatureError, nearest
+from featcache.extraction.dataset_annotations import values_of
 from featcache.extraction.datasets import is_map_style, visible_ids, visible_lengths
 from featcache.extraction.stamping import Entries
 from featcache.interop.audio import Clip, Rows, as_float32
@@ -40,6 +41,7 @@ class Utterances:
         measure: returns how long the utterances are, in any unit, or None; called when `lengths` is
             first asked for.
         listed: the data set that they are of, which may have entries.
+        describe: returns what gives an annotation by number, given its name.
 
     Attributes:
         entries: what is listed of each utterance, nothing loaded: it tells what has changed; None
@@ -52,10 +54,12 @@ class Utterances:
         load: Callable[[int], Sound],
         measure: Callable[[], Sequence[float] | None],
         listed: Any = None,
+        describe: Callable[[str], Callable[[int], object]] | None = None,
     ) -> None:
         self.ids = ids
         self.entries = Entries(listed) or None
         self._load, self._measure = load, measure
+        self._describe = partial(values_of, listed) if describe is None else describe
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -63,6 +67,14 @@ class Utterances:
     def __getitem__(self, index: int) -> Utterance:
         samples, rate = self._load(index)
         return {"id": self.ids[index], "samples": samples, "sample_rate_hz": rate}
+
+    def annotation(self, name: str) -> Sequence[object]:
+        """Return what is listed of all utterances under a name, None where nothing is.
+
+        A key or a column; of a cut what it has itself, or else its one supervision. Raises
+        `ConfigError` for a name that is not there.
+        """
+        return list(map(self._describe(name), range(len(self))))
 
     @cached_property
     def lengths(self) -> Sequence[float] | None:
@@ -116,7 +128,25 @@ def _of_cuts(source: Any) -> Utterances:
             "that are changed; keep the old ones (preserve_id=True), or save the cuts to a file "
             "first"
         )
-    return Utterances(ids, partial(_load_cut, cuts), partial(_durations, cuts), cuts)
+    describe = partial(_of_supervisions, cuts)
+    return Utterances(ids, partial(_load_cut, cuts), partial(_durations, cuts), cuts, describe)
+
+
+def _of_supervisions(cuts: Sequence[Any], name: str) -> Callable[[int], object]:
+    def value(number: int) -> object:
+        cut = cuts[number]
+        if hasattr(cut, name):
+            return getattr(cut, name)
+        if len(cut.supervisions) > 1:
+            raise ConfigError(
+                f"cut {cut.id!r} has {len(cut.supervisions)} supervisions, and not one {name!r}; "
+                "make a cut of each (trim_to_supervisions)"
+            )
+        return getattr(cut.supervisions[0], name, None) if cut.supervisions else None
+
+    if all(not hasattr(each, name) for cut in cuts for each in (cut, *cut.supervisions)):
+        raise ConfigError(f"neither the cuts nor their supervisions have {name!r}")
+    return value
 
 
 def _durations(cuts: Sequence[Any]) -> Sequence[float]:
@@ -141,7 +171,7 @@ def _of_huggingface(source: Any, audio: str, id: str | None) -> Utterances:
     column = source.select_columns(audio)
     rows = Rows(column)
     load, measure = partial(_load_item, rows, audio), partial(_sizes_of_column, rows, audio)
-    return Utterances(ids, load, measure, column)
+    return Utterances(ids, load, measure, column, partial(values_of, source))
 
 
 def _sizes_of_column(rows: Any, audio: str) -> Sequence[float] | None:

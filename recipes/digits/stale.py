@@ -82,12 +82,12 @@ def cache(brain: Embedder, **options: Any) -> None:
     """Cache what is missing, and say how many recordings were computed."""
     computed.clear()
     try:
-        cache = brain.cache_features(open_dataset(), progressbar=False, **options)
+        view = brain.cache_features(open_dataset(), progressbar=False, **options)
     except featcache.StaleCacheError as error:
         print(f"StaleCacheError: {error}")
     else:
-        whole = "complete" if cache.complete else "not complete"
-        print(f"{whole}: {len(cache)} recordings are cached; this call computed {len(computed)}")
+        whole = "complete" if view.complete else "not complete"
+        print(f"{whole}: {len(view)} recordings are cached; this call computed {len(computed)}")
 
 
 def change_a_weight(brain: Embedder) -> None:

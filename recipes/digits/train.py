@@ -186,9 +186,13 @@ class DigitsBrain(featcache.FeatureCacheMixin, sb.Brain):  # type: ignore[misc] 
 
 
 def open_loader(
-    split: str, dataset: DynamicItemDataset, cache: featcache.Cache, max_frames: int, seed: int
+    split: str,
+    dataset: DynamicItemDataset,
+    view: featcache.FeatureTable,
+    max_frames: int,
+    seed: int,
 ) -> featcache.FeatureLoader[Any]:
-    """Open the cache of a split: batches of recordings of similar length, with the digits to
+    """Open the features of a split: batches of recordings of similar length, with the digits to
     recognise.
     """
     # training: others in each epoch, shared by the ranks under torchrun; else the same, all of them
@@ -196,9 +200,9 @@ def open_loader(
     order: dict[str, Any] = (
         {} if split == "train" else {"shuffle": False, "rank": 0, "world_size": 1}
     )
-    sampler = BucketBatchSampler(cache, max_frames=max_frames, seed=seed, **order)
+    sampler = BucketBatchSampler(view, max_frames=max_frames, seed=seed, **order)
     return featcache.FeatureLoader(
-        cache,
+        view,
         batch_sampler=sampler,
         dtypes={"units": "int64"},  # an embedding takes nothing smaller
         transform=with_items(dataset, ["digit"]),
@@ -251,9 +255,9 @@ def main(arguments: list[str]) -> None:
     # 1. Cache. What is named here is checked when a run goes on, beside what `compute_features`
     # itself makes use of.
     made_from = {"data_folder": data_folder}
-    loaders = {}
+    views, loaders = {}, {}  # of a cache: the recordings that the data set has
     for split, stage in STAGES.items():
-        cache = brain.cache_features(
+        views[split] = brain.cache_features(
             datasets[split],
             stage,
             loader_kwargs=hparams["cache_loader"],
@@ -261,12 +265,13 @@ def main(arguments: list[str]) -> None:
             parallel=hparams["parallel"] or None,
         )
         loaders[split] = open_loader(
-            split, datasets[split], cache, hparams["max_frames"], hparams["seed"]
+            split, datasets[split], views[split], hparams["max_frames"], hparams["seed"]
         )
 
     # 2. Train from the cache: its statistics normalise the features, its lengths make the batches.
-    train = hparams["storage"].cache("train")
-    modules["mvn"] = featcache.GlobalMVN.from_cache(train, "fbank", allow_incomplete=brain.debug)
+    modules["mvn"] = featcache.GlobalMVN.from_cache(
+        views["train"], "fbank", allow_incomplete=brain.debug
+    )
     brain.modules["mvn"] = modules["mvn"].to(brain.device)
     brain.fit(hparams["epoch_counter"], loaders["train"], loaders["valid"], progressbar=False)
     if brain.waited_s:  # nothing where no epoch was left

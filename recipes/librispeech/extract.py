@@ -159,7 +159,7 @@ class Tokens(torch.nn.Module):
 
 
 def fit_tokens(
-    path: Path, cache: featcache.Cache, feature: str, clusters: int, frames: int, seed: int
+    path: Path, view: featcache.FeatureTable, feature: str, clusters: int, frames: int, seed: int
 ) -> None:
     """Fit the centroids on frames of some utterances, once, for runs that go on with a cache."""
     if path.exists():
@@ -168,11 +168,10 @@ def fit_tokens(
                 f"{str(path)!r} holds {found} clusters, not {clusters}; give another output_folder"
             )
         return
-    order = np.random.default_rng(seed).permutation(np.array(list(cache), dtype=object))
-    enough = np.searchsorted(np.cumsum(cache.lengths(feature, ids=order.tolist())), frames) + 1
-    taken = np.concatenate(
-        [np.asarray(cache.read(id, feature), np.float32) for id in order[:enough]]
-    )
+    order = np.random.default_rng(seed).permutation(len(view))
+    enough = np.searchsorted(np.cumsum(view.lengths(feature)[order]), frames) + 1
+    ids = [view.id(row) for row in order[:enough].tolist()]
+    taken = np.concatenate([np.asarray(view.read(id, feature), np.float32) for id in ids])
     if len(taken) < clusters:
         sys.exit(
             f"{len(taken)} frames cannot make {clusters} clusters; set tokens to fewer, or to null"
@@ -205,15 +204,14 @@ class Encoding(featcache.EnvironmentProvider):
 class Naming(featcache.EnvironmentProvider):
     """Computes tokens from the features in a cache."""
 
-    def __init__(self, cache: featcache.Cache, feature: str, centroids: Path) -> None:
-        self.cache, self.feature, self.centroids = cache.path, feature, centroids
+    def __init__(self, view: featcache.FeatureTable, feature: str, centroids: Path) -> None:
+        self.view, self.feature, self.centroids = view, feature, centroids
 
     def build_env_local(self) -> dict[str, object]:
-        """Open the cache and the centroids."""
-        cache = featcache.open(self.cache)
-        dataset = featcache.FeatureDataset(cache, [self.feature])
+        """Open the features and the centroids."""
+        dataset = featcache.FeatureDataset(self.view, [self.feature])
         compute = Tokens(np.load(self.centroids), self.feature).compute_features
-        found = {"ids": list(cache), "lengths": cache.lengths(self.feature)}
+        found = {"ids": list(self.view), "lengths": self.view.lengths(self.feature)}
         return {"dataset": dataset, "compute_features": compute, **found}
 
 
@@ -264,29 +262,30 @@ def main(arguments: list[str]) -> None:
             folder / "features" / split,
             [storage[feature]],
             parallel=settings["parallel"],
+            annotations=["text", "speaker", "duration"],
             # besides code, settings and weights of the encoder
             fingerprint={"recordings": str(recordings)},
             **shared,
         )
 
     # 2. Tokens, from the cached features.
-    caches = {split: [cache] for split, cache in features.items()}
+    made = {split: [view] for split, view in features.items()}
     if settings["tokens"] is not None:
         centroids = folder / "centroids.npy"
         fit_tokens(centroids, features["train"], feature, **settings["tokens"])
-        for split, cache in features.items():
-            naming, made_from = Naming(cache, feature, centroids), {feature: cache.fingerprint}
+        for split, view in features.items():
+            naming = Naming(view, feature, centroids)
             tokens = featcache.extract(
                 naming,
                 folder / "tokens" / split,
                 [storage["tokens"]],
-                fingerprint=made_from,
+                fingerprint={feature: view.cache.fingerprint},
                 **shared,
             )
-            caches[split].append(tokens)
+            made[split].append(tokens)
 
     # 3. Both side by side, as training gets them.
-    for split, found in caches.items():
+    for split, found in made.items():
         table = featcache.join(*found)
         print(
             f"{split}: {len(table)} utterances, {table.lengths(feature).sum()} frames of "

@@ -39,9 +39,9 @@ def test_one_call_caches_a_split_whole(
     brain, dataset = make_brain(storage, cls), make_dataset()
     cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs)
     assert cache.complete
-    assert cache.path == storage.path("train")
+    assert cache.cache.path == storage.path("train")
     assert_holds(cache, expected(brain, dataset))
-    assert cache.stats("ssl").count == sum(3 + number % 4 for number in range(10))
+    assert cache.cache.stats("ssl").count == sum(3 + number % 4 for number in range(10))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_split_and_stage_default_to_each_other(
     cache = brain.cache_features(
         make_dataset(1), None if stage is None else sb.Stage[stage], split=split, check=None
     )
-    assert cache.path == storage.path(path)
+    assert cache.cache.path == storage.path(path)
     assert stages == [sb.Stage[seen]]
 
 
@@ -90,7 +90,7 @@ def test_what_is_cached_is_not_loaded_again(storage: FeatureStorage) -> None:
 
 def test_a_complete_cache_returns_at_once_even_while_it_is_locked(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    made = brain.cache_features(make_dataset(), check=None)
+    made = brain.cache_features(make_dataset(), check=None).cache
     brain.calls.clear()
     audio = Audio()
     dataset = make_dataset(10, audio)
@@ -108,7 +108,8 @@ def test_a_subset_of_a_complete_cache_is_complete(storage: FeatureStorage) -> No
     brain = make_brain(storage)
     brain.cache_features(make_dataset(), check=None)
     brain.calls.clear()
-    assert len(brain.cache_features(make_dataset(3), check=None)) == 10
+    view = brain.cache_features(make_dataset(3), check=None)
+    assert (len(view), len(view.cache), view.complete) == (3, 10, True)
     assert brain.calls == []
 
 

@@ -58,7 +58,7 @@ def test_what_the_user_gives_counts_too(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     cache = brain.cache_features(
         make_dataset(), fingerprint={"layer": 9, "modules": None}, check=None
-    )
+    ).cache
     assert cache.fingerprint["layer"] == 9
     assert cache.fingerprint["sample_rate"] == 8000
     assert cache.fingerprint["stage"] == "TRAIN"

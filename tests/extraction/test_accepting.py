@@ -50,7 +50,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         provider = Provider(importlib.import_module(name))
         declared = [featcache.FeatureStorageConfig("x")]
         path = tmp_path / "cache"
-        return featcache.extract(provider, path, declared, progressbar=False, **settings)
+        return featcache.extract(provider, path, declared, progressbar=False, **settings).cache
 
     yield extract
     sys.modules.pop(name, None)

@@ -43,7 +43,7 @@ def brain(tmp_path: Path) -> Recorder:
 def cached(brain: Any, recordings: Recordings, **settings: Any) -> featcache.Cache:
     # without a probe, which loads and computes, too
     settings = {"loader_kwargs": {"batch_size": 2}, "check": None, **settings}
-    cache: featcache.Cache = brain.cache_features(recordings.dataset(), **settings)
+    cache: featcache.Cache = brain.cache_features(recordings.dataset(), **settings).cache
     return cache
 
 

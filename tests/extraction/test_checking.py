@@ -375,7 +375,7 @@ def test_random_features_are_the_same_whoever_computes_them_in_any_order(
         brain = make_brain(FeatureStorage(tmp_path / place, features), cls, seed=5)
         brain.hparams.on_workers = "parallel" in run
         cache = brain.cache_features(make_dataset(12, audio()), check="all", **settings)
-        assert cache.fingerprint["seed"] == 5
+        assert cache.cache.fingerprint["seed"] == 5
         caches.append(stored(cache))
     assert caches[0] == caches[1]
 

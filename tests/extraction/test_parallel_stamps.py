@@ -61,7 +61,7 @@ class Provider(EnvironmentProvider):
 
 def extract(recordings: Recordings, folder: Path, *, loads: bool, **settings: Any) -> Any:
     provider = Provider(recordings, loads=loads)
-    return featcache.extract(provider, folder / "cache", X, progressbar=False, **settings)
+    return featcache.extract(provider, folder / "cache", X, progressbar=False, **settings).cache
 
 
 @pytest.mark.parametrize("loads", [False, True])
@@ -189,7 +189,7 @@ def lengths_of(items: Any) -> list[dict[str, Any]]:
 def run(dataset: Any, folder: Path, **env: Any) -> Any:
     provider = ItemsProvider(dataset, **env)
     settings: Any = {"batch_size": 3, "check": None, "progressbar": False}
-    return featcache.extract(provider, folder / "x", X, **settings)
+    return featcache.extract(provider, folder / "x", X, **settings).cache
 
 
 def test_a_data_set_may_tell_its_entries(tmp_path: Path) -> None:

@@ -363,8 +363,10 @@ def test_104_utterances_that_are_not_in_the_data_set_are_told(
     brain.cache_features(make_dataset(7))
     brain.cache_features(make_dataset(7))
     assert "holds 7" not in caplog.text
-    brain.cache_features(make_dataset(6))
+    view = brain.cache_features(make_dataset(6))
     assert "/train' holds 7 utterances, 1 of them not in this data set: 'spk/utt-6'" in caplog.text
+    assert (len(view), len(view.cache)) == (6, 7)
+    assert "spk/utt-6" not in view
 
 
 # Ids
@@ -599,7 +601,8 @@ def read_only(storage: FeatureStorage) -> Iterator[FeatureStorage]:
 def test_54_57_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: FeatureStorage) -> None:
     brain = make_brain(read_only)
     assert len(brain.cache_features(make_dataset(4))) == 4
-    assert len(brain.cache_features(make_dataset(3))) == 4
+    view = brain.cache_features(make_dataset(3))
+    assert (len(view), len(view.cache)) == (3, 4)
     assert len(brain.cache_features(Hidden(make_dataset(4)), loader_kwargs=COLLATED)) == 4
     with pytest.raises(CacheError) as caught:
         brain.cache_features(make_dataset(5))
@@ -646,14 +649,14 @@ def test_106_extract_leaves_out_what_failed_and_tries_it_again_when_asked(
 ) -> None:
     failing = Provider(tmp_path, 6, fails=[2])
     cache = numbers_only(failing, tmp_path / "cache", on_error="skip", retries=0)
-    assert (len(cache), cache.complete, cache.failed) == (5, True, ("spk2/utt-2",))
+    assert (len(cache), cache.complete, cache.cache.failed) == (5, True, ("spk2/utt-2",))
     before = len(calls(tmp_path))
     grown = numbers_only(
         Provider(tmp_path, 8, fails=[2]), tmp_path / "cache", on_error="skip", retries=0
     )
-    assert (len(grown), grown.complete, grown.failed) == (7, True, ("spk2/utt-2",))
+    assert (len(grown), grown.complete, grown.cache.failed) == (7, True, ("spk2/utt-2",))
     assert len(calls(tmp_path)) - before == 2
     assert "1 utterance failed earlier and is left out: 'spk2/utt-2', see" in caplog.text
     again = numbers_only(Provider(tmp_path, 8), tmp_path / "cache")
-    assert (len(again), again.complete, again.failed) == (8, True, ())
+    assert (len(again), again.complete, again.cache.failed) == (8, True, ())
     assert not (tmp_path / "cache" / "work-failures.jsonl").exists()
