@@ -26,8 +26,8 @@ from featcache.extraction.brain_settings import (
 from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.checking import Checking, check_of
 from featcache.extraction.computation import features_of
-from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.dataset_annotations import DatasetAnnotations
+from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
 from featcache.extraction.local_executor import LocalExecutor

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 from featcache.errors import ConfigError
 from featcache.store.format.ids import as_id
@@ -43,17 +43,24 @@ def is_map_style(source: object) -> bool:
 
 def size_of(source: object) -> int | None:
     """Return the number of utterances of a data set, or of a loader's; None if it does not tell."""
-    dataset: Any = getattr(source, "dataset", source)
+    dataset: Any = source if is_map_style(source) else getattr(source, "dataset", source)
     return len(dataset) if is_map_style(dataset) else None
 
 
 def visible_ids(source: Any) -> Sequence[str] | None:
-    """Return the ids that a data set, or that of a loader, shows: its `data_ids` or `ids`."""
-    dataset = getattr(source, "dataset", source)
-    for name in ("data_ids", "ids"):
-        ids: Any = getattr(dataset, name, None)
-        if hasattr(ids, "__getitem__") and hasattr(dataset, "__len__") and len(ids) == len(dataset):
-            return as_ids(ids)
+    """Return the ids that a data set shows: its `data_ids` or `ids`, or those of one that it wraps.
+
+    Also those of a loader's data set, and of a `Subset`.
+    """
+    if isinstance(source, Subset):
+        inner = visible_ids(source.dataset)
+        return None if inner is None else [inner[index] for index in source.indices]
+    for dataset in (source, getattr(source, "dataset", None)):
+        for name in ("data_ids", "ids"):
+            ids: Any = getattr(dataset, name, None)
+            # a data set that wraps another may well hold some of it alone
+            if hasattr(ids, "__getitem__") and len(ids) == size_of(source) == len(dataset):
+                return as_ids(ids)
     return None
 
 
@@ -63,6 +70,9 @@ def visible_lengths(source: Any) -> Sequence[float] | None:
     Either by `lengths`, or as "duration", "length" or "num_samples" in the `data` of a
     `DynamicItemDataset`.
     """
+    if isinstance(source, Subset):
+        inner = visible_lengths(source.dataset)
+        return None if inner is None else [inner[index] for index in source.indices]
     lengths: Any = getattr(source, "lengths", None)
     shown = hasattr(lengths, "__getitem__") and hasattr(lengths, "__len__")
     if shown and len(lengths) == len(source):

@@ -44,8 +44,8 @@ from featcache.store.format.stamps import StampColumns
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
-from featcache.tables.table import FeatureTable
 from featcache.store.writing.stored_stamps import stored_stamps
+from featcache.tables.table import FeatureTable
 
 EMPTY = "the data set is empty: not one utterance came of it; look at what filters or feeds it"
 _log = logging.getLogger("featcache")

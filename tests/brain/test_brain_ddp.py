@@ -85,8 +85,10 @@ def main(out, steps):
             data = torch.utils.data.DataLoader(data, collate_fn=PaddedBatch)
         try:
             arguments = {"shared": True, "check": None, **step["arguments"]}
-            cache = brain.cache_features(data, Stage.TRAIN, progressbar=False, **arguments)
-            outcome = {"complete": cache.complete, "utterances": len(cache)}
+            view = brain.cache_features(data, Stage.TRAIN, progressbar=False, **arguments)
+            outcome = {"complete": view.complete, "utterances": len(view)}
+            if "annotations" in arguments:
+                outcome["told"] = list(view.annotation("frames"))
         except (FeatcacheError, KeyboardInterrupt) as error:
             cache = storage.cache(step["arguments"]["split"])
             notes = getattr(error, "__notes__", [])
@@ -143,7 +145,7 @@ def test_two_ranks_share_the_work_and_go_on_after_errors(tmp_path: Path) -> None
         [
             {"utterances": 11, "arguments": {"split": "train", **batches}},
             {"utterances": 11, "arguments": {"split": "train"}},
-            {"utterances": 14, "arguments": {"split": "train"}},
+            {"utterances": 14, "arguments": {"split": "train", "annotations": "frames"}},
             {"utterances": 8, "arguments": {"split": "failed"}, "bad": ["utt-3"]},
             {"utterances": 8, "arguments": {"split": "failed"}},
             {"utterances": 8, "arguments": {"split": "stopped"}, "interrupts": ["utt-4"]},
@@ -161,6 +163,8 @@ def test_two_ranks_share_the_work_and_go_on_after_errors(tmp_path: Path) -> None
     assert everything(again) == []
     assert sorted(everything(more)) == ["utt-11", "utt-12", "utt-13"]
     cache = storage_in(tmp_path).cache("train")
+    told = [1 + int(id[4:]) % 3 for id in cache]
+    assert [report["told"] for report in more] == [told, told]  # on each rank
     for id in cache:
         number = int(id[4:])
         np.testing.assert_array_equal(cache[id]["x"], np.full((1 + number % 3, 2), number))
@@ -189,7 +193,7 @@ def test_two_ranks_share_the_work_and_go_on_after_errors(tmp_path: Path) -> None
 
 def test_three_ranks_with_less_to_do_than_ranks(tmp_path: Path) -> None:
     split = {"split": "train"}
-    few, failed, overwritten, same, grown, hidden, fewer = run(
+    few, failed, overwritten, same, grown, subset, hidden, fewer = run(
         tmp_path,
         3,
         [
@@ -202,6 +206,7 @@ def test_three_ranks_with_less_to_do_than_ranks(tmp_path: Path) -> None:
             {"utterances": 4, "arguments": {**split, "overwrite": True}},
             {"utterances": 4, "arguments": split, "hidden": True},
             {"utterances": 6, "arguments": split, "hidden": True},
+            {"utterances": 3, "arguments": split, "hidden": True},
             {"utterances": 5, "arguments": {"split": "hidden"}, "hidden": True},
             {"utterances": 5, "arguments": {"split": "hidden", "shared": False}, "hidden": True},
         ],
@@ -215,6 +220,7 @@ def test_three_ranks_with_less_to_do_than_ranks(tmp_path: Path) -> None:
     for step, computed, utterances in [
         (same, [], 4),
         (grown, ids(6)[4:], 6),
+        (subset, [], 3),
         (hidden, ids(5), 5),
         (fewer, [], 5),
     ]:

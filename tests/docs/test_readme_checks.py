@@ -101,7 +101,9 @@ class Recipe:
         importlib.invalidate_caches()
         return Recordings(self.folder, importlib.import_module("readme_recipe").compute)
 
-    def extract(self, provider: Recordings | None = None, **settings: Any) -> featcache.Cache:
+    def extract(
+        self, provider: Recordings | None = None, **settings: Any
+    ) -> featcache.FeatureTable:
         declared = [featcache.FeatureStorageConfig("x")]
         provider = self.load() if provider is None else provider
         return featcache.extract(provider, self.cache, declared, progressbar=False, **settings)

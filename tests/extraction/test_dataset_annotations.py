@@ -157,12 +157,13 @@ def test_an_item_that_is_made_of_cached_features_is_refused(storage: FeatureStor
     brain.cache_features(dataset)
     storage.attach(dataset, "train", "ssl")
     dataset.add_dynamic_item(len, takes="ssl", provides="frames-of-ssl")
-    with pytest.raises(ConfigError, match="'frames-of-ssl' .* is made of cached features"):
+    with pytest.raises(ConfigError, match=r"'frames-of-ssl' .* is made of cached features"):
         brain.cache_features(dataset, annotations=["frames-of-ssl"])
 
 
 def test_a_data_set_that_shows_no_ids_cannot_be_annotated(storage: FeatureStorage) -> None:
-    loader = DataLoader([{"id": "a", "text": "b"}], collate_fn=list)
+    rows: Any = [{"id": "a", "text": "b"}]
+    loader = DataLoader(rows, collate_fn=list)
     with pytest.raises(ConfigError, match="annotations belong to ids, and this data set shows non"):
         make_brain(storage).cache_features(loader, annotations=["text"])
 
@@ -265,7 +266,7 @@ def test_a_data_set_that_shows_nothing_says_what_it_needs(tmp_path: Path) -> Non
         def __getitem__(self, number: int) -> Any:
             return ROWS[number]
 
-    with pytest.raises(ConfigError, match="'Bare' does not show 'text' .* attribute `entries`"):
+    with pytest.raises(ConfigError, match=r"'Bare' does not show 'text' .* attribute `entries`"):
         extracted(tmp_path, Bare(), ["text"], ["a", "b"])
 
 

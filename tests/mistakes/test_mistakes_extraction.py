@@ -233,9 +233,10 @@ def test_104_a_validation_set_whose_stage_was_forgotten_stays_out_of_the_trainin
     )(caught.value)
     assert brain.calls == []
     assert_holds(storage.cache("train"), expected(brain, make_dataset(6)))
-    cache = brain.cache_features(numbered(6, 9), append=True)
-    assert cache.complete
-    assert_holds(cache, expected(brain, make_dataset(9)))
+    view = brain.cache_features(numbered(6, 9), append=True)
+    assert view.complete
+    assert_holds(view, expected(brain, numbered(6, 9)))
+    assert_holds(view.cache, expected(brain, make_dataset(9)))
 
 
 def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) -> None:
@@ -301,9 +302,10 @@ def test_102_a_data_set_without_ids_is_compared_by_what_is_in_it(
         brain.cache_features(hide(numbered(4, 8)), loader_kwargs=COLLATED)
     brain.calls.clear()
     # as many, two of them new
-    cache = brain.cache_features(hide(numbered(2, 6)), loader_kwargs=COLLATED)
+    view = brain.cache_features(hide(numbered(2, 6)), loader_kwargs=COLLATED)
     assert sorted({id for batch in brain.calls for id in batch}) == ["spk/utt-4", "spk/utt-5"]
-    assert_holds(cache, expected(brain, make_dataset(6)))
+    assert_holds(view, expected(brain, numbered(2, 6)))
+    assert_holds(view.cache, expected(brain, make_dataset(6)))
 
 
 def test_103_an_iterable_that_has_grown_is_read_to_its_end(
@@ -641,7 +643,8 @@ def test_104_extract_refuses_another_data_set_but_knows_no_splits(tmp_path: Path
     ):
         numbers_only(other, tmp_path / "layer-6")
     assert calls(tmp_path / "other") == []
-    assert len(numbers_only(other, tmp_path / "layer-6", append=True)) == 8
+    view = numbers_only(other, tmp_path / "layer-6", append=True)
+    assert (len(view), len(view.cache)) == (4, 8)
 
 
 def test_106_extract_leaves_out_what_failed_and_tries_it_again_when_asked(
