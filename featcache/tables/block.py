@@ -99,9 +99,7 @@ class Block:
 
     def hashes(self) -> Hashes:
         """Return the hash of each row's id, in the order of the rows."""
-        of_rows = np.empty(len(self._index), np.uint64)
-        of_rows[self._index.hash_rows] = self._index.hashes
-        rows = self.members[0].rows
+        of_rows, rows = self._index.hashes_of_rows(), self.members[0].rows
         return of_rows if rows is None else of_rows[rows.below]
 
     @cached_property

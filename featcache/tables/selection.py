@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from featcache.errors import RowError, StaleCacheError
 from featcache.interface import Bytes, Ints
 from featcache.store.format.files import digest
+from featcache.store.format.index import Hashes
 from featcache.store.format.strings import Strings
 from featcache.store.reading.generation import window
 from featcache.tables.block import Block, Blocks, Member
@@ -76,6 +77,13 @@ class Selection:
         if self.cuts is not None:
             return self.cuts.ids.take(rows)
         return self.blocks.packed_ids(self.below(rows))
+
+    def hashes(self) -> Hashes:
+        """Return the hash of each row's id, in the order of the rows."""
+        if self.cuts is not None:
+            return self.cuts.index.hashes_of_rows()
+        below: Hashes = np.concatenate([block.hashes() for block in self.blocks.blocks])
+        return below if self.row_map is None else below[self.row_map.below]
 
     def find(self, ids: Sequence[str]) -> Ints:
         """Return the rows of ids, -1 where there is none."""

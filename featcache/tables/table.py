@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -19,7 +19,11 @@ from featcache.store.reading.complete import check_complete
 from featcache.store.reading.id_sequence import Ids
 from featcache.tables.block import Block, Blocks, Member, opened
 from featcache.tables.choosing import chosen_rows
+from featcache.tables.columns import Columns, Value
+from featcache.tables.filtering import rows_that_meet
+from featcache.tables.ordering import order_by
 from featcache.tables.selection import Selection
+from featcache.tables.splitting import sampled_rows, split_rows
 
 
 @runtime_checkable
@@ -207,6 +211,50 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         one that comes twice.
         """
         return self._take(chosen_rows(self, keys))
+
+    def filter(
+        self, *, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
+    ) -> FeatureTable:
+        """Return the view of the utterances that meet all conditions, in their order.
+
+        Args:
+            where: called with each utterance that meets the others, a mapping of "id", of features
+                to their frames and of annotations to their values; keeps it where it returns true.
+            conditions: by name "id", a feature, whose frames count, or an annotation: a range
+                `(least, most)`, both included, None for no end; a set or a list of values; or one
+                value. None stands for a missing value, which is in no range.
+
+        >>> table.filter(fbank=(100, 3000), speaker={"anna", "ben"})  # doctest: +SKIP
+        """
+        return self._take(rows_that_meet(self, conditions, where))
+
+    def sample(self, amount: float, *, seed: int = 0) -> FeatureTable:
+        """Return a view of a share of the utterances, 0.1, or of a number of them, 500, at random.
+
+        They are in the order of this table, and depend on the ids and the seed alone.
+        """
+        return self._take(sampled_rows(self, amount, seed))
+
+    def split(
+        self, shares: Mapping[str, float], *, by: str | None = None, seed: int = 0
+    ) -> dict[str, FeatureTable]:
+        """Return views that share out all utterances at random, by name.
+
+        Args:
+            shares: the share of each view, `{"train": 0.9, "valid": 0.1}`; together 1.
+            by: an annotation: no value of it is in two views, e.g. "speaker". Sizes are then as
+                near to the shares as its values allow; no view is empty.
+            seed: draws others. The same ids and seed give the same views everywhere.
+        """
+        parts = split_rows(self, shares, by, seed)
+        return {name: self._take(rows) for name, rows in parts.items()}
+
+    def sort(self, by: str, *, descending: bool = False) -> FeatureTable:
+        """Return the view in the order of "id", of the frames of a feature or of an annotation.
+
+        Utterances of one value stay in their order; those without one come last.
+        """
+        return self._take(order_by(Columns(self)[by], by, descending=descending))
 
     @property
     def digest(self) -> str:
