@@ -17,9 +17,11 @@ import numpy as np
 from featcache.errors import ConfigError, KeyNotFoundError, nearest
 from featcache.interface import Ints
 from featcache.store.cache import Cache, CachePath
+from featcache.store.format.annotations import wider_kind
 from featcache.store.format.files import digest
 from featcache.store.format.index import Hashes
 from featcache.store.format.strings import Strings, ends_of
+from featcache.store.reading.annotation import Annotation, BlockRows
 from featcache.store.reading.feature_arrays import FeatureArrays
 from featcache.tables.row_map import RowMap
 
@@ -77,6 +79,19 @@ class Block:
         """Return the frames of all rows; the mapped column itself of a whole cache."""
         member, column = self.features[feature], self.arrays(feature).lengths
         return column if member.rows is None else column[member.rows.below]
+
+    @property
+    def annotations(self) -> dict[str, Member]:
+        """The first member that has each annotation, by name."""
+        return {name: member for member in self.members[::-1] for name in member.cache.annotations}
+
+    def annotation(self, name: str) -> BlockRows:
+        """Return the column of an annotation and its rows; None for one that is not there."""
+        member = self.annotations.get(name)
+        if member is None:
+            return BlockRows(None, None, len(self))
+        rows = None if member.rows is None else member.rows.below
+        return BlockRows(member.cache.opened.annotation(name), rows, len(self))
 
     def id(self, row: int) -> str:
         """Return the id of a row."""
@@ -167,6 +182,32 @@ class Blocks:
         """Return the block of a row, and its row there."""
         number = bisect_right(self.starts, row) - 1
         return self.blocks[number], row - self.starts[number]
+
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Names of the annotations of any cache."""
+        return tuple(dict.fromkeys(name for block in self.blocks for name in block.annotations))
+
+    def annotation(self, name: str, rows: Ints | None) -> Annotation:
+        """Return an annotation of some rows, or of all.
+
+        Raises `KeyNotFoundError` for an unknown one, `ConfigError` where the blocks have values
+        that are not of one kind.
+        """
+        columns = [block.annotation(name) for block in self.blocks]
+        kind: str | None = None
+        for found in columns:
+            there = None if found.column is None else found.column.kind
+            if kind is not None and there is not None and wider_kind(kind, there) is None:
+                raise ConfigError(
+                    f"annotation {name!r} is {kind} in a cache and {there} in another"
+                )
+            kind = wider_kind(kind, there)
+        if kind is None:
+            raise KeyNotFoundError(
+                f"no annotation {name!r}", hint=partial(nearest, name, self.annotations)
+            )
+        return Annotation(name, kind, columns, rows)
 
     def packed_ids(self, rows: Ints) -> Strings:
         """Return the ids of some rows, without an object of each."""

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, KeyNotFoundError, nearest
 from featcache.interface import Ints
+from featcache.store.format.annotations import Value as StoredValue
+from featcache.store.reading.annotation import Annotation
 
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
 
 Mask = NDArray[np.bool_]
-Value = str | int | float | bool | list[int] | list[float] | None
+Value = StoredValue | None
 
 
 class Column(Protocol):
@@ -97,6 +99,30 @@ class IdColumn:
         return np.arange(len(self._table)), self._table.ids
 
 
+class AnnotationColumn:
+    """An annotation as a column."""
+
+    def __init__(self, annotation: Annotation) -> None:
+        self._annotation = annotation
+        self.kind = annotation.kind
+
+    def __getitem__(self, row: int) -> Value:
+        return self._annotation[row]
+
+    def numbers(self) -> tuple[NDArray[Any], Mask | None]:
+        """Return the numbers, and which are missing."""
+        missing = self._annotation.missing if self._annotation.has_missing else None
+        return self._annotation.to_numpy(), missing
+
+    def is_in(self, values: Collection[Value]) -> Mask:
+        """Return which rows have one of these values."""
+        return self._annotation.is_in(values)
+
+    def codes(self) -> tuple[Ints, Sequence[Value]]:
+        """Return a number for each value, and the values."""
+        return self._annotation.codes()
+
+
 class RowValues(Mapping[str, Value]):
     """The id, frames and annotations of one row, looked up as they are asked for."""
 
@@ -137,10 +163,12 @@ class Columns(Mapping[str, Column]):
             return Lengths(self._table.lengths(name))
         if name in self._table.features:
             raise ConfigError(f"feature {name!r} has no time axis, so there are no frames to count")
+        if name in self._table.annotations:
+            return AnnotationColumn(self._table.annotation(name))
         raise KeyNotFoundError(f"no column {name!r}; {nearest(name, list(self))}")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(["id", *self._features])
+        return iter(["id", *self._features, *self._table.annotations])
 
     def __len__(self) -> int:
-        return 1 + len(self._features)
+        return 1 + len(self._features) + len(self._table.annotations)

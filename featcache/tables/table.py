@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, KeyNotFoundError, RowError
+from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
 from featcache.store.cache import Cache, CachePath, PaddedFeatures
-from featcache.store.format.bfloat16 import from_storage
+from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.id_sequence import Ids
 from featcache.tables.block import Block, Blocks, Member, opened
-from featcache.tables.choosing import chosen_rows
+from featcache.tables.choosing import chosen_rows, rows_of_keys
 from featcache.tables.columns import Columns, Value
 from featcache.tables.filtering import rows_that_meet
 from featcache.tables.ordering import order_by
@@ -109,6 +105,19 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """True if all caches below are complete."""
         return all(cache.complete for block in self.caches for cache in block)
 
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Names of the annotations."""
+        return self.selection.blocks.annotations
+
+    def annotation(self, name: str) -> Annotation:
+        """Return the values of an annotation in the order of rows, None where there is none.
+
+        Of joined caches, those of the first that has it. Raises `KeyNotFoundError` for an unknown
+        annotation.
+        """
+        return self.selection.annotation(name)
+
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
         for cache in (cache for block in self.caches for cache in block):
@@ -153,7 +162,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         listed = ids if isinstance(ids, str) else list(ids)
         found = self.find(listed)
         if found.min(initial=0) < 0:
-            raise self._not_found(listed[int(found.argmin())])
+            raise self.selection.not_found(listed[int(found.argmin())])
         return found
 
     def numbers(self, keys: Sequence[int | str]) -> Ints:
@@ -161,16 +170,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `KeyNotFoundError` or `RowError`.
         """
-        places = [place for place, key in enumerate(keys) if isinstance(key, str)]
-        if len(places) == len(keys):
-            return self.rows(cast(Sequence[str], keys))
-        numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
-        for end in (min(numbers), max(numbers)):
-            self.selection.check(end)
-        rows = np.array(numbers, np.int64)
-        if places:
-            rows[places] = self.rows(cast(str, keys[place]) for place in places)
-        return rows
+        return rows_of_keys(self, keys)
 
     def read(
         self, id: str, feature: str, start: int | None = None, stop: int | None = None
@@ -187,15 +187,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `KeyNotFoundError` for an unknown id or feature.
         """
-        arrays = self.selection.blocks.of_feature(feature)[0]
-        rows = self.rows(ids)
-        lengths = self.lengths(feature, rows=rows)
-        longest = [int(lengths.max(initial=0))] if arrays.has_frames else []
-        shape = (*longest, *self.dims(feature))
-        out = np.empty((len(rows), math.prod(shape) * arrays.dtype.itemsize), np.uint8)
-        self.read_into(rows, feature, np.zeros_like(lengths), lengths, out)
-        data = out.reshape(-1).view(arrays.dtype).reshape(len(rows), *shape)
-        return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
+        self.selection.blocks.require(feature)
+        return self.selection.read_padded(self.rows(ids), feature)
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read `lengths` frames from `starts` on of each row into the bytes of a row of `out`.
@@ -263,24 +256,3 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
     def _take(self, rows: Ints) -> FeatureTable:
         return FeatureTable(self.selection.take(rows))
-
-    def _not_found(self, id: str) -> KeyNotFoundError:
-        paths = " or ".join(dict.fromkeys(repr(str(block[0].path)) for block in self.caches))
-        first = self.selection.blocks.blocks[0]
-        if self.selection.row_map is None:
-            return KeyNotFoundError(
-                f"no utterance {id!r} in {paths}", hint=partial(first.nearest, id)
-            )
-        blocks = self.selection.blocks.blocks
-        there = self.selection.cuts is None and any(block.find([id])[0] >= 0 for block in blocks)
-        return KeyNotFoundError(
-            f"no utterance {id!r} in this view of {len(self)} utterances"
-            + (f"; {paths} has it" if there else f" of {paths}")
-        )
-
-
-def _whole(key: object) -> int:
-    try:
-        return operator.index(cast(int, key))
-    except TypeError:
-        raise RowError(f"utterances are chosen by id or by row number, not by {key!r}") from None
