@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
+from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath, PaddedFeatures
 from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.complete import check_complete
@@ -16,23 +17,16 @@ from featcache.store.reading.id_sequence import Ids
 from featcache.tables.block import Block, Blocks, Member, opened
 from featcache.tables.choosing import chosen_rows, rows_of_keys
 from featcache.tables.columns import Columns, Value
+from featcache.tables.export import arrow_table, data_frame
 from featcache.tables.filtering import rows_that_meet
 from featcache.tables.ordering import order_by
 from featcache.tables.selection import Selection
 from featcache.tables.splitting import sampled_rows, split_rows
+from featcache.tables.view_stats import stats_of_rows
 
-
-@runtime_checkable
-class HasTable(Protocol):
-    """A data set over the rows of a table, as `FeatureDataset` is."""
-
-    @property
-    def table(self) -> FeatureTable:
-        """The rows that it reads."""
-
-    @property
-    def features(self) -> Sequence[str]:
-        """Names of the features that it reads."""
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
 
 
 class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
@@ -53,6 +47,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     def __init__(self, selection: Selection) -> None:
         self.features = selection.blocks.features
         self.selection = selection
+        self._stats: dict[str, FeatureStats] = {}
 
     @classmethod
     def of(cls, source: FeatureTable | Cache | CachePath) -> FeatureTable:
@@ -190,6 +185,19 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         self.selection.blocks.require(feature)
         return self.selection.read_padded(self.rows(ids), feature)
 
+    def stats(self, feature: str) -> FeatureStats:
+        """Return count, mean and variance over all frames of a feature; exact.
+
+        For a view, the arrays of the cache that it holds, or the others, if they are fewer, are
+        read once. The table keeps them; more than 5 s are told in the log.
+
+        Raises `KeyNotFoundError` if none were collected.
+        """
+        self.selection.blocks.require(feature)
+        if feature not in self._stats:
+            self._stats[feature] = stats_of_rows(self.selection, feature)
+        return self._stats[feature]
+
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read `lengths` frames from `starts` on of each row into the bytes of a row of `out`.
 
@@ -248,6 +256,17 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         Utterances of one value stay in their order; those without one come last.
         """
         return self._take(order_by(Columns(self)[by], by, descending=descending))
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Return a `pyarrow.Table` of ids, frames of the features and annotations.
+
+        `pyarrow.parquet.write_table` makes a Parquet file of it.
+        """
+        return arrow_table(self)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a `pandas.DataFrame` of ids, frames of the features and annotations."""
+        return data_frame(self)
 
     @property
     def digest(self) -> str:
