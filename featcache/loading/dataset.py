@@ -120,7 +120,7 @@ class FeatureDataset(Dataset[Item]):
         names = [*wanted, *self._annotations]
         for name in names:
             if name == "id" or f"{name}_lengths" in names or names.count(name) > 1:
-                raise ConfigError(f"{names!r}: an item has other uses for {name!r}")
+                raise ConfigError(f"{names!r}: an item has other uses for these names")
         self._transform = transform
         self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
 
