@@ -26,6 +26,7 @@ from featcache.store.cache import Cache, CachePath
 from featcache.tables.table import FeatureTable
 
 T = TypeVar("T", default=Batch)
+_OF_DATASET = (None, None, None, False)  # settings of it where a loader is given one
 
 
 class FeatureLoader(Generic[T]):
@@ -47,6 +48,7 @@ class FeatureLoader(Generic[T]):
         shuffle: whether these are drawn at random, anew in each epoch; else they come in the order
             of the rows.
         seed: draws another order.
+        annotations: names of the annotations to read, none by default; see `FeatureDataset`.
         dtypes: dtypes to convert features to, e.g. {"ssl": "float32"} or {"ssl": torch.float32};
             else as declared.
         transform: called with each item, in the reading threads; see `FeatureDataset`.
@@ -81,6 +83,7 @@ class FeatureLoader(Generic[T]):
         batch_size: int | None = None,
         shuffle: bool | None = None,
         seed: int | None = None,
+        annotations: str | Sequence[str] = (),
         dtypes: Mapping[str, Dtype] | None = None,
         transform: Transform | None = None,
         collate: Callable[[Batch], T] | None = None,
@@ -95,14 +98,15 @@ class FeatureLoader(Generic[T]):
             dataset = FeatureDataset(
                 cast(FeatureTable | Cache | CachePath, source),
                 features,
+                annotations=annotations,
                 dtypes=dtypes,
                 transform=transform,
                 allow_incomplete=allow_incomplete,
             )
-        elif (features, dtypes, transform, allow_incomplete) != (None, None, None, False):
+        elif annotations or (features, dtypes, transform, allow_incomplete) != _OF_DATASET:
             raise ConfigError(
-                "features, dtypes, transform and allow_incomplete are those of the FeatureDataset; "
-                "give them there"
+                "features, annotations, dtypes, transform and allow_incomplete are those of the "
+                "FeatureDataset; give them there"
             )
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
