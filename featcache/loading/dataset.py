@@ -5,6 +5,7 @@ A batch is read straight from the cache's bytes into its padded tensors.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from featcache.loading.memory import Allocate, fresh
 from featcache.loading.padding import Batch, Item, pad, rows_of, torch_dtype
 from featcache.loading.shared_memory import worker_memory
 from featcache.store.cache import Cache, CachePath
+from featcache.tables.has_table import within_table
 from featcache.tables.numbering import Numbering, require_rows_of
 from featcache.tables.table import FeatureTable
 
@@ -120,9 +122,15 @@ class FeatureDataset(Dataset[Item]):
         names = [*wanted, *self._annotations]
         for name in names:
             if name == "id" or f"{name}_lengths" in names or names.count(name) > 1:
-                raise ConfigError(f"{names!r}: an item has other uses for {name!r}")
+                raise ConfigError(f"{names!r}: an item has other uses for these names")
         self._transform = transform
         self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
+
+    def view(self, table: FeatureTable) -> FeatureDataset:
+        """Return a data set over a view of the table, with the same features and transform."""
+        other = copy.copy(self)
+        vars(other).update(table=table, _proof=())
+        return other
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -269,3 +277,11 @@ def _span(feature: str, key: int | str, length: int, cut: slice) -> tuple[int, i
             f"within 0 to {length}{'' if whole else ', in whole numbers'}"
         )
     return start, stop - start
+
+
+def dataset_of(source: object) -> FeatureDataset | None:
+    """Return a `FeatureDataset` as it is, some items of one as that of a view; else None."""
+    owner, table = within_table(source) or (None, None)
+    if table is None or not isinstance(owner, FeatureDataset):
+        return None
+    return owner if table is owner.table else owner.view(table)

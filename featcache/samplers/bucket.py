@@ -15,11 +15,12 @@ from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State
-from featcache.samplers.lengths import LengthsLike, shapes_of, stable_order
+from featcache.samplers.lengths import LengthsLike, shapes_of
 from featcache.samplers.limits import BatchLimits, longest_of
 from featcache.samplers.ranks import shuffled_in_groups, split_up
 from featcache.store.format.files import digest
 from featcache.tables.numbering import Numbering, column_digest
+from featcache.tables.ordering import stable_order
 
 TOO_LONG = ("raise", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the
@@ -39,9 +40,9 @@ class BucketBatchSampler(EpochSampler):
 
     Args:
         lengths: frames of each utterance, integers; or a list of such arrays, one per feature of
-            the same utterances; or a cache, its path, a `FeatureTable` or a data set, whose
-            features with a time axis all count. Frames are seconds divided by the frame shift: 400
-            s of 10 ms are 40,000.
+            the same utterances; or a cache, its path, a `FeatureTable` or a data set (or torch's
+            `Subset` of one), whose features with a time axis all count. Frames are seconds divided
+            by the frame shift: 400 s of 10 ms are 40,000.
         ids: the utterances that `lengths` are of, in their order; of a cache those to take. Batches
             then hold ids.
         max_frames: the most frames in a batch, padding included; of each feature on its own.

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError, KeyNotFoundError, RowError
+from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
+from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath, PaddedFeatures
-from featcache.store.format.bfloat16 import from_storage
 from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.id_sequence import Ids
-from featcache.tables.annotated import annotation_names, annotation_of
 from featcache.tables.block import Block, Blocks, Member, opened
-from featcache.tables.choosing import chosen_rows
+from featcache.tables.choosing import chosen_rows, rows_of_keys
+from featcache.tables.columns import Columns, Value
+from featcache.tables.export import arrow_table, data_frame
+from featcache.tables.filtering import rows_that_meet
+from featcache.tables.ordering import order_by
 from featcache.tables.selection import Selection
+from featcache.tables.splitting import sampled_rows, split_rows
+from featcache.tables.view_stats import stats_of_rows
 
-
-@runtime_checkable
-class HasTable(Protocol):
-    """A data set over the rows of a table, as `FeatureDataset` is."""
-
-    @property
-    def table(self) -> FeatureTable:
-        """The rows that it reads."""
-
-    @property
-    def features(self) -> Sequence[str]:
-        """Names of the features that it reads."""
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
 
 
 class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
@@ -55,6 +47,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     def __init__(self, selection: Selection) -> None:
         self.features = selection.blocks.features
         self.selection = selection
+        self._stats: dict[str, FeatureStats] = {}
 
     @classmethod
     def of(cls, source: FeatureTable | Cache | CachePath) -> FeatureTable:
@@ -107,6 +100,19 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """True if all caches below are complete."""
         return all(cache.complete for block in self.caches for cache in block)
 
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Names of the annotations."""
+        return self.selection.blocks.annotations
+
+    def annotation(self, name: str) -> Annotation:
+        """Return the values of an annotation in the order of rows, None where there is none.
+
+        Of joined caches, those of the first that has it. Raises `KeyNotFoundError` for an unknown
+        annotation.
+        """
+        return self.selection.annotation(name)
+
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
         for cache in (cache for block in self.caches for cache in block):
@@ -134,19 +140,6 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
             return self.selection.lengths(feature)
         return self.selection.checked_lengths(feature, rows)
 
-    @property
-    def annotations(self) -> tuple[str, ...]:
-        """Names of the annotations that any of the caches has."""
-        return annotation_names(self.selection)
-
-    def annotation(self, name: str) -> Annotation:
-        """Return the values of an annotation in row order, None where an utterance has none.
-
-        Raises `KeyNotFoundError` for an unknown annotation, `ConfigError` for one of which the
-        caches have different kinds.
-        """
-        return annotation_of(self.selection, name)
-
     def id(self, row: int) -> str:
         """Return the id of a row; raises `RowError` for one that is not there."""
         self.selection.check(row)
@@ -164,7 +157,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         listed = ids if isinstance(ids, str) else list(ids)
         found = self.find(listed)
         if found.min(initial=0) < 0:
-            raise self._not_found(listed[int(found.argmin())])
+            raise self.selection.not_found(listed[int(found.argmin())])
         return found
 
     def numbers(self, keys: Sequence[int | str]) -> Ints:
@@ -172,16 +165,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `KeyNotFoundError` or `RowError`.
         """
-        places = [place for place, key in enumerate(keys) if isinstance(key, str)]
-        if len(places) == len(keys):
-            return self.rows(cast(Sequence[str], keys))
-        numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
-        for end in (min(numbers), max(numbers)):
-            self.selection.check(end)
-        rows = np.array(numbers, np.int64)
-        if places:
-            rows[places] = self.rows(cast(str, keys[place]) for place in places)
-        return rows
+        return rows_of_keys(self, keys)
 
     def read(
         self, id: str, feature: str, start: int | None = None, stop: int | None = None
@@ -198,15 +182,21 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `KeyNotFoundError` for an unknown id or feature.
         """
-        arrays = self.selection.blocks.of_feature(feature)[0]
-        rows = self.rows(ids)
-        lengths = self.lengths(feature, rows=rows)
-        longest = [int(lengths.max(initial=0))] if arrays.has_frames else []
-        shape = (*longest, *self.dims(feature))
-        out = np.empty((len(rows), math.prod(shape) * arrays.dtype.itemsize), np.uint8)
-        self.read_into(rows, feature, np.zeros_like(lengths), lengths, out)
-        data = out.reshape(-1).view(arrays.dtype).reshape(len(rows), *shape)
-        return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
+        self.selection.blocks.require(feature)
+        return self.selection.read_padded(self.rows(ids), feature)
+
+    def stats(self, feature: str) -> FeatureStats:
+        """Return count, mean and variance over all frames of a feature; exact.
+
+        For a view, the arrays of the cache that it holds, or the others, if they are fewer, are
+        read once. The table keeps them; more than 5 s are told in the log.
+
+        Raises `KeyNotFoundError` if none were collected.
+        """
+        self.selection.blocks.require(feature)
+        if feature not in self._stats:
+            self._stats[feature] = stats_of_rows(self.selection, feature)
+        return self._stats[feature]
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read `lengths` frames from `starts` on of each row into the bytes of a row of `out`.
@@ -223,6 +213,61 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """
         return self._take(chosen_rows(self, keys))
 
+    def filter(
+        self, *, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
+    ) -> FeatureTable:
+        """Return the view of the utterances that meet all conditions, in their order.
+
+        Args:
+            where: called with each utterance that meets the others, a mapping of "id", of features
+                to their frames and of annotations to their values; keeps it where it returns true.
+            conditions: by name "id", a feature, whose frames count, or an annotation: a range
+                `(least, most)`, both included, None for no end; a set or a list of values; or one
+                value. None stands for a missing value, which is in no range.
+
+        >>> table.filter(fbank=(100, 3000), speaker={"anna", "ben"})  # doctest: +SKIP
+        """
+        return self._take(rows_that_meet(self, conditions, where))
+
+    def sample(self, amount: float, *, seed: int = 0) -> FeatureTable:
+        """Return a view of a share of the utterances, 0.1, or of a number of them, 500, at random.
+
+        They are in the order of this table, and depend on the ids and the seed alone.
+        """
+        return self._take(sampled_rows(self, amount, seed))
+
+    def split(
+        self, shares: Mapping[str, float], *, by: str | None = None, seed: int = 0
+    ) -> dict[str, FeatureTable]:
+        """Return views that share out all utterances at random, by name.
+
+        Args:
+            shares: the share of each view, `{"train": 0.9, "valid": 0.1}`; together 1.
+            by: an annotation: no value of it is in two views, e.g. "speaker". Sizes are then as
+                near to the shares as its values allow; no view is empty.
+            seed: draws others. The same ids and seed give the same views everywhere.
+        """
+        parts = split_rows(self, shares, by, seed)
+        return {name: self._take(rows) for name, rows in parts.items()}
+
+    def sort(self, by: str, *, descending: bool = False) -> FeatureTable:
+        """Return the view in the order of "id", of the frames of a feature or of an annotation.
+
+        Utterances of one value stay in their order; those without one come last.
+        """
+        return self._take(order_by(Columns(self)[by], by, descending=descending))
+
+    def to_arrow(self) -> pyarrow.Table:
+        """Return a `pyarrow.Table` of ids, frames of the features and annotations.
+
+        `pyarrow.parquet.write_table` makes a Parquet file of it.
+        """
+        return arrow_table(self)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a `pandas.DataFrame` of ids, frames of the features and annotations."""
+        return data_frame(self)
+
     @property
     def digest(self) -> str:
         """A digest of the ids in their order: of those below, and of what was made of them."""
@@ -230,24 +275,3 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
     def _take(self, rows: Ints) -> FeatureTable:
         return FeatureTable(self.selection.take(rows))
-
-    def _not_found(self, id: str) -> KeyNotFoundError:
-        paths = " or ".join(dict.fromkeys(repr(str(block[0].path)) for block in self.caches))
-        first = self.selection.blocks.blocks[0]
-        if self.selection.row_map is None:
-            return KeyNotFoundError(
-                f"no utterance {id!r} in {paths}", hint=partial(first.nearest, id)
-            )
-        blocks = self.selection.blocks.blocks
-        there = self.selection.cuts is None and any(block.find([id])[0] >= 0 for block in blocks)
-        return KeyNotFoundError(
-            f"no utterance {id!r} in this view of {len(self)} utterances"
-            + (f"; {paths} has it" if there else f" of {paths}")
-        )
-
-
-def _whole(key: object) -> int:
-    try:
-        return operator.index(cast(int, key))
-    except TypeError:
-        raise RowError(f"utterances are chosen by id or by row number, not by {key!r}") from None

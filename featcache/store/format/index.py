@@ -116,6 +116,12 @@ class Index:
             raise CorruptCacheError(f"{DAMAGED}: {error}") from error
         return -1
 
+    def hashes_of_rows(self) -> Hashes:
+        """Return the hash of each id, in the order of the rows."""
+        of_rows = np.empty(len(self), np.uint64)
+        of_rows[self.hash_rows] = self.hashes
+        return of_rows
+
     def nearest(self, id: str) -> str:
         """Say which ids are close to one that is not there, as the end of a message."""
         if not len(self):
