@@ -17,7 +17,7 @@ from featcache.extraction.stamping import Entries
 from featcache.store.cache import Cache
 from featcache.store.format.annotations import check_annotations, check_name, with_kinds
 from featcache.store.reading.reader import FeatureReader
-from featcache.tables.table import HasTable
+from featcache.tables.has_table import HasTable
 
 _Value = Callable[[int], object]  # of an utterance, by its number; None where it is missing
 

@@ -56,10 +56,12 @@ def visible_ids(source: Any) -> Sequence[str] | None:
         inner = visible_ids(source.dataset)
         return None if inner is None else [inner[index] for index in source.indices]
     for dataset in (source, getattr(source, "dataset", None)):
+        # a data set that wraps another may well hold some of it alone
+        if not hasattr(dataset, "__len__") or size_of(source) not in (None, len(dataset)):
+            continue
         for name in ("data_ids", "ids"):
             ids: Any = getattr(dataset, name, None)
-            # a data set that wraps another may well hold some of it alone
-            if hasattr(ids, "__getitem__") and len(ids) == size_of(source) == len(dataset):
+            if hasattr(ids, "__getitem__") and len(ids) == len(dataset):
                 return as_ids(ids)
     return None
 

@@ -45,7 +45,7 @@ def test_utterances_that_left_the_data_set_come_back_neither_in_training_nor_in_
     view = brain.cache_features(dataset, check=None)
     (line,) = lines(caplog)
     assert "holds 10 utterances, 2 of them not in this data set: 'spk/utt-3', 'spk/utt-8'" in line
-    sampler = BucketBatchSampler(view, feature="ssl", max_frames=12)
+    sampler = BucketBatchSampler(view, max_frames=12)
     loader = FeatureLoader(view, batch_sampler=sampler, transform=with_items(dataset, ["frames"]))
     served = [id for batch in loader for id in batch["id"]]
     assert sorted(served) == sorted(dataset.data_ids)
