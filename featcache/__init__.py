@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from featcache.store.cache import open as open
     from featcache.store.reading.reader import FeatureReader as FeatureReader
     from featcache.store.writing.cache_writer import CacheWriter as CacheWriter
+    from featcache.tables.seconds import Seconds as Seconds
     from featcache.tables.table import FeatureTable as FeatureTable
     from featcache.tables.table import concat as concat
     from featcache.tables.table import join as join
@@ -83,6 +84,7 @@ _HOMES = {
     "GlobalMVN": "featcache.mvn",
     "PaddedFeatures": "featcache.store.cache",
     "ParallelConfig": "featcache.cluster.config",
+    "Seconds": "featcache.tables.seconds",
     "backend_names": "featcache.registry",
     "codec_names": "featcache.registry",
     "concat": "featcache.tables.table",

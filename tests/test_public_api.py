@@ -60,6 +60,7 @@ PUBLIC = [
     "PaddedFeatures",
     "ParallelConfig",
     "RowError",
+    "Seconds",
     "StaleCacheError",
     "StateError",
     "StorageFullError",

@@ -34,7 +34,9 @@ from featcache.interface import Ints
 
 Seconds64 = NDArray[np.float64]
 _HALF = 0.5 + 1e-6  # see above
-TOLERANCE_FRAMES = 2  # by so many of the longest frames ends of features may differ, if none is said
+TOLERANCE_FRAMES = (
+    2  # by so many of the longest frames ends of features may differ, if none is said
+)
 
 
 @dataclass(frozen=True, slots=True)

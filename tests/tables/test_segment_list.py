@@ -35,7 +35,10 @@ def test_an_empty_list_has_no_segments(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("", r"lack the column 'id'.*it names none"),
-        ("id,wav,start,stop\na,b,0,1\n", r"lack the column 'recording'.*names id, wav, start, stop"),
+        (
+            "id,wav,start,stop\na,b,0,1\n",
+            r"lack the column 'recording'.*names id, wav, start, stop",
+        ),
         (HEADER + "a,rec,0\n", r"line 2: the header has 4 columns"),
         (HEADER + "a,rec,0,1,2\n", r"line 2: the header has 4 columns"),
         (HEADER + "a,rec,0,1\nb,rec,0,1s\n", r"line 3, segment 'b': '0' to '1s' are not seconds"),

@@ -1,0 +1,116 @@
+"""Segments of recordings: rows of a table, cut at seconds, with ids of their own.
+
+Here a list of segments, or windows over whole recordings, become rows and frames. Reading them is
+the table's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from featcache.declaration.frame_times import Seconds64
+from featcache.errors import ConfigError
+from featcache.interface import Ints
+from featcache.store.format.strings import Strings
+from featcache.tables.recording_times import Alignment, HasRecordings, RecordingTimes, Spans
+from featcache.tables.segment_list import SegmentList, SegmentSource
+
+
+class Recordings(HasRecordings, Protocol):
+    """A table whose rows are recordings, by number and by id."""
+
+    def __len__(self) -> int:
+        """Return the number of recordings."""
+
+    def id(self, row: int) -> str:
+        """Return the id of a row."""
+
+    def rows(self, ids: list[str]) -> Ints:
+        """Return the rows of ids; raises `KeyNotFoundError` for an unknown one."""
+
+
+class Segments(NamedTuple):
+    """Segments, to be made a view.
+
+    Attributes:
+        rows: the row of the recording of each.
+        ids: their ids.
+        spans: the frames of each that has a time axis and says how long its frames are.
+    """
+
+    rows: Ints
+    ids: Strings
+    spans: Spans
+
+
+def listed(table: Recordings, source: SegmentSource, alignment: Alignment) -> Segments:
+    """Cut recordings at the times of a list, in its order."""
+    found = SegmentList.of(source)
+
+    def name(number: int) -> str:
+        return f"segment {found.ids[number]!r} of recording {found.recordings[number]!r}"
+
+    rows = table.rows(found.recordings)
+    times = RecordingTimes(table, rows, alignment)
+    stop_s = times.stops_s(slice(None), found.stop_s, name)
+    return Segments(rows, Strings.of(found.ids), times.spans(slice(None), found.start_s, stop_s))
+
+
+def windows(
+    table: Recordings, length_s: float, hop_s: float | None, alignment: Alignment
+) -> Segments:
+    """Cut recordings into windows from their beginning on; the last one of each may be shorter."""
+    length_s = _seconds("length_s", length_s)
+    hop_s = length_s if hop_s is None else _seconds("hop_s", hop_s)
+    times = RecordingTimes(table, np.arange(len(table)), alignment)
+    if length_s < times.longest_s * (1 - 1e-6):
+        raise ConfigError(
+            f"windows of {length_s=} are too short: a frame takes up to {times.longest_s:.6g} s"
+        )
+    ends_s = times.stops_s(slice(None), times.ends_s, lambda row: f"recording {table.id(row)!r}")
+    counts = _count(ends_s, length_s, hop_s, times.longest_s)
+    places = np.repeat(np.arange(len(table)), counts)
+    numbers = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
+    # to a nanosecond, so that the end of one is exactly the beginning of another
+    start_s: Seconds64 = np.round(numbers * hop_s, 9)
+    full_s: Seconds64 = np.round(numbers * hop_s + length_s, 9)
+    stop_s = np.minimum(full_s, ends_s[places])
+    ids = _ids(table, counts, start_s, stop_s)
+    return Segments(places, ids, times.spans(places, start_s, stop_s))
+
+
+def _count(ends_s: Seconds64, length_s: float, hop_s: float, frame_s: float) -> Ints:
+    """Return how many windows it takes to reach the end of each recording.
+
+    As lhotse's `compute_num_windows`, but for an end of less than half a frame of some feature,
+    which has no window of its own.
+    """
+    ends_s = ends_s - frame_s / 2 + 1e-6 * frame_s  # at half a frame, the later boundary is next
+    needed = np.ceil((ends_s - length_s) / hop_s) + 1
+    begun = np.ceil(ends_s / hop_s)  # those that begin before the end, should hops be long
+    return np.maximum(np.minimum(np.maximum(needed, 1), begun), 0).astype(np.int64)
+
+
+def _ids(table: Recordings, counts: Ints, start_s: Seconds64, stop_s: Seconds64) -> Strings:
+    """Return `<recording>:<start_s>-<stop_s>` for each window."""
+    texts: dict[float, str] = {}  # most times are those of many windows
+    encoded, begin = [], 0
+    for row, count in enumerate(counts.tolist()):
+        recording, end = table.id(row), begin + count
+        for times in zip(start_s[begin:end].tolist(), stop_s[begin:end].tolist(), strict=True):
+            for time in times:
+                if time not in texts:
+                    texts[time] = np.format_float_positional(round(time, 9), trim="-")
+            encoded.append(f"{recording}:{texts[times[0]]}-{texts[times[1]]}".encode())
+        begin = end
+    return Strings.of_bytes(encoded)
+
+
+def _seconds(name: str, value: float) -> float:
+    number = float(value) if isinstance(value, int | float | np.number) else math.nan
+    if isinstance(value, bool) or not 0 < number < math.inf:
+        raise ConfigError(f"{name} is a number of seconds, more than 0, not {value!r}")
+    return number
