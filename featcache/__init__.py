@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from featcache.store.cache import open as open
     from featcache.store.reading.reader import FeatureReader as FeatureReader
     from featcache.store.writing.cache_writer import CacheWriter as CacheWriter
+    from featcache.tables.combine import concat as concat
+    from featcache.tables.combine import join as join
     from featcache.tables.seconds import Seconds as Seconds
     from featcache.tables.table import FeatureTable as FeatureTable
-    from featcache.tables.table import concat as concat
-    from featcache.tables.table import join as join
 
 # loaded when first used: `import featcache` brings in neither torch nor any format's library
 _HOMES = {
@@ -87,13 +87,13 @@ _HOMES = {
     "Seconds": "featcache.tables.seconds",
     "backend_names": "featcache.registry",
     "codec_names": "featcache.registry",
-    "concat": "featcache.tables.table",
+    "concat": "featcache.tables.combine",
     "diff": "featcache.making",
     "extract": "featcache.extraction.extract",
     "get_backend": "featcache.registry",
     "get_client": "featcache.cluster.client",
     "get_codec": "featcache.registry",
-    "join": "featcache.tables.table",
+    "join": "featcache.tables.combine",
     "made_from": "featcache.making",
     "open": "featcache.store.cache",
     "provenance": "featcache.staleness.provenance",

@@ -26,6 +26,7 @@ EXCEPTIONS = {
 METHODS = {
     "Cache.read": "start and stop follow the utterance and the feature, as in a slice",
     "FeatureStorageConfig.check_dims": "of the store, which gives all four",
+    "FeatureTable.read": "as Cache.read",
     "FeatureTable.read_into": "of the loaders, which give all five",
 }
 
@@ -95,7 +96,7 @@ def test_any_stands_only_where_another_toolkit_gives_no_type() -> None:
                 notes = inspect.get_annotations(function).items()
                 found[function] = [name for name, note in notes if re.search(r"\bAny\b", str(note))]
     assert len(found) > 100
-    assert sum(map(len, found.values())) <= 20, [
+    assert sum(map(len, found.values())) <= 22, [
         f"{f.__qualname__}: {names}" for f, names in found.items() if names
     ]
 

@@ -72,4 +72,5 @@ class FrameTimes:
 
     def ends_s(self, lengths: Ints) -> Seconds64:
         """Return the time at which the last of so many frames ends."""
-        return self.offset_s + lengths * self.frame_s
+        ends: Seconds64 = self.offset_s + lengths * self.frame_s
+        return ends

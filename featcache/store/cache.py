@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from numpy.typing import NDArray
 
@@ -22,6 +22,9 @@ from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.reading.unequal_ends import tell_unequal_ends
 from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
+
+if TYPE_CHECKING:
+    from featcache.tables.table import FeatureTable
 
 CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
@@ -158,6 +161,13 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     def ids(self) -> Sequence[str]:
         """The utterance ids, in the order of rows; taken out of the index as they are asked for."""
         return Ids(self._index)
+
+    @property
+    def table(self) -> FeatureTable:
+        """All utterances as a table, of which views are made: `cache.table.select(ids)`."""
+        from featcache.tables.table import FeatureTable
+
+        return FeatureTable.of(self)
 
     @property
     def nbytes(self) -> int:

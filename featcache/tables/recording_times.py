@@ -7,15 +7,19 @@ done at the ends of recordings, where features have a frame more or less.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from featcache.declaration.frame_times import TOLERANCE_FRAMES, FrameTimes, Seconds64
 from featcache.errors import ConfigError, UnknownNameError, WindowError, nearest
 from featcache.interface import Ints
+
+if TYPE_CHECKING:
+    from featcache.tables.block import Blocks
+    from featcache.tables.table import FeatureTable
 
 Align = Literal["trim", "error"]
 Spans = Mapping[str, tuple[Ints, Ints]]  # by feature: first frame and number of frames of each row
@@ -51,23 +55,6 @@ class Alignment:
             )
 
 
-class HasRecordings(Protocol):
-    """A table whose rows are recordings."""
-
-    @property
-    def features(self) -> Sequence[str]:
-        """Names of the features."""
-
-    def has_frames(self, feature: str) -> bool:
-        """Tell whether a feature has a time axis."""
-
-    def frame_times(self, feature: str) -> FrameTimes | None:
-        """Return the times of a feature's frames; None where its declaration does not say."""
-
-    def lengths(self, feature: str, *, rows: Ints) -> Ints:
-        """Return the frames of some rows."""
-
-
 class RecordingTimes:
     """The times of some rows of a table, and the frames at these times.
 
@@ -83,7 +70,7 @@ class RecordingTimes:
         ends_s: the time at which each row ends: that of its feature that ends last.
     """
 
-    def __init__(self, table: HasRecordings, rows: Ints, alignment: Alignment) -> None:
+    def __init__(self, table: FeatureTable, rows: Ints, alignment: Alignment) -> None:
         self._times = _times_of(table)
         self._alignment = alignment
         self._lengths = {name: table.lengths(name, rows=rows) for name in self._times}
@@ -154,21 +141,20 @@ class RecordingTimes:
         return found
 
 
-def require_times(table: HasRecordings, feature: str) -> None:
-    """Raise `ConfigError` for a feature with frames of which nothing says how long they are."""
-    if table.has_frames(feature) and table.frame_times(feature) is None:
+def require_times(blocks: Blocks, feature: str) -> None:
+    """Raise `ConfigError` for a feature with frames of which nothing says when they are."""
+    if blocks.has_frames(feature) and blocks.frame_times(feature) is None:
         raise ConfigError(
             f"feature {feature!r} cannot be cut in seconds, as its declaration does not say how "
             "many a frame takes; declare frame_s, or read other features: features=[...]"
         )
 
 
-def _times_of(table: HasRecordings) -> dict[str, FrameTimes]:
-    timed = {}
-    for name in table.features:
-        times = table.frame_times(name) if table.has_frames(name) else None
-        if times is not None:
-            timed[name] = times
+def _times_of(table: FeatureTable) -> dict[str, FrameTimes]:
+    if table.selection.cuts is not None:
+        raise ConfigError(f"{table!r} has segments already; cut the table of their recordings")
+    declared = {name: table.selection.blocks.frame_times(name) for name in table.features}
+    timed = {name: times for name, times in declared.items() if times is not None}
     if not timed:
         raise ConfigError(
             f"no feature of {table!r} says in its declaration how many seconds a frame takes, so "

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from featcache.errors import ConfigError
 from featcache.interface import Ints
-from featcache.tables.recording_times import (
-    Alignment,
-    HasRecordings,
-    RecordingTimes,
-    require_times,
-)
+from featcache.tables.recording_times import Alignment, RecordingTimes, require_times
+
+if TYPE_CHECKING:
+    from featcache.tables.table import FeatureTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Seconds:
 
 
 def frames_of(
-    table: HasRecordings,
+    table: FeatureTable,
     rows: Ints,
     keys: Sequence[object],
     cuts: Sequence[Seconds],
@@ -56,7 +55,7 @@ def frames_of(
     if not cuts:
         return []
     for feature in features:
-        require_times(table, feature)
+        require_times(table.selection.blocks, feature)
     times = RecordingTimes(table, rows, Alignment())
     wanted = [
         end if cut.stop_s is None else cut.stop_s

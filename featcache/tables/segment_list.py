@@ -101,7 +101,8 @@ def _of_mapping(source: Mapping[str, tuple[str, float, float]]) -> Iterator[_Lin
                 f"segments, segment {id!r}: (recording, start_s, stop_s) is needed, not "
                 f"{source[id]!r}"
             )
-        yield "segments", id, *fields
+        recording, start_s, stop_s = fields
+        yield "segments", id, recording, start_s, stop_s
 
 
 @contextmanager

@@ -7,7 +7,7 @@ the table's.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,21 +15,11 @@ from featcache.declaration.frame_times import Seconds64
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.store.format.strings import Strings
-from featcache.tables.recording_times import Alignment, HasRecordings, RecordingTimes, Spans
+from featcache.tables.recording_times import Alignment, RecordingTimes, Spans
 from featcache.tables.segment_list import SegmentList, SegmentSource
 
-
-class Recordings(HasRecordings, Protocol):
-    """A table whose rows are recordings, by number and by id."""
-
-    def __len__(self) -> int:
-        """Return the number of recordings."""
-
-    def id(self, row: int) -> str:
-        """Return the id of a row."""
-
-    def rows(self, ids: list[str]) -> Ints:
-        """Return the rows of ids; raises `KeyNotFoundError` for an unknown one."""
+if TYPE_CHECKING:
+    from featcache.tables.table import FeatureTable
 
 
 class Segments(NamedTuple):
@@ -46,7 +36,7 @@ class Segments(NamedTuple):
     spans: Spans
 
 
-def listed(table: Recordings, source: SegmentSource, alignment: Alignment) -> Segments:
+def listed(table: FeatureTable, source: SegmentSource, alignment: Alignment) -> Segments:
     """Cut recordings at the times of a list, in its order."""
     found = SegmentList.of(source)
 
@@ -60,7 +50,7 @@ def listed(table: Recordings, source: SegmentSource, alignment: Alignment) -> Se
 
 
 def windows(
-    table: Recordings, length_s: float, hop_s: float | None, alignment: Alignment
+    table: FeatureTable, length_s: float, hop_s: float | None, alignment: Alignment
 ) -> Segments:
     """Cut recordings into windows from their beginning on; the last one of each may be shorter."""
     length_s = _seconds("length_s", length_s)
@@ -91,10 +81,11 @@ def _count(ends_s: Seconds64, length_s: float, hop_s: float, frame_s: float) -> 
     ends_s = ends_s - frame_s / 2 + 1e-6 * frame_s  # at half a frame, the later boundary is next
     needed = np.ceil((ends_s - length_s) / hop_s) + 1
     begun = np.ceil(ends_s / hop_s)  # those that begin before the end, should hops be long
-    return np.maximum(np.minimum(np.maximum(needed, 1), begun), 0).astype(np.int64)
+    counts: Ints = np.clip(np.maximum(needed, 1), 0, np.maximum(begun, 0)).astype(np.int64)
+    return counts
 
 
-def _ids(table: Recordings, counts: Ints, start_s: Seconds64, stop_s: Seconds64) -> Strings:
+def _ids(table: FeatureTable, counts: Ints, start_s: Seconds64, stop_s: Seconds64) -> Strings:
     """Return `<recording>:<start_s>-<stop_s>` for each window."""
     texts: dict[float, str] = {}  # most times are those of many windows
     encoded, begin = [], 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -82,6 +82,12 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.hashes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ids)
+
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self.find(id) >= 0
 
     @cached_property
     def _views(self) -> tuple[memoryview, memoryview, memoryview, memoryview]:

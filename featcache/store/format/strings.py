@@ -55,6 +55,13 @@ class Strings:
             except UnicodeDecodeError as error:
                 raise CorruptCacheError(f"{DAMAGED}: {error}") from error
 
+    def take(self, rows: Ints) -> Strings:
+        """Return some of the strings, in the order of `rows`."""
+        begins = self.ends[rows]
+        sizes = self.ends[rows + 1] - begins
+        ends = ends_of(sizes)
+        return Strings(ends, self.data[np.repeat(begins - ends[:-1], sizes) + np.arange(ends[-1])])
+
     @classmethod
     def of(cls, strings: Sequence[str]) -> Strings:
         """Pack strings."""

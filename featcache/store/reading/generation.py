@@ -104,7 +104,12 @@ class Generation:
         row = self.row(id)
         if start is None and stop is None:
             return arrays.read(row)
-        return arrays.read(row, *_window(id, arrays, row, start, stop))
+        if not arrays.has_frames:
+            raise WindowError(
+                f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
+            )
+        length = int(arrays.lengths[row])
+        return arrays.read(row, *window(id, arrays.name, length, start, stop))
 
     def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
         """Return the frames of all utterances in row order, or of some."""
@@ -181,10 +186,13 @@ def _misfits(manifest: Manifest, index: Index) -> Iterator[str]:
             yield f"it has no statistics of {name!r}"
 
 
-def _window(
-    id: str, arrays: FeatureArrays, row: int, start: int | None, stop: int | None
+def window(
+    id: str, feature: str, length: int, start: int | None, stop: int | None
 ) -> tuple[int, int]:
-    length = int(arrays.lengths[row])
+    """Return the first frame and the one after the last of a window into `length` frames.
+
+    Raises `WindowError` unless 0 <= start <= stop <= length, whole numbers.
+    """
     try:
         begin = 0 if start is None else operator.index(start)
         end = length if stop is None else operator.index(stop)
@@ -193,11 +201,7 @@ def _window(
             f"give whole numbers of frames, from start to before stop, not {start!r} and {stop!r}"
         )
     else:
-        if not arrays.has_frames:
-            raise WindowError(
-                f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
-            )
         if 0 <= begin <= end <= length:
             return begin, end
         wrong = f"frames {begin} to {end} are not within 0 to {length}"
-    raise WindowError(f"utterance {id!r}, feature {arrays.name!r}: {wrong}")
+    raise WindowError(f"utterance {id!r}, feature {feature!r}: {wrong}")

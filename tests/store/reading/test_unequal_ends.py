@@ -22,8 +22,8 @@ def timed_cache(path: Path, frames: Mapping[str, tuple[int, int]], second_s: flo
     ]
     with CacheWriter(path, features) as writer:
         for id, (first, second) in frames.items():
-            arrays = {"fbank": np.ones((first, 2)), "units": np.ones(second, np.int16)}
-            writer.write(id, arrays | {"voice": np.ones(3)})
+            units, voice = np.ones(second, np.int16), np.ones(3)
+            writer.write(id, {"fbank": np.ones((first, 2)), "units": units, "voice": voice})
     return path
 
 

@@ -1,0 +1,239 @@
+"""`Block` and `Blocks`: caches side by side, and such blocks one after another.
+
+Here row numbers become those of caches. Views and segments lie above, in `FeatureTable`.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from featcache.declaration.frame_times import FrameTimes
+from featcache.errors import ConfigError, KeyNotFoundError, nearest
+from featcache.interface import Ints
+from featcache.store.cache import Cache, CachePath
+from featcache.store.format.files import digest
+from featcache.store.format.index import Hashes
+from featcache.store.format.strings import Strings, ends_of
+from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.tables.row_map import RowMap
+
+
+class Member(NamedTuple):
+    """A cache of a block, and the rows of it in the order of the block; None: all, in order."""
+
+    cache: Cache
+    rows: RowMap | None = None
+
+    def __len__(self) -> int:
+        return len(self.cache) if self.rows is None else len(self.rows)
+
+    def inner(self, rows: Ints) -> Ints:
+        """Return the cache's rows of rows of the block."""
+        return rows if self.rows is None else self.rows.below[rows]
+
+
+class Block:
+    """Caches side by side: different features of the same utterances.
+
+    Attributes:
+        members: the caches; the first one names the rows.
+        features: the member that has each feature, by name.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+        if len({len(member) for member in members}) != 1:
+            raise ConfigError(
+                f"members of a block have {[len(member) for member in members]} rows, not one "
+                "number of them"
+            )
+        self.features = {name: member for member in members for name in member.cache.features}
+        self._index = self.members[0].cache.opened.index
+
+    def __len__(self) -> int:
+        return len(self.members[0])
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        """The caches of the members."""
+        return tuple(member.cache for member in self.members)
+
+    @property
+    def whole(self) -> bool:
+        """True where each member is a whole cache in its order."""
+        return all(member.rows is None for member in self.members)
+
+    def arrays(self, feature: str) -> FeatureArrays:
+        """Return the arrays of a feature, whose rows `inner` gives."""
+        return self.features[feature].cache.opened.arrays(feature)
+
+    def lengths(self, feature: str) -> Ints:
+        """Return the frames of all rows; the mapped column itself of a whole cache."""
+        member, column = self.features[feature], self.arrays(feature).lengths
+        return column if member.rows is None else column[member.rows.below]
+
+    def id(self, row: int) -> str:
+        """Return the id of a row."""
+        rows = self.members[0].rows
+        return self._index.id(row if rows is None else int(rows.below[row]))
+
+    def packed_ids(self, rows: Ints) -> Strings:
+        """Return the ids of some rows, without an object of each."""
+        return self._index.ids.take(self.members[0].inner(rows))
+
+    def find(self, ids: Sequence[str]) -> Ints:
+        """Return the rows of ids, -1 where there is none."""
+        member = self.members[0]
+        found = member.cache.opened.find(ids)
+        return found if member.rows is None else member.rows.find(found)
+
+    def nearest(self, id: str) -> str:
+        """Say which ids are close to one that is not there."""
+        return self._index.nearest(id)
+
+    def hashes(self) -> Hashes:
+        """Return the hash of each row's id, in the order of the rows."""
+        of_rows = np.empty(len(self._index), np.uint64)
+        of_rows[self._index.hash_rows] = self._index.hashes
+        rows = self.members[0].rows
+        return of_rows if rows is None else of_rows[rows.below]
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the ids in their order."""
+        ids, rows = digest(self._index.hashes.data), self.members[0].rows
+        return ids if rows is None else digest((ids + rows.digest).encode())
+
+
+class Blocks:
+    """Blocks one after another, with rows counted through; all have the same features.
+
+    Attributes:
+        blocks: the blocks.
+        starts: the first row of each, and the number of all rows.
+        features: the names of the features.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = tuple(blocks)
+        self.starts: list[int] = [0, *accumulate(map(len, self.blocks))]
+        self.features = tuple(self.blocks[0].features)
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def caches(self) -> tuple[tuple[Cache, ...], ...]:
+        """The caches of each block."""
+        return tuple(block.caches for block in self.blocks)
+
+    def require(self, feature: str) -> None:
+        """Raise `KeyNotFoundError` for an unknown feature."""
+        if not isinstance(feature, str) or feature not in self.features:
+            raise KeyNotFoundError(
+                f"no feature {feature!r}", hint=partial(nearest, feature, self.features)
+            )
+
+    def of_feature(self, feature: str) -> list[FeatureArrays]:
+        """Return the arrays of a feature in each block."""
+        self.require(feature)
+        return [block.arrays(feature) for block in self.blocks]
+
+    def has_frames(self, feature: str) -> bool:
+        """Tell whether a feature has a time axis."""
+        return self.of_feature(feature)[0].has_frames
+
+    def frame_times(self, feature: str) -> FrameTimes | None:
+        """Return the times of a feature's frames; None where its declaration does not say.
+
+        Raises `ConfigError` where the declarations of two blocks say otherwise.
+        """
+        first, *others = self.of_feature(feature)
+        for number, other in enumerate(others, 1):
+            if other.times != first.times:
+                paths = [self.blocks[n].features[feature].cache.path for n in (0, number)]
+                said = [_said(each.times) for each in (first, other)]
+                raise ConfigError(
+                    f"feature {feature!r} is declared with {said[0]} in {str(paths[0])!r} and with "
+                    f"{said[1]} in {str(paths[1])!r}, so they cannot be cut in seconds together"
+                )
+        return first.times
+
+    def dims(self, feature: str) -> tuple[int, ...]:
+        """Return the shape of one frame, or of the whole array without a time axis."""
+        return next((each.dims for each in self.of_feature(feature) if len(each.lengths)), ())
+
+    def lengths(self, feature: str) -> Ints:
+        """Return the frames of all rows; those of one whole cache are its mapped column."""
+        self.require(feature)
+        columns = [block.lengths(feature) for block in self.blocks]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+    def checked_lengths(self, feature: str, rows: Ints) -> Ints:
+        """Return the frames of some rows, checked against what is stored of the longest."""
+        self.require(feature)
+        lengths = np.empty(len(rows), np.int64)
+        for arrays, places, inner in self.by_block(feature, rows) if len(rows) else ():
+            lengths[places] = found = arrays.lengths[inner]
+            for extreme in (found.argmin(), found.argmax()):
+                arrays.check_length(int(inner[extreme]))
+        return lengths
+
+    def place(self, row: int) -> tuple[Block, int]:
+        """Return the block of a row, and its row there."""
+        number = bisect_right(self.starts, row) - 1
+        return self.blocks[number], row - self.starts[number]
+
+    def packed_ids(self, rows: Ints) -> Strings:
+        """Return the ids of some rows, without an object of each."""
+        pieces = [(places, block.packed_ids(inner)) for block, places, inner in self.split(rows)]
+        if len(pieces) == 1:
+            return pieces[0][1]
+        order = np.concatenate([np.arange(len(rows))[places] for places, _ in pieces] or [rows])
+        sizes = [np.diff(strings.ends) for _, strings in pieces]
+        data = [strings.data for _, strings in pieces]
+        together = Strings(
+            ends_of(np.concatenate([*sizes, np.zeros(0, np.int64)])),
+            np.concatenate([*data, np.zeros(0, np.uint8)]),
+        )
+        return together.take(np.argsort(order))
+
+    def split(self, rows: Ints) -> Iterator[tuple[Block, Ints | slice, Ints]]:
+        """Give, for each block that has some of the rows: block, places in `rows`, rows in it."""
+        if len(self.blocks) == 1:
+            yield self.blocks[0], slice(None), rows
+            return
+        numbers = np.searchsorted(self.starts, rows, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            yield self.blocks[number], places, rows[places] - self.starts[number]
+
+    def by_block(
+        self, feature: str, rows: Ints
+    ) -> Iterator[tuple[FeatureArrays, Ints | slice, Ints]]:
+        """Give, for each block that has some of the rows: arrays, places in `rows`, their rows."""
+        for block, places, inner in self.split(rows):
+            yield block.arrays(feature), places, block.features[feature].inner(inner)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the ids in their order."""
+        return digest("".join(block.digest for block in self.blocks).encode())
+
+
+def _said(times: FrameTimes | None) -> str:
+    return "no frame_s" if times is None else f"frame_s {times.frame_s}, offset_s {times.offset_s}"
+
+
+def opened(source: Cache | CachePath, needed: str) -> Cache:
+    """Return a cache, opened where a path is given; raises `ConfigError` with what is needed."""
+    if not isinstance(source, Cache | str | os.PathLike):
+        raise ConfigError(f"{needed}, not {source!r}")
+    return source if isinstance(source, Cache) else Cache(source)

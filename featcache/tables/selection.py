@@ -1,0 +1,183 @@
+"""`Selection`: rows of blocks in some order, whole or cut; a table without its user's words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import RowError, StaleCacheError
+from featcache.interface import Bytes, Ints
+from featcache.store.format.files import digest
+from featcache.store.format.strings import Strings
+from featcache.store.reading.generation import window
+from featcache.tables.block import Block, Blocks, Member
+from featcache.tables.cuts import Cuts
+from featcache.tables.recording_times import require_times
+from featcache.tables.row_map import RowMap
+from featcache.tables.segments import Segments
+
+
+class Selection:
+    """Numbered utterances of blocks.
+
+    One made of another has one row map over the same blocks, never a chain of them.
+
+    Attributes:
+        blocks: the caches.
+        row_map: the row in the blocks of each row here; None: all, in their order.
+        cuts: ids and frames of the rows, where they are segments; None: whole utterances.
+    """
+
+    def __init__(
+        self, blocks: Blocks, row_map: RowMap | None = None, cuts: Cuts | None = None
+    ) -> None:
+        self.blocks = blocks
+        self.row_map = row_map
+        self.cuts = cuts
+
+    def __len__(self) -> int:
+        return len(self.blocks) if self.row_map is None else len(self.row_map)
+
+    def __iter__(self) -> Iterator[str]:
+        if self.row_map is None and len(self.blocks.blocks) == 1 and self.blocks.blocks[0].whole:
+            return iter(self.blocks.caches[0][0])
+        return map(self.id, range(len(self)))
+
+    def cut(self, segments: Segments) -> Selection:
+        """Return the selection of segments of the rows, which are whole utterances."""
+        cuts = Cuts.of(segments.ids, segments.spans)
+        return Selection(self.blocks, RowMap(self.below(segments.rows)), cuts)
+
+    def take(self, rows: Ints) -> Selection:
+        """Return the selection of some rows, of which none may come twice, in their order."""
+        cuts = None if self.cuts is None else self.cuts.take(rows)
+        return Selection(self.blocks, RowMap(self.below(rows)), cuts)
+
+    def below(self, rows: Ints) -> Ints:
+        """Return the rows in the blocks of rows here."""
+        return rows if self.row_map is None else self.row_map.below[rows]
+
+    def place(self, row: int) -> tuple[Block, int]:
+        """Return the block of a row, and its row there."""
+        below = row if self.row_map is None else int(self.row_map.below[row])
+        return self.blocks.place(below)
+
+    def check(self, row: int) -> None:
+        """Raise `RowError` for a row that is not there."""
+        if not 0 <= row < len(self):
+            raise RowError(f"no row {row}: there are {len(self)} utterances, counted from 0")
+
+    def id(self, row: int) -> str:
+        """Return the id of a row."""
+        if self.cuts is not None:
+            return self.cuts.ids[row]
+        block, inner = self.place(row)
+        return block.id(inner)
+
+    def packed_ids(self, rows: Ints) -> Strings:
+        """Return the ids of some rows, without an object of each."""
+        if self.cuts is not None:
+            return self.cuts.ids.take(rows)
+        return self.blocks.packed_ids(self.below(rows))
+
+    def find(self, ids: Sequence[str]) -> Ints:
+        """Return the rows of ids, -1 where there is none."""
+        if self.cuts is not None:
+            return self.cuts.find(ids)
+        found = np.full(len(ids), -1, np.int64)
+        for number, block in enumerate(self.blocks.blocks):
+            # blocks may have an id in common, of which a view holds one
+            missing = np.flatnonzero(found < 0)
+            inner = block.find([ids[place] for place in missing.tolist()] if number else ids)
+            below = np.where(inner < 0, -1, inner + self.blocks.starts[number])
+            found[missing] = below if self.row_map is None else self.row_map.find(below)
+        return found
+
+    def lengths(self, feature: str) -> Ints:
+        """Return the frames of all rows, read-only."""
+        self.blocks.require(feature)
+        if self.cuts is not None and self._is_cut(feature):
+            return self.cuts.spans[feature][1].values
+        column = self.blocks.lengths(feature)
+        lengths = column.view() if self.row_map is None else column[self.row_map.below]
+        lengths.flags.writeable = False
+        return lengths
+
+    def checked_lengths(self, feature: str, rows: Ints) -> Ints:
+        """Return the frames of some rows, checked against what is stored."""
+        lengths = self.blocks.checked_lengths(feature, self.below(rows))
+        span = self._span(feature, rows)
+        return lengths if span is None else span[1]
+
+    def read(
+        self, row: int, feature: str, start: int | None, stop: int | None
+    ) -> NDArray[np.generic]:
+        """Return a copy of the frames from `start` to before `stop` of a row."""
+        block, inner = self.place(row)
+        cache, id = block.features[feature].cache, block.id(inner)
+        span = self._span(feature, np.array([row]))
+        if span is None:
+            return cache.read(id, feature, start, stop)
+        first, length = int(span[0][0]), int(span[1][0])
+        begin, end = window(self.id(row), feature, length, start, stop)
+        return cache.read(id, feature, first + begin, first + end)
+
+    def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
+        """Read frames of each row into the bytes of a row of `out`; zeros fill the rest."""
+        span = self._span(feature, rows)
+        starts = starts if span is None else starts + span[0]
+        for arrays, places, inner in self.blocks.by_block(feature, self.below(rows)):
+            mine = out if isinstance(places, slice) else [out[place] for place in places]
+            arrays.read_many(inner, starts[places], lengths[places], mine)
+        itemsize = self.blocks.of_feature(feature)[0].dtype.itemsize
+        frame_bytes = itemsize * math.prod(self.blocks.dims(feature))
+        for row, nbytes in zip(out, (lengths * frame_bytes).tolist(), strict=True):
+            row[nbytes:] = 0
+
+    def _span(self, feature: str, rows: Ints) -> tuple[Ints, Ints] | None:
+        if self.cuts is None or not self._is_cut(feature):
+            return None
+        return self.cuts.span(feature, rows)
+
+    def _is_cut(self, feature: str) -> bool:
+        """Tell whether rows that are segments have some frames of a feature; else all of it.
+
+        Raises `ConfigError` for one with frames of which nothing says when they are.
+        """
+        if self.cuts is not None and feature in self.cuts.spans:
+            return True
+        require_times(self.blocks, feature)
+        return False
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the ids below in their order, and of what was made of them."""
+        made = [each.digest for each in (self.row_map, self.cuts) if each is not None]
+        below = self.blocks.digest
+        return digest("".join([below, *made]).encode()) if made else below
+
+    def __reduce__(self) -> tuple[object, ...]:
+        blocks = [block.members for block in self.blocks.blocks]
+        generations = [cache.generation for block in self.blocks.caches for cache in block]
+        return _unpickled, (blocks, generations, self.row_map, self.cuts)
+
+
+def _unpickled(
+    blocks: Sequence[Sequence[Member]],
+    generations: list[int],
+    row_map: RowMap | None,
+    cuts: Cuts | None,
+) -> Selection:
+    caches = [member.cache for block in blocks for member in block]
+    for cache, number in zip(caches, generations, strict=True):
+        if cache.generation != number:
+            raise StaleCacheError(
+                f"cache {str(cache.path)!r} was written on since it was opened (generation "
+                f"{number}, now {cache.generation}), and its rows have other numbers now; open it "
+                "again"
+            )
+    return Selection(Blocks([Block(block) for block in blocks]), row_map, cuts)
