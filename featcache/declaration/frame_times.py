@@ -34,9 +34,7 @@ from featcache.interface import Ints
 
 Seconds64 = NDArray[np.float64]
 _HALF = 0.5 + 1e-6  # see above
-TOLERANCE_FRAMES = (
-    2  # by so many of the longest frames ends of features may differ, if none is said
-)
+FEW_FRAMES = 2  # by so many of the longest frames ends of features may differ, if none is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +70,4 @@ class FrameTimes:
 
     def ends_s(self, lengths: Ints) -> Seconds64:
         """Return the time at which the last of so many frames ends."""
-        ends: Seconds64 = self.offset_s + lengths * self.frame_s
-        return ends
+        return np.asarray(self.offset_s + lengths * self.frame_s, np.float64)

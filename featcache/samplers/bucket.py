@@ -15,11 +15,12 @@ from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State
-from featcache.samplers.lengths import LengthsLike, shapes_of, stable_order
+from featcache.samplers.lengths import LengthsLike, shapes_of
 from featcache.samplers.limits import BatchLimits, longest_of
 from featcache.samplers.ranks import shuffled_in_groups, split_up
 from featcache.store.format.files import digest
 from featcache.tables.numbering import Numbering, column_digest
+from featcache.tables.ordering import stable_order
 
 TOO_LONG = ("raise", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the

@@ -85,17 +85,3 @@ def _checked(name: str, array: NDArray[np.generic], axes: int) -> Shapes:
         row = int(whole.min(1).argmin())
         raise ConfigError(f"{name} cannot be negative: row {row} has {array[row].tolist()}")
     return Shapes.of(name, whole)
-
-
-def stable_order(values: Ints) -> Ints:
-    """Return the rows by value, rows of one value in order; values are from 0 on."""
-    bits, most = len(values).bit_length(), int(values.max(initial=0))
-    if most < 2**16:
-        return np.argsort(values.astype(np.uint16), kind="stable")  # by counting
-    if most.bit_length() + bits > 63:
-        return np.argsort(values, kind="stable")
-    # numbers are sorted several times faster than rows by number
-    order: Ints = (values << bits) | np.arange(len(values))
-    order.sort()
-    order &= (1 << bits) - 1
-    return order

@@ -6,39 +6,33 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from numpy.typing import NDArray
 
 from featcache._checks import directory
-from featcache.errors import CorruptCacheError, KeyNotFoundError, UnknownNameError, nearest
+from featcache.errors import KeyNotFoundError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
+from featcache.store.reading.annotation import Annotation, BlockRows
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
+from featcache.store.reading.padded import PaddedFeatures as PaddedFeatures
+from featcache.store.reading.padded import read_padded
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.reading.unequal_ends import tell_unequal_ends
 from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
+from featcache.store.writing.annotate import annotate
+from featcache.store.writing.annotation_sources import AnnotationSource
 
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
 
 CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
-
-
-class PaddedFeatures(NamedTuple):
-    """Arrays of several utterances in one, padded at the end of the frame axis.
-
-    data: (utterances, longest, *dims), or (utterances, *dims) without a time axis.
-    lengths: frames of each utterance, int64; ones without a time axis.
-    """
-
-    data: NDArray[Any]
-    lengths: Ints
 
 
 def open(
@@ -242,24 +236,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `KeyNotFoundError` for an unknown id or feature.
         """
-        arrays = self.opened.arrays(feature)
-        rows = self.opened.rows(ids)
-        lengths = arrays.lengths[rows]
-        if len(rows):
-            arrays.check_length(int(rows[lengths.argmax()]))
-        longest = int(lengths.max(initial=0))
-        data = arrays.empty(len(rows), longest)
-        for out, row, length in zip(data, rows.tolist(), lengths.tolist(), strict=True):
-            arrays.read_into(row, out[:length])
-            out[length:] = 0
-        if not arrays.has_frames:
-            if (lengths != 1).any():
-                raise CorruptCacheError(
-                    f"cache {str(self.path)!r} is damaged: feature {feature!r} has no time axis, "
-                    "but its index tells of several frames"
-                )
-            data = data.reshape(len(rows), *arrays.dims)
-        return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
+        return read_padded(self.opened, ids, feature)
 
     def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
         """Return the frames of all utterances in row order, or of those that `ids` lists.
@@ -268,6 +245,43 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         feature.
         """
         return self.opened.lengths(feature, ids=ids)
+
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Names of the annotations."""
+        return tuple(self._manifest.annotations)
+
+    def annotation(self, name: str) -> Annotation:
+        """Return the values of an annotation in row order, None where an utterance has none.
+
+        Raises `KeyNotFoundError` for an unknown annotation.
+        """
+        column = self.opened.annotation(name)
+        return Annotation(name, column.kind, [BlockRows(column, None, len(self))])
+
+    def annotate(
+        self, source: AnnotationSource, *, unknown: Literal["raise", "skip"] = "raise"
+    ) -> None:
+        """Give utterances annotations, atomically and durably, as a new generation.
+
+        This one stays as it is; `featcache.open` reads the new one. Utterances that the source does
+        not list keep what they have, and so do annotations that it does not name; None, or an empty
+        cell of a table, takes a value away. Later writers keep the values by id, through overwrites
+        of the cache, too; a deleted utterance loses them.
+
+        Args:
+            source: ids and their annotations, `{"utt-1": {"speaker": "anna", "snr": 13.5}}`; or a
+                file with a column "id" or "ID", .csv, .tsv or .jsonl; or an Arrow table with one.
+            unknown: "raise" refuses ids that are not in the cache, "skip" passes over them.
+
+        Raises `KeyNotFoundError` with the unknown ids, `FeatureError` for values that are no
+        annotations or of another kind than those that are there, `ConfigError` for what is no
+        source, `DuplicateIdError` for an id that is listed twice, `CacheLockedError` while the
+        cache is written; then nothing is changed.
+
+        >>> cache.annotate({"utt-1": {"speaker": "anna"}})   # doctest: +SKIP
+        """
+        annotate(self.path, source, unknown)
 
     def stats(self, feature: str) -> FeatureStats:
         """Return count, mean and variance over all frames of a feature.

@@ -18,9 +18,11 @@ from featcache.declaration.frame_times import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, nearest
 from featcache.interface import Ints
 from featcache.store.cache import Cache, CachePath
+from featcache.store.format.annotations import wider_kind
 from featcache.store.format.files import digest
 from featcache.store.format.index import Hashes
 from featcache.store.format.strings import Strings, ends_of
+from featcache.store.reading.annotation import Annotation, BlockRows
 from featcache.store.reading.feature_arrays import FeatureArrays
 from featcache.tables.row_map import RowMap
 
@@ -79,6 +81,19 @@ class Block:
         member, column = self.features[feature], self.arrays(feature).lengths
         return column if member.rows is None else column[member.rows.below]
 
+    @property
+    def annotations(self) -> dict[str, Member]:
+        """The first member that has each annotation, by name."""
+        return {name: member for member in self.members[::-1] for name in member.cache.annotations}
+
+    def annotation(self, name: str) -> BlockRows:
+        """Return the column of an annotation and its rows; None for one that is not there."""
+        member = self.annotations.get(name)
+        if member is None:
+            return BlockRows(None, None, len(self))
+        rows = None if member.rows is None else member.rows.below
+        return BlockRows(member.cache.opened.annotation(name), rows, len(self))
+
     def id(self, row: int) -> str:
         """Return the id of a row."""
         rows = self.members[0].rows
@@ -100,9 +115,7 @@ class Block:
 
     def hashes(self) -> Hashes:
         """Return the hash of each row's id, in the order of the rows."""
-        of_rows = np.empty(len(self._index), np.uint64)
-        of_rows[self._index.hash_rows] = self._index.hashes
-        rows = self.members[0].rows
+        of_rows, rows = self._index.hashes_of_rows(), self.members[0].rows
         return of_rows if rows is None else of_rows[rows.below]
 
     @cached_property
@@ -190,6 +203,32 @@ class Blocks:
         """Return the block of a row, and its row there."""
         number = bisect_right(self.starts, row) - 1
         return self.blocks[number], row - self.starts[number]
+
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Names of the annotations of any cache."""
+        return tuple(dict.fromkeys(name for block in self.blocks for name in block.annotations))
+
+    def annotation(self, name: str, rows: Ints | None) -> Annotation:
+        """Return an annotation of some rows, or of all.
+
+        Raises `KeyNotFoundError` for an unknown one, `ConfigError` where the blocks have values
+        that are not of one kind.
+        """
+        columns = [block.annotation(name) for block in self.blocks]
+        kind: str | None = None
+        for found in columns:
+            there = None if found.column is None else found.column.kind
+            if kind is not None and there is not None and wider_kind(kind, there) is None:
+                raise ConfigError(
+                    f"annotation {name!r} is {kind} in a cache and {there} in another"
+                )
+            kind = wider_kind(kind, there)
+        if kind is None:
+            raise KeyNotFoundError(
+                f"no annotation {name!r}", hint=partial(nearest, name, self.annotations)
+            )
+        return Annotation(name, kind, columns, rows)
 
     def packed_ids(self, rows: Ints) -> Strings:
         """Return the ids of some rows, without an object of each."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+import operator
+from collections.abc import Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -26,13 +27,34 @@ def chosen_rows(table: FeatureTable, keys: Iterable[str] | Iterable[int]) -> Int
         rows = _numbers(table, np.asarray(listed))
     else:
         given = list(cast(Iterable[str | int], listed))
-        rows = table.numbers(given) if given else np.zeros(0, np.int64)
+        rows = rows_of_keys(table, given) if given else np.zeros(0, np.int64)
     twice = np.flatnonzero(np.bincount(rows, minlength=1) > 1)
     if len(twice):
         raise ConfigError(
             f"utterance {table.id(int(twice[0]))!r} is chosen twice; each can be in a view once"
         )
     return rows
+
+
+def rows_of_keys(table: FeatureTable, keys: Sequence[int | str]) -> Ints:
+    """Return the rows that ids or row numbers, also mixed, stand for."""
+    places = [place for place, key in enumerate(keys) if isinstance(key, str)]
+    if len(places) == len(keys):
+        return table.rows(cast(Sequence[str], keys))
+    numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
+    for end in (min(numbers), max(numbers)):
+        table.selection.check(end)
+    rows = np.array(numbers, np.int64)
+    if places:
+        rows[places] = table.rows(cast(str, keys[place]) for place in places)
+    return rows
+
+
+def _whole(key: object) -> int:
+    try:
+        return operator.index(cast(int, key))
+    except TypeError:
+        raise RowError(f"utterances are chosen by id or by row number, not by {key!r}") from None
 
 
 def _numbers(table: FeatureTable, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Ints:
@@ -45,5 +67,5 @@ def _numbers(table: FeatureTable, array: np.ndarray[tuple[int, ...], np.dtype[np
     if array.dtype.kind in "UO":
         return chosen_rows(table, array.tolist())
     if len(array):
-        table.numbers([int(array.min()), int(array.max())])
+        rows_of_keys(table, [int(array.min()), int(array.max())])
     return array.astype(np.int64)

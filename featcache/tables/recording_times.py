@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from featcache.declaration.frame_times import TOLERANCE_FRAMES, FrameTimes, Seconds64
+from featcache.declaration.frame_times import FEW_FRAMES, FrameTimes, Seconds64
 from featcache.errors import ConfigError, UnknownNameError, WindowError, nearest
 from featcache.interface import Ints
 
@@ -37,7 +37,7 @@ class Alignment:
     """
 
     align: Align = "trim"
-    tolerance_frames: int = TOLERANCE_FRAMES
+    tolerance_frames: int = FEW_FRAMES
 
     def __post_init__(self) -> None:
         if self.align not in ("trim", "error"):

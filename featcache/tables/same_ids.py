@@ -24,12 +24,6 @@ def paths_of(table: FeatureTable) -> str:
     return " and ".join(dict.fromkeys(paths))
 
 
-def hashes_of(table: FeatureTable) -> Hashes:
-    """Return the hash of each row's id, in the order of the rows."""
-    below: Hashes = np.concatenate([block.hashes() for block in table.selection.blocks.blocks])
-    return below if table.selection.row_map is None else below[table.selection.row_map.below]
-
-
 def rows_by_id(first: FeatureTable, other: FeatureTable) -> Ints:
     """Return the other table's row of each row of the first.
 
@@ -66,7 +60,7 @@ def check_no_shared_id(tables: Sequence[FeatureTable]) -> None:
 
 
 def _refuse_shared(first: FeatureTable, other: FeatureTable) -> None:
-    shared = np.flatnonzero(np.isin(hashes_of(first), hashes_of(other)))
+    shared = np.flatnonzero(np.isin(first.selection.hashes(), other.selection.hashes()))
     ids = [first.id(row) for row in shared.tolist()]
     for id, row in zip(ids, other.find(ids).tolist(), strict=True):
         if row >= 0:
@@ -77,16 +71,16 @@ def _sorted_hashes(table: FeatureTable) -> Hashes:
     blocks = table.selection.blocks.blocks
     if table.selection.row_map is None and len(blocks) == 1 and blocks[0].whole:
         return blocks[0].caches[0].opened.index.hashes
-    return np.sort(hashes_of(table))
+    return np.sort(table.selection.hashes())
 
 
 def _rows_by_hash(first: FeatureTable, other: FeatureTable) -> Ints:
     """Return the row of each hash in another table, right where no two ids have one hash."""
     if not len(first):
         return np.zeros(0, np.int64)
-    hashes = hashes_of(other)
+    hashes = other.selection.hashes()
     order = np.argsort(hashes, kind="stable")
-    places = np.minimum(hashes[order].searchsorted(hashes_of(first)), len(order) - 1)
+    places = np.minimum(hashes[order].searchsorted(first.selection.hashes()), len(order) - 1)
     return order[places]
 
 

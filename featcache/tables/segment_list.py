@@ -101,8 +101,7 @@ def _of_mapping(source: Mapping[str, tuple[str, float, float]]) -> Iterator[_Lin
                 f"segments, segment {id!r}: (recording, start_s, stop_s) is needed, not "
                 f"{source[id]!r}"
             )
-        recording, start_s, stop_s = fields
-        yield "segments", id, recording, start_s, stop_s
+        yield "segments", id, str(fields[0]), fields[1], fields[2]
 
 
 @contextmanager

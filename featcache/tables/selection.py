@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import RowError, StaleCacheError
+from featcache.errors import KeyNotFoundError, RowError, StaleCacheError
 from featcache.interface import Bytes, Ints
+from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.files import digest
+from featcache.store.format.index import Hashes
 from featcache.store.format.strings import Strings
+from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.generation import window
+from featcache.store.reading.padded import PaddedFeatures
 from featcache.tables.block import Block, Blocks, Member
 from featcache.tables.cuts import Cuts
 from featcache.tables.recording_times import require_times
@@ -84,6 +88,13 @@ class Selection:
             return self.cuts.ids.take(rows)
         return self.blocks.packed_ids(self.below(rows))
 
+    def hashes(self) -> Hashes:
+        """Return the hash of each row's id, in the order of the rows."""
+        if self.cuts is not None:
+            return self.cuts.index.hashes_of_rows()
+        below: Hashes = np.concatenate([block.hashes() for block in self.blocks.blocks])
+        return below if self.row_map is None else below[self.row_map.below]
+
     def find(self, ids: Sequence[str]) -> Ints:
         """Return the rows of ids, -1 where there is none."""
         if self.cuts is not None:
@@ -96,6 +107,11 @@ class Selection:
             below = np.where(inner < 0, -1, inner + self.blocks.starts[number])
             found[missing] = below if self.row_map is None else self.row_map.find(below)
         return found
+
+    def annotation(self, name: str) -> Annotation:
+        """Return an annotation of all rows; a segment has that of its recording."""
+        rows = None if self.row_map is None else self.row_map.below
+        return self.blocks.annotation(name, rows)
 
     def lengths(self, feature: str) -> Ints:
         """Return the frames of all rows, read-only."""
@@ -137,6 +153,32 @@ class Selection:
         frame_bytes = itemsize * math.prod(self.blocks.dims(feature))
         for row, nbytes in zip(out, (lengths * frame_bytes).tolist(), strict=True):
             row[nbytes:] = 0
+
+    def not_found(self, id: str) -> KeyNotFoundError:
+        """Return the error for an id that is not there."""
+        paths = " or ".join(dict.fromkeys(repr(str(block[0].path)) for block in self.blocks.caches))
+        first = self.blocks.blocks[0]
+        if self.row_map is None:
+            return KeyNotFoundError(
+                f"no utterance {id!r} in {paths}", hint=partial(first.nearest, id)
+            )
+        blocks = self.blocks.blocks
+        there = self.cuts is None and any(block.find([id])[0] >= 0 for block in blocks)
+        return KeyNotFoundError(
+            f"no utterance {id!r} in this view of {len(self)} utterances"
+            + (f"; {paths} has it" if there else f" of {paths}")
+        )
+
+    def read_padded(self, rows: Ints, feature: str) -> PaddedFeatures:
+        """Return the arrays of some rows in one, padded with zeros."""
+        arrays = self.blocks.of_feature(feature)[0]
+        lengths = self.checked_lengths(feature, rows)
+        longest = [int(lengths.max(initial=0))] if arrays.has_frames else []
+        shape = (*longest, *self.blocks.dims(feature))
+        out = np.empty((len(rows), math.prod(shape) * arrays.dtype.itemsize), np.uint8)
+        self.read_into(rows, feature, np.zeros_like(lengths), lengths, out)
+        data = out.reshape(-1).view(arrays.dtype).reshape(len(rows), *shape)
+        return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
     def _span(self, feature: str, rows: Ints) -> tuple[Ints, Ints] | None:
         if self.cuts is None or not self._is_cut(feature):

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol, cast, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
-from featcache.declaration.frame_times import TOLERANCE_FRAMES
-from featcache.errors import ConfigError, KeyNotFoundError, RowError
+from featcache.declaration.frame_times import FEW_FRAMES
+from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
 from featcache.store.cache import Cache, CachePath, PaddedFeatures
-from featcache.store.format.bfloat16 import from_storage
+from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.id_sequence import Ids
 from featcache.tables.block import Block, Blocks, Member, opened
-from featcache.tables.choosing import chosen_rows
+from featcache.tables.choosing import chosen_rows, rows_of_keys
+from featcache.tables.columns import Columns, Value
+from featcache.tables.filtering import rows_that_meet
+from featcache.tables.ordering import order_by
 from featcache.tables.recording_times import Align, Alignment
 from featcache.tables.segment_list import SegmentSource
-from featcache.tables.segments import Segments, listed, windows
+from featcache.tables.segments import listed, windows
 from featcache.tables.selection import Selection
+from featcache.tables.splitting import sampled_rows, split_rows
 
 
 @runtime_checkable
@@ -109,6 +109,19 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """True if all caches below are complete."""
         return all(cache.complete for block in self.caches for cache in block)
 
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Names of the annotations."""
+        return self.selection.blocks.annotations
+
+    def annotation(self, name: str) -> Annotation:
+        """Return the values of an annotation in the order of rows, None where there is none.
+
+        Of joined caches, those of the first that has it. Raises `KeyNotFoundError` for an unknown
+        annotation.
+        """
+        return self.selection.annotation(name)
+
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
         for cache in (cache for block in self.caches for cache in block):
@@ -153,7 +166,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         listed = ids if isinstance(ids, str) else list(ids)
         found = self.find(listed)
         if found.min(initial=0) < 0:
-            raise self._not_found(listed[int(found.argmin())])
+            raise self.selection.not_found(listed[int(found.argmin())])
         return found
 
     def numbers(self, keys: Sequence[int | str]) -> Ints:
@@ -161,16 +174,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `KeyNotFoundError` or `RowError`.
         """
-        places = [place for place, key in enumerate(keys) if isinstance(key, str)]
-        if len(places) == len(keys):
-            return self.rows(cast(Sequence[str], keys))
-        numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
-        for end in (min(numbers), max(numbers)):
-            self.selection.check(end)
-        rows = np.array(numbers, np.int64)
-        if places:
-            rows[places] = self.rows(cast(str, keys[place]) for place in places)
-        return rows
+        return rows_of_keys(self, keys)
 
     def read(
         self, id: str, feature: str, start: int | None = None, stop: int | None = None
@@ -187,15 +191,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `KeyNotFoundError` for an unknown id or feature.
         """
-        arrays = self.selection.blocks.of_feature(feature)[0]
-        rows = self.rows(ids)
-        lengths = self.lengths(feature, rows=rows)
-        longest = [int(lengths.max(initial=0))] if arrays.has_frames else []
-        shape = (*longest, *self.dims(feature))
-        out = np.empty((len(rows), math.prod(shape) * arrays.dtype.itemsize), np.uint8)
-        self.read_into(rows, feature, np.zeros_like(lengths), lengths, out)
-        data = out.reshape(-1).view(arrays.dtype).reshape(len(rows), *shape)
-        return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
+        self.selection.blocks.require(feature)
+        return self.selection.read_padded(self.rows(ids), feature)
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read `lengths` frames from `starts` on of each row into the bytes of a row of `out`.
@@ -212,35 +209,70 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """
         return self._take(chosen_rows(self, keys))
 
-    def segments(
-        self,
-        source: SegmentSource,
-        *,
-        align: Align = "trim",
-        tolerance_frames: int = TOLERANCE_FRAMES,
+    def filter(
+        self, *, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
     ) -> FeatureTable:
-        """Return a view whose rows are segments of these utterances, with ids of their own.
-
-        All features are cut at the frames that their `frame_s` and `offset_s` give: frame k stands
-        for the time from `offset_s + k * frame_s` on, and each cut goes to the nearest boundary
-        between frames, half-way to the later one. So neighbouring segments neither share a frame
-        nor leave one out. Features without a time axis are given whole.
+        """Return the view of the utterances that meet all conditions, in their order.
 
         Args:
-            source: `{id: (recording, start_s, stop_s)}`, or the path of a CSV file with the columns
-                id (or ID), recording, start_s and stop_s; recordings are ids of this table.
+            where: called with each utterance that meets the others, a mapping of "id", of features
+                to their frames and of annotations to their values; keeps it where it returns true.
+            conditions: by name "id", a feature, whose frames count, or an annotation: a range
+                `(least, most)`, both included, None for no end; a set or a list of values; or one
+                value. None stands for a missing value, which is in no range.
+
+        >>> table.filter(fbank=(100, 3000), speaker={"anna", "ben"})  # doctest: +SKIP
+        """
+        return self._take(rows_that_meet(self, conditions, where))
+
+    def sample(self, amount: float, *, seed: int = 0) -> FeatureTable:
+        """Return a view of a share of the utterances, 0.1, or of a number of them, 500, at random.
+
+        They are in the order of this table, and depend on the ids and the seed alone.
+        """
+        return self._take(sampled_rows(self, amount, seed))
+
+    def split(
+        self, shares: Mapping[str, float], *, by: str | None = None, seed: int = 0
+    ) -> dict[str, FeatureTable]:
+        """Return views that share out all utterances at random, by name.
+
+        Args:
+            shares: the share of each view, `{"train": 0.9, "valid": 0.1}`; together 1.
+            by: an annotation: no value of it is in two views, e.g. "speaker". Sizes are then as
+                near to the shares as its values allow; no view is empty.
+            seed: draws others. The same ids and seed give the same views everywhere.
+        """
+        parts = split_rows(self, shares, by, seed)
+        return {name: self._take(rows) for name, rows in parts.items()}
+
+    def sort(self, by: str, *, descending: bool = False) -> FeatureTable:
+        """Return the view in the order of "id", of the frames of a feature or of an annotation.
+
+        Utterances of one value stay in their order; those without one come last.
+        """
+        return self._take(order_by(Columns(self)[by], by, descending=descending))
+
+    def segments(
+        self, source: SegmentSource, *, align: Align = "trim", tolerance_frames: int = FEW_FRAMES
+    ) -> FeatureTable:
+        """Return a view of segments of these utterances, with ids of their own.
+
+        Each feature is cut by its `frame_s` and `offset_s`, at the boundary between frames that is
+        nearest, half-way at the later one: neighbours share no frame and leave none out.
+
+        Args:
+            source: `{id: (recording, start_s, stop_s)}`, or a CSV file with the columns id (or ID),
+                recording, start_s and stop_s; recordings are ids of this table.
             align: "trim" ends all features of a recording where the first of them ends; "error"
                 refuses a segment of which any feature lacks a frame.
-            tolerance_frames: most frames, of the feature with the longest, that "trim" may leave
-                out of a segment; with more it is refused.
+            tolerance_frames: most frames of the longest kind that "trim" takes off a segment.
 
-        Raises `WindowError` for a stop beyond the end of its recording, `KeyNotFoundError` for a
-        recording that is not there, `ConfigError` for a source that cannot be used or features
-        none of which declares `frame_s`; one that does not is refused when it is read.
-
-        >>> table.segments({"a": ("meeting-7", 12.5, 14.0)})["a"]  # doctest: +SKIP
+        Raises `WindowError` for a stop beyond the end; `ConfigError`, when it is read, for a
+        feature with frames that does not declare `frame_s`.
         """
-        return self._cut(listed(self, source, Alignment(align, tolerance_frames)))
+        segments = listed(self, source, Alignment(align, tolerance_frames))
+        return FeatureTable(self.selection.cut(segments))
 
     def windows(
         self,
@@ -248,46 +280,20 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         hop_s: float | None = None,
         *,
         align: Align = "trim",
-        tolerance_frames: int = TOLERANCE_FRAMES,
+        tolerance_frames: int = FEW_FRAMES,
     ) -> FeatureTable:
-        """Return a view of windows over all utterances, `<id>:<start_s>-<stop_s>`.
+        """Return a view of windows, as `segments` does, with ids `<id>:<start_s>-<stop_s>`.
 
-        They begin every `hop_s` seconds, `length_s` by default, until one reaches the end of the
-        utterance; that one may be shorter (`filter` leaves short ones out), but has a frame of
-        each feature. All else is as in `segments`.
-
-        >>> len(table.windows(10.0, hop_s=5.0))  # doctest: +SKIP
+        One begins every `hop_s` seconds, `length_s` by default, until one reaches the end of the
+        utterance; that one may be shorter: `filter` leaves it out.
         """
-        return self._cut(windows(self, length_s, hop_s, Alignment(align, tolerance_frames)))
+        found = windows(self, length_s, hop_s, Alignment(align, tolerance_frames))
+        return FeatureTable(self.selection.cut(found))
 
     @property
     def digest(self) -> str:
         """A digest of the ids in their order: of those below, and of what was made of them."""
         return self.selection.digest
 
-    def _cut(self, segments: Segments) -> FeatureTable:
-        return FeatureTable(self.selection.cut(segments))
-
     def _take(self, rows: Ints) -> FeatureTable:
         return FeatureTable(self.selection.take(rows))
-
-    def _not_found(self, id: str) -> KeyNotFoundError:
-        paths = " or ".join(dict.fromkeys(repr(str(block[0].path)) for block in self.caches))
-        first = self.selection.blocks.blocks[0]
-        if self.selection.row_map is None:
-            return KeyNotFoundError(
-                f"no utterance {id!r} in {paths}", hint=partial(first.nearest, id)
-            )
-        blocks = self.selection.blocks.blocks
-        there = self.selection.cuts is None and any(block.find([id])[0] >= 0 for block in blocks)
-        return KeyNotFoundError(
-            f"no utterance {id!r} in this view of {len(self)} utterances"
-            + (f"; {paths} has it" if there else f" of {paths}")
-        )
-
-
-def _whole(key: object) -> int:
-    try:
-        return operator.index(cast(int, key))
-    except TypeError:
-        raise RowError(f"utterances are chosen by id or by row number, not by {key!r}") from None

@@ -13,7 +13,7 @@ from featcache.samplers.espnet.cut import (
     ends_over_sum,
     spread_short_last,
 )
-from featcache.samplers.lengths import stable_order
+from featcache.tables.ordering import stable_order
 
 
 def binned_batches(

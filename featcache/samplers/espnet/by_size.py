@@ -17,7 +17,8 @@ from featcache.samplers.espnet.cut import (
     joined,
     spread_short_last,
 )
-from featcache.samplers.lengths import Shapes, stable_order
+from featcache.samplers.lengths import Shapes
+from featcache.tables.ordering import stable_order
 
 
 def unsorted_batches(

@@ -9,7 +9,7 @@ import numpy as np
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches, ends_of
-from featcache.samplers.lengths import stable_order
+from featcache.tables.ordering import stable_order
 
 
 def grouped(codes: Ints, groups: int = 0) -> tuple[Ints, Ints]:

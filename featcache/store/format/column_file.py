@@ -18,7 +18,9 @@ import errno
 import mmap
 import os
 import re
+import weakref
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -37,7 +39,7 @@ ALIGNMENT = 64
 # bytes at the end that are read at once, in the hope that they hold the footer
 FOOTER_GUESS = 1 << 16
 MOST_FOOTER_BYTES = 64 << 20
-# files up to this are read: a mapping takes one of the files that a process may open
+# files up to this are read as a whole: a mapping takes one of the files that a process may open
 SMALL_BYTES = 1 << 16
 DTYPE = re.compile(r"[|<][biuf][1248]")  # of a column; of those that a reader does not know, too
 
@@ -97,8 +99,10 @@ class ColumnFile:
             if expected is not None and digest(footer) != expected:
                 raise self._damaged("its checksum does not match")
             self._columns = self._read_footer(footer)
-            self._mapping: mmap.mmap | None = None
-            if mapped and self._size > SMALL_BYTES:
+            self._mapping: mmap.mmap | bytes | None = None
+            if mapped and self._size <= SMALL_BYTES:
+                self._mapping = self._read(0, self._size)
+            elif mapped:
                 with contextlib.suppress(OSError):  # too many mappings or open files: read it then
                     self._mapping = mmap.mmap(descriptor, self._size, access=mmap.ACCESS_READ)
         except BaseException:
@@ -110,6 +114,18 @@ class ColumnFile:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def until_read(self, *, later: bool) -> AbstractContextManager[object]:
+        """Close the file after a block; if columns are read from it `later`, once it is dropped."""
+        if later and self._mapping is None:
+            weakref.finalize(self, self._file.close)
+            return contextlib.nullcontext()
+        return self
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of each column, by name."""
+        return {name: kind for name, (kind, *_) in self._columns.items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
@@ -125,10 +141,14 @@ class ColumnFile:
             return np.frombuffer(self._mapping, dtype, length, offset)
         return np.frombuffer(self._read(offset, length * np.dtype(dtype).itemsize), dtype)
 
-    def damage(self) -> list[str]:
-        """Compare all columns with their digests, and return a sentence for each that differs."""
+    def damage(self, names: Iterable[str] | None = None) -> list[str]:
+        """Compare all columns with their digests, or some; return a sentence for each that differs.
+
+        The file must not be closed.
+        """
         found = []
-        for name, (_, _, begin, end, expected) in self._columns.items():
+        for name in self._columns if names is None else names:
+            _, _, begin, end, expected = self._columns[name]
             state = xxhash.xxh3_64()
             for start in range(begin, end, 1 << 20):
                 state.update(self._read(start, min(1 << 20, end - start)))

@@ -5,11 +5,14 @@ No Python object is made for any of them.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.interface import Bytes, Ints
 
+Number = TypeVar("Number", bound=np.generic)
 # the first `width` bytes of a word
 _KEEP = ~np.array([(1 << 8 * (8 - width)) - 1 for width in range(9)], np.uint64)
 _AT_ONCE = 4096  # ids whose bytes are moved at once: numbers of bytes take eight times their memory
@@ -37,11 +40,14 @@ def argsort_ids(data: Bytes, ends: Ints) -> Ints:
     return order
 
 
-def take(data: Bytes, ends: Ints, rows: Ints) -> tuple[Bytes, Ints]:
-    """Return the ids of some rows, in that order, as `argsort_ids` takes them."""
+def take(data: NDArray[Number], ends: Ints, rows: Ints) -> tuple[NDArray[Number], Ints]:
+    """Return the ids of some rows, in that order, as `argsort_ids` takes them.
+
+    Other things that lie one after the other, too: that of row r is `data[ends[r]:ends[r + 1]]`.
+    """
     counts = np.diff(ends)[rows]
     new_ends = np.append(0, np.cumsum(counts))
-    taken = np.empty(int(new_ends[-1]), np.uint8)
+    taken = np.empty(int(new_ends[-1]), data.dtype)
     for start in range(0, len(rows), _AT_ONCE):
         some = slice(start, start + _AT_ONCE)
         first, last = new_ends[start], new_ends[min(start + _AT_ONCE, len(rows))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from featcache.errors import CorruptCacheError
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
+from featcache.store.format.annotation_columns import stored_kinds
 from featcache.store.format.checked import within
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.pages import DIGEST_BYTES
@@ -79,6 +80,8 @@ class Index:
     containers: ContainerColumns
     stats: Mapping[str, FeatureStats]
     stamps: StampColumns | None = None
+    # the kind of each annotation by name, whose columns `read_column` takes out of the file
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -112,6 +115,12 @@ class Index:
         except IndexError as error:
             raise CorruptCacheError(f"{DAMAGED}: {error}") from error
         return -1
+
+    def hashes_of_rows(self) -> Hashes:
+        """Return the hash of each id, in the order of the rows."""
+        of_rows = np.empty(len(self), np.uint64)
+        of_rows[self.hash_rows] = self.hashes
+        return of_rows
 
     def nearest(self, id: str) -> str:
         """Say which ids are close to one that is not there, as the end of a message."""
@@ -172,6 +181,7 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
         ),
         stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
         stamps=read_stamps(file),
+        annotations=stored_kinds(file),
     )
     _check_lengths(index, file)
     return index

@@ -11,6 +11,7 @@ damage: the lines around it still hold, and `Journal.damaged` tells.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ from typing import BinaryIO
 from featcache.container_files import sync_directory, sync_file
 from featcache.errors import CacheError
 from featcache.stats import FeatureStats
+from featcache.store.format.annotations import size_of
 from featcache.store.format.files import MAX_JSON_BYTES, open_within
 from featcache.store.format.journal_lines import Header, Record, Utterance, line_of, record_of
 
 NAME = "journal.jsonl"
 LINE_UTTERANCES = 64  # most utterances of a line: ten million short ones must not cost a line each
 LINE_EXTENTS = 1024
+LINE_BYTES = 1 << 20  # of annotations
 _HOLE = bytes(8)  # zeros where a sector never reached the disk
 
 
@@ -36,7 +39,7 @@ class JournalWriter:
     def __init__(self, directory: Path, header: Header) -> None:
         self._header = header
         self._waiting: list[Utterance] = []
-        self._waiting_extents = 0
+        self._waiting_extents = self._waiting_bytes = 0
         self._file: BinaryIO = (directory / NAME).open("xb")
         try:
             self._file.write(line_of(Record(header)))
@@ -50,7 +53,10 @@ class JournalWriter:
         """Note an utterance; its bytes must be durable before the next `commit`."""
         self._waiting.append(utterance)
         self._waiting_extents += sum(len(placed.extents) for placed in utterance.arrays.values())
-        if len(self._waiting) >= LINE_UTTERANCES or self._waiting_extents >= LINE_EXTENTS:
+        if utterance.annotations:
+            self._waiting_bytes += size_of(utterance.annotations)
+        counts = (len(self._waiting), self._waiting_extents, self._waiting_bytes)
+        if any(map(operator.ge, counts, (LINE_UTTERANCES, LINE_EXTENTS, LINE_BYTES))):
             self._write_waiting()
 
     def commit(self, stats: Mapping[str, FeatureStats]) -> None:
@@ -79,7 +85,7 @@ class JournalWriter:
         if self._waiting:
             self._file.write(line_of(Record(utterances=self._waiting)))
             self._waiting = []
-            self._waiting_extents = 0
+            self._waiting_extents = self._waiting_bytes = 0
 
     def _sync(self) -> None:
         self._file.flush()

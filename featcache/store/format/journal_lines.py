@@ -6,7 +6,7 @@ import base64
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from featcache.errors import CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
+from featcache.store.format.annotations import NONE, Values, check_annotations
 from featcache.store.format.checked import NOT_AS_WRITTEN, Name, natural, read_as, within
 from featcache.store.format.sealed_json import pack_json, unpack_json
 from featcache.store.format.stamps import MOST, UNKNOWN, Stamps
@@ -35,6 +36,7 @@ class Utterance:
     id: str
     arrays: Mapping[str, Placed]
     stamps: Stamps = UNKNOWN
+    annotations: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +94,19 @@ def _utterance_to_json(utterance: Utterance) -> list[object]:
         ]
         for name, placed in utterance.arrays.items()
     }
-    if utterance.stamps == UNKNOWN:
-        return [utterance.id, arrays]
-    return [utterance.id, arrays, [f"{stamp:016x}" for stamp in utterance.stamps]]
+    stamps: list[object] = []
+    if utterance.stamps != UNKNOWN:
+        stamps = [[f"{stamp:016x}" for stamp in utterance.stamps]]
+    if utterance.annotations:
+        stamps = [*(stamps or [[]]), dict(utterance.annotations)]
+    return [utterance.id, arrays, *stamps]
 
 
 def _utterance_from_json(
-    id: str, arrays: Mapping[str, Any], stamps: Sequence[str] = ()
+    id: str,
+    arrays: Mapping[str, Any],
+    stamps: Sequence[str] = (),
+    annotations: Mapping[str, object] = NONE,
 ) -> Utterance:
     id.encode()
     placed = {
@@ -112,7 +120,8 @@ def _utterance_from_json(
         )
         for name, (rows, checksum, extents) in arrays.items()
     }
-    return Utterance(id, placed, Stamps(*(natural(int(stamp, 16), MOST) for stamp in stamps)))
+    known = Stamps(*(natural(int(stamp, 16), MOST) for stamp in stamps))
+    return Utterance(id, placed, known, check_annotations(id, annotations) if annotations else NONE)
 
 
 def _stats_to_json(stats: FeatureStats) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ from featcache.declaration.feature_config import DTYPES
 from featcache.declaration.frame_times import FrameTimes
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
 from featcache.store.format import checked
+from featcache.store.format.annotations import KINDS
 from featcache.store.format.files import read_within, write_durably
 from featcache.store.format.sealed_json import pack_json, unpack_json
 
@@ -24,7 +25,8 @@ MANIFESTS = "manifests"  # one of each generation that is still there
 INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of a generation
 # names in `requires` and `requires_to_write` that this featcache knows
 STAMPS = "stamps"
-KNOWN = frozenset({STAMPS})
+ANNOTATIONS = "annotations"
+KNOWN = frozenset({STAMPS, ANNOTATIONS})
 OPTIONAL = {"optional": True}  # metadata of keys that are absent where they hold nothing
 _COPY = f"put a good copy of it back (those of the last generations are in {MANIFESTS!r})"
 
@@ -56,6 +58,16 @@ class PartEntry:
     digest: str  # xxh3-64 of its part.json
     tombstones: Tombstones | None = None
     stamps: Restamps | None = field(default=None, metadata=OPTIONAL)
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationEntry:
+    """An annotation of which some utterances have a value."""
+
+    kind: str
+    # its values were given to a generation, not to the parts alone: each one takes them from the
+    # generation before
+    carried: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,9 @@ class Manifest:
     building_parts: tuple[PartEntry, ...] = field(default=(), metadata=OPTIONAL)
     # digests of earlier fingerprints of `build` that compute the same, as somebody has said
     accepted: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    annotations: Mapping[checked.Name, AnnotationEntry] = field(
+        default_factory=dict, metadata=OPTIONAL
+    )
     requires: tuple[str, ...] = ()  # names that a reader must know
     requires_to_write: tuple[str, ...] = ()  # names that a writer must know
     # keys that this featcache does not know
@@ -209,6 +224,12 @@ def check_writable(cache: Path, manifest: Manifest) -> None:
         )
 
 
+def with_needed(names: Iterable[str], needed: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return `requires_to_write` with the names that are needed now, and without those not so."""
+    now = {name for name, is_needed in needed.items() if is_needed}
+    return tuple(sorted({*names} - {*needed} | now))
+
+
 def kept_manifests(cache: Path) -> Iterator[str]:
     """Iterate over the names of the generations whose manifests are kept."""
     for path in sorted((cache / MANIFESTS).glob("*.json")):
@@ -264,3 +285,6 @@ def _check_declarations(manifest: Manifest) -> None:
         FrameTimes.declared(feature)  # which tells what cannot be
         if manifest.parts and not all(name in each for each in by_feature):
             raise ValueError(f"feature {name!r} has no dims, or no block_rows in some part")
+    for name, annotation in manifest.annotations.items():
+        if annotation.kind not in KINDS:
+            raise ValueError(f"annotation {name!r} is of a kind {annotation.kind!r}")

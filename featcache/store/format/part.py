@@ -20,6 +20,7 @@ from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.interface import Ints
 from featcache.store.format import journal
+from featcache.store.format.annotation_columns import Column, read_whole_column
 from featcache.store.format.checked import NOT_AS_WRITTEN, read_as
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.files import digest, read_within, remedy
@@ -80,6 +81,11 @@ class SealedPart:
         if columns is None or {*map(len, columns)} != {len(index)}:
             raise CorruptCacheError(f"{str(file.path)!r} is damaged: it has not a stamp each row")
         return replace(index, stamps=columns)
+
+    def annotation(self, cache: Path, name: str, kind: str) -> Column:
+        """Read an annotation of all rows; raises `CorruptCacheError` if it was changed."""
+        with self.open_columns(cache) as file:
+            return read_whole_column(file, name, kind, self.entry.rows)
 
     def ids(self, cache: Path) -> Iterable[str]:
         """Read the ids of the rows that count."""

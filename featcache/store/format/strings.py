@@ -5,7 +5,7 @@ No Python object is made of any of them before it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -82,3 +82,8 @@ def ends_of(counts: Sequence[int] | Ints) -> Ints:
     ends = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=ends[1:])
     return ends
+
+
+def joined_ends(parts: Iterable[Ints]) -> Ints:
+    """Return the ends of strings that were put together, given those of each part."""
+    return ends_of(np.concatenate([np.empty(0, np.int64), *map(np.diff, parts)]))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from featcache.errors import CacheError, CorruptCacheError, KeyNotFoundError, WindowError, nearest
 from featcache.interface import Array, Ints
+from featcache.store.format.annotation_columns import Column, read_column
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_index, read_strings
 from featcache.store.format.kept_files import read_kept
@@ -40,7 +41,8 @@ class Generation:
         self.path = path
         self.mapped = mapped
         self.check_reads = check_reads
-        self.manifest, self.index, self.failed = _current(path, mapped, check_reads)
+        self.manifest, self.index, self.failed, self._file = _current(path, mapped, check_reads)
+        self._annotations: dict[str, Column] = {}
         columns = self.index.containers
         self.containers = Containers.of(path, columns, mapped)
         checks = Checks(path, self.manifest, columns, self.containers) if check_reads else None
@@ -53,6 +55,21 @@ class Generation:
     def stamps(self) -> StampColumns | None:
         """Stamps in row order, `input` and `entry`, 0 where unknown; None if there are none."""
         return self.index.stamps
+
+    def annotation(self, name: str) -> Column:
+        """Return the column of an annotation; raises `KeyNotFoundError` for an unknown one."""
+        column = self._annotations.get(name)
+        if column is None:
+            try:
+                entry = self.manifest.annotations[name]
+            except (KeyError, TypeError):
+                raise KeyNotFoundError(
+                    f"no annotation {name!r} in cache {str(self.path)!r}",
+                    hint=partial(nearest, name, self.manifest.annotations),
+                ) from None
+            column = read_column(self._file, name, entry.kind, len(self.index))
+            self._annotations[name] = column
+        return column
 
     def file(self, role: str) -> bytes | None:
         """Read the file of a role, "probe" or "made-from"; None if there is none.
@@ -146,9 +163,12 @@ class Generation:
         )
 
 
-def _current(path: Path, mapped: bool, checked: bool) -> tuple[Manifest, Index, Strings]:
+def _current(
+    path: Path, mapped: bool, checked: bool
+) -> tuple[Manifest, Index, Strings, ColumnFile]:
     """Read manifest, index and failed ids, while others may publish.
 
+    The file of columns comes, too: those of annotations are taken out of it when they are needed.
     With `checked`, all of the index is compared with its checksums.
     """
     manifest = read_manifest(path)
@@ -165,13 +185,13 @@ def _current(path: Path, mapped: bool, checked: bool) -> tuple[Manifest, Index, 
                     "featcache.json and write the cache again: what is sealed is kept"
                 ) from error
             manifest = newer
-    with file:
+    with file.until_read(later=bool(manifest.annotations)):
         if checked:
             raise_damage(file.damage())
         index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
     for wrong in _misfits(manifest, index):
         raise CorruptCacheError(f"cache {str(path)!r} is damaged: {wrong}")
-    return manifest, index, failed
+    return manifest, index, failed, file
 
 
 def _misfits(manifest: Manifest, index: Index) -> Iterator[str]:

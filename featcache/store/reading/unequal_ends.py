@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from featcache.declaration.frame_times import TOLERANCE_FRAMES, FrameTimes
+from featcache.declaration.frame_times import FEW_FRAMES, FrameTimes
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import Manifest
 
@@ -27,7 +27,7 @@ def tell_unequal_ends(cache: Path, manifest: Manifest, index: Index) -> None:
         return
     ends = {name: times.ends_s(index.features[name].rows) for name, times in timed.items()}
     apart = np.max([*ends.values()], axis=0) - np.min([*ends.values()], axis=0)
-    allowed = TOLERANCE_FRAMES * max(times.frame_s for times in timed.values())
+    allowed = FEW_FRAMES * max(times.frame_s for times in timed.values())
     rows = np.flatnonzero(apart > allowed * (1 + 1e-6)).tolist()
     if rows:
         told = [
@@ -38,6 +38,6 @@ def tell_unequal_ends(cache: Path, manifest: Manifest, index: Index) -> None:
             "cache %r: features of %d of %d utterances end more than %d frames (%.6g s) apart: "
             "%s%s; see whether frame_s and offset_s are right, and whether all were computed from "
             "the same audio",
-            str(cache), len(rows), len(index), TOLERANCE_FRAMES, allowed, ", ".join(told),
+            str(cache), len(rows), len(index), FEW_FRAMES, allowed, ", ".join(told),
             ", ..." * (len(rows) > _MOST_TOLD),
         )  # fmt: skip

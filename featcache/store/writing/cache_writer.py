@@ -91,7 +91,14 @@ class CacheWriter:
         """Bytes of all arrays that were written now, before any codec."""
         return self._parts.bytes_written
 
-    def write(self, id: str, arrays: Mapping[str, ArrayLike], *, stamps: Stamps = UNKNOWN) -> None:
+    def write(
+        self,
+        id: str,
+        arrays: Mapping[str, ArrayLike],
+        *,
+        annotations: Mapping[str, object] | None = None,
+        stamps: Stamps = UNKNOWN,
+    ) -> None:
         """Store the features of one utterance.
 
         The arrays may be used again as soon as this returns.
@@ -100,14 +107,18 @@ class CacheWriter:
             id: any non-empty Unicode string without NUL.
             arrays: exactly the declared features, each a numpy array or torch tensor of shape
                 (frames, *dims), or `dims` for a feature without a time axis.
+            annotations: values that are no features, by name: text, numbers, bools, or lists of
+                numbers; those that are None are missing. One name has values of one kind in all
+                utterances, where integers and floats together are floats.
             stamps: digests of what the utterance was computed from.
 
-        Raises `FeatureError` for arrays that cannot be stored as declared and `DuplicateIdError`
+        Raises `FeatureError` for arrays that cannot be stored as declared, and for annotations that
+        are of another kind than those of the same name before, or of none; `DuplicateIdError`
         for a known id; then nothing of the utterance is stored and writing may go on. Raises
         `StorageFullError` before the disk is full, and `ClosedError` in a process that was forked
         from the writer's.
         """
-        self._parts.write(id, arrays, stamps=stamps)
+        self._parts.write(id, arrays, annotations=annotations, stamps=stamps)
 
     def restamp(self, stamps: Mapping[str, Stamps]) -> None:
         """Give stored utterances other stamps, which the next `publish` makes durable.

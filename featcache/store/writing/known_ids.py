@@ -10,6 +10,7 @@ import numpy as np
 
 from featcache.errors import DuplicateIdError, StaleCacheError
 from featcache.interface import Ints
+from featcache.store.format.annotations import wider_kind
 from featcache.store.format.index import Index
 from featcache.store.format.part import as_known
 from featcache.store.reading.generation import Generation
@@ -83,8 +84,10 @@ class KnownIds:
 
 def find_stored(
     cache: Path, fingerprint: str
-) -> tuple[int, Mapping[str, tuple[int, ...]], list[StoredRows]]:
+) -> tuple[int, Mapping[str, tuple[int, ...]], dict[str, str], list[StoredRows]]:
     """Return the build that is being written, the frame shapes, and what of it is sealed.
+
+    Before the last the kinds of annotations, by name.
 
     Raises `StaleCacheError` if it is made from something else than the digest `fingerprint` says.
     """
@@ -103,4 +106,10 @@ def find_stored(
     rest = [part for part in parts if part.entry.name not in published]
     stored = [StoredRows(part.index(cache, []), part.tombstones(cache)) for part in rest]
     dims = parts[0].header.dims if parts else {}
-    return manifest.building, dims, stored + [StoredRows(current.index)] * bool(published)
+    # annotations that were given to the cache outlive an overwrite of it
+    same = manifest.building == manifest.build
+    kinds = {name: e.kind for name, e in manifest.annotations.items() if same or e.carried}
+    for each in stored:
+        for name, kind in each.index.annotations.items():
+            kinds[name] = wider_kind(kinds.get(name), kind) or kind
+    return manifest.building, dims, kinds, stored + [StoredRows(current.index)] * bool(published)

@@ -16,6 +16,7 @@ from featcache.errors import CacheLockedError, FeatureError
 from featcache.interface import Array, ChecksArrays, ContainerWriter, EncodedArray, SupportsPages
 from featcache.stats import FeatureStats
 from featcache.store.format import lock
+from featcache.store.format.annotations import NONE, Values
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.files import make_directory
 from featcache.store.format.journal import JournalWriter
@@ -97,6 +98,7 @@ class OpenPart:
         arrays: Mapping[str, Array],
         encoded: Mapping[str, EncodedArray],
         stamps: Stamps = UNKNOWN,
+        annotations: Values = NONE,
     ) -> None:
         """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype.
 
@@ -108,10 +110,14 @@ class OpenPart:
             if name not in encoded
         }
         self.add_to_stats(arrays)
-        self.append_encoded(id, {**encoded, **rest}, stamps)
+        self.append_encoded(id, {**encoded, **rest}, stamps, annotations)
 
     def append_encoded(
-        self, id: str, arrays: Mapping[str, EncodedArray], stamps: Stamps = UNKNOWN
+        self,
+        id: str,
+        arrays: Mapping[str, EncodedArray],
+        stamps: Stamps = UNKNOWN,
+        annotations: Values = NONE,
     ) -> None:
         """Store one utterance as it is, without touching the statistics."""
         self._journal.check_there()
@@ -125,7 +131,7 @@ class OpenPart:
                 )
                 placed[name] = Placed(array.rows, checksum(array.blocks), moved)
                 self.nbytes += array.nbytes
-        utterance = Utterance(id, placed, stamps)
+        utterance = Utterance(id, placed, stamps, annotations)
         self._journal.add(utterance)
         self._utterances.append(utterance)
 

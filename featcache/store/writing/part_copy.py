@@ -83,7 +83,7 @@ def copy_part(
             encoded = dead.encoded(utterance)
             if not whole:
                 part.add_to_stats({key: part.decode(key, each) for key, each in encoded.items()})
-            part.append_encoded(utterance.id, encoded, utterance.stamps)
+            part.append_encoded(utterance.id, encoded, utterance.stamps, utterance.annotations)
         if whole:
             part.stats = dict(dead.journal.stats)
         part.seal()

@@ -17,6 +17,7 @@ from featcache._closing import close_after
 from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import ClosedError, CorruptCacheError
 from featcache.interface import Array
+from featcache.store.format.annotations import NONE, Values, check_annotations, with_kinds
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.ids import check_id
@@ -60,7 +61,8 @@ class PartWriter:
         self._one_at_a_time = threading.RLock()  # threads may share a writer
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
-            self._build, self._dims, stored = find_stored(self.path, self._fingerprint)
+            found = find_stored(self.path, self._fingerprint)
+        self._build, self._dims, self._kinds, stored = found
         self._known = KnownIds(self.path, stored)
         self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
@@ -95,9 +97,17 @@ class PartWriter:
             "a writer cannot be pickled: it belongs to its process; open another one there"
         )
 
-    def write(self, id: str, arrays: Mapping[str, ArrayLike], *, stamps: Stamps = UNKNOWN) -> None:
+    def write(
+        self,
+        id: str,
+        arrays: Mapping[str, ArrayLike],
+        *,
+        annotations: Mapping[str, object] | None = None,
+        stamps: Stamps = UNKNOWN,
+    ) -> None:
         """Store the features of one utterance, as `CacheWriter.write` does."""
         check_id(id)
+        values = check_annotations(id, annotations, self.features) if annotations else NONE
         if stamps is not UNKNOWN:
             stamps = check_stamps(id, stamps)
         check_features(id, arrays, self.features)
@@ -106,11 +116,12 @@ class PartWriter:
         }
         self.check_open()
         with self._one_at_a_time:
-            self._take(id, stored, stamps)
+            self._take(id, stored, stamps, values)
 
-    def _take(self, id: str, stored: dict[str, Array], stamps: Stamps) -> None:
+    def _take(self, id: str, stored: dict[str, Array], stamps: Stamps, values: Values) -> None:
         self.check_open()
         self._known.check_new(id, self._count)
+        kinds = with_kinds(id, values, self._kinds) if values else self._kinds
         for name, array in stored.items():
             feature = self.features[name]
             feature.check_dims(id, array.shape[1:], self._dims.get(name), len(array))
@@ -121,7 +132,8 @@ class PartWriter:
         # in this thread, so that a refused utterance is an error of its own `write`
         encoded = part.encode_lossy(id, stored)
         part.check(id, stored)
-        self._put(partial(part.append, id, stored, encoded, stamps), nbytes)
+        self._put(partial(part.append, id, stored, encoded, stamps, values), nbytes)
+        self._kinds = kinds
         self._known.take(id, self._count)
         self._count += 1
         self.bytes_written += nbytes
@@ -175,7 +187,7 @@ class PartWriter:
     def look_again(self) -> None:
         """Find out anew which utterances are stored: some were deleted since, and all is sealed."""
         with reading(self.path):
-            _, _, stored = find_stored(self.path, self._fingerprint)
+            _, _, _, stored = find_stored(self.path, self._fingerprint)
         self._known.look_again(stored)
 
     def published(self) -> None:

@@ -20,6 +20,7 @@ from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.files import make_directory
 from featcache.store.format.index import Index, read_index, read_stats, read_strings
 from featcache.store.format.index_writer import (
+    Columns,
     Rows,
     container_columns,
     doubled_rows,
@@ -29,6 +30,7 @@ from featcache.store.format.index_writer import (
 )
 from featcache.store.format.kept_files import ROLES, role_of
 from featcache.store.format.manifest import (
+    ANNOTATIONS,
     MANIFESTS,
     NAME,
     STAMPS,
@@ -39,12 +41,14 @@ from featcache.store.format.manifest import (
     kept_manifests,
     new_generation_name,
     read_manifest,
+    with_needed,
     write_manifest,
 )
 from featcache.store.format.part import SealedPart, as_known, list_parts
 from featcache.store.format.strings import Strings
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.changes import Changes, with_changes
+from featcache.store.writing.generation_annotations import GenerationAnnotations
 from featcache.store.writing.superseded import remove_superseded, stored_indexes
 from featcache.store.writing.tombstones import without_doubled
 
@@ -90,20 +94,20 @@ def publish(
     stored = [(index, part.tombstones(cache)) for index, part in zip(indexes, parts, strict=True)]
     failed = _failed(cache, before, manifest, outcome, stored)
     complete, expected = _completeness(outcome, rows.ids, failed, stored)
-    generation = _next_generation(cache, before)
-    file = index_file(new_generation_name(generation))
-    prefixes = [f"{part.directory}/" for part in parts]
+    name = new_generation_name(next_generation(cache, before))
+    annotations = GenerationAnnotations(cache, before, parts, indexes, rows)
     columns = itertools.chain(
         index_columns(indexes, rows, names, _merged_stats(cache, parts, manifest)),
-        container_columns(prefixes, [index.containers for index in indexes]),
+        _containers(parts, indexes),
         string_columns("failed", Strings.of(failed)),
+        annotations.columns(),
     )
-    digest = _save_index(cache, file, columns)
+    digest = _save_index(cache, index_file(name), columns)
     after = replace(
         manifest,
-        generation=generation,
+        generation=generation_number(name),
         previous=before.name or None,
-        index=file,
+        index=index_file(name),
         index_digest=digest,
         build=manifest.building,
         complete=complete,
@@ -111,7 +115,7 @@ def publish(
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
-        **_kept(before, manifest.building, stamped=any(index.stamps for index in indexes)),
+        **_kept(before, manifest.building) | _of_columns(before, indexes, annotations),
     )
     make_directory(cache / MANIFESTS)
     after = write_manifest(cache, after, keep=True)
@@ -130,6 +134,12 @@ def _without_doubled(
         parts = [without_doubled(cache, part, some, manifest) for part, some in pairs]
         rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     return parts, rows
+
+
+def _containers(parts: Sequence[SealedPart], indexes: Sequence[Index]) -> Columns:
+    """Give the columns of the containers of parts."""
+    prefixes = [f"{part.directory}/" for part in parts]
+    return container_columns(prefixes, [index.containers for index in indexes])
 
 
 def _save_index(cache: Path, name: str, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:
@@ -232,7 +242,7 @@ def _among(stored: Stored, ids: Iterable[str]) -> set[str]:
     return found
 
 
-def _kept(before: Manifest, building: int, *, stamped: bool) -> dict[str, Any]:
+def _kept(before: Manifest, building: int) -> dict[str, Any]:
     """Return the keys of a manifest that stay from the one before, or follow from its keys."""
     return {
         **{key: getattr(before, key) for key in KEPT},
@@ -240,7 +250,18 @@ def _kept(before: Manifest, building: int, *, stamped: bool) -> dict[str, Any]:
         "building_files": {},
         "building_parts": (),
         "accepted": before.accepted if before.build == building else (),
-        "requires_to_write": _to_write(before, stamped),
+    }
+
+
+def _of_columns(
+    before: Manifest, indexes: Sequence[Index], annotations: GenerationAnnotations
+) -> dict[str, Any]:
+    """Return the keys of a manifest that tell of columns which not every index has."""
+    stamped = any(index.stamps for index in indexes)
+    needed = {STAMPS: stamped, ANNOTATIONS: bool(annotations.entries)}
+    return {
+        "annotations": annotations.entries,
+        "requires_to_write": with_needed(before.requires_to_write, needed),
     }
 
 
@@ -252,13 +273,7 @@ def _files(before: Manifest, building: int) -> dict[str, str]:
     return stay | {**new}
 
 
-def _to_write(before: Manifest, stamped: bool) -> tuple[str, ...]:
-    """Return the names of what a writer of the next generation must know."""
-    others = (name for name in before.requires_to_write if name != STAMPS)
-    return tuple(sorted({*others, *([STAMPS] if stamped else [])}))
-
-
-def _next_generation(cache: Path, before: Manifest) -> int:
+def next_generation(cache: Path, before: Manifest) -> int:
     """Return a number above that of all generations of which anything lies on disk."""
     names = [before.name, *stored_indexes(cache), *kept_manifests(cache)]
     return max(before.generation, *map(generation_number, names)) + 1

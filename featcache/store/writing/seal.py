@@ -18,7 +18,13 @@ from featcache.store.format import journal, lock
 from featcache.store.format.column_file import save_columns
 from featcache.store.format.files import open_within, remove_unfinished, write_durably
 from featcache.store.format.index import ContainerColumns
-from featcache.store.format.index_writer import container_columns, index_columns, index_of, rows_of
+from featcache.store.format.index_writer import (
+    annotation_columns,
+    container_columns,
+    index_columns,
+    index_of,
+    rows_of,
+)
 from featcache.store.format.journal_lines import Header, Utterance
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.pages import container_digest, page_count, pages_of
@@ -94,13 +100,15 @@ def _save_columns(
         parts=np.zeros(len(pages), np.int32),
     )
     index = index_of(utterances, containers, stats, names)
+    rows = rows_of([index], [])
     columns = itertools.chain(
-        index_columns([index], rows_of([index], []), names, stats),
+        index_columns([index], rows, names, stats),
         container_columns([""], [containers]),
         [
             ("page_ends", ends_of([len(each) for each in pages.values()])),
             ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),
         ],
+        annotation_columns(utterances, rows.order),
     )
     return save_columns(directory / COLUMNS, columns)
 

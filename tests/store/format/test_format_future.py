@@ -132,10 +132,10 @@ def test_what_a_reader_must_know_is_refused_by_readers_and_writers(cache: Path) 
 
 
 def test_what_a_writer_must_know_is_refused_by_writers_alone(cache: Path) -> None:
-    change(cache, requires_to_write=["annotations", "carried"])
+    change(cache, requires_to_write=["adopted", "carried"])
     check_cache(cache, range(5))
     assert Reader(cache).ids == list(featcache.open(cache))
-    refused(cache, r"can be read, but to write.*'annotations', 'carried'; upgrade", reads=True)
+    refused(cache, r"can be read, but to write.*'adopted', 'carried'; upgrade", reads=True)
 
 
 @pytest.mark.parametrize("kind", ["sets", "", 3])

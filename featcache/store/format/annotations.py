@@ -1,0 +1,184 @@
+"""Annotations: values of an utterance that are no features. Their kinds, and checks of both.
+
+An annotation is text ("str"), a number ("int", of 64 bits, or "float"), "bool", or a list of
+numbers ("ints", "floats"); all utterances of a cache have one kind of it, or none of it. The
+columns that they become are in `annotation_columns`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import cast
+
+from featcache.errors import FeatureError
+from featcache.store.format.checked import within
+
+Value = str | int | float | bool | list[int] | list[float]
+Values = Mapping[str, Value]  # of one utterance, by name; those that are missing are not there
+NONE: Values = MappingProxyType({})
+KINDS = ("str", "int", "float", "bool", "ints", "floats")
+MOST_BYTES = 4 << 20  # of the annotations of one utterance, as `size_of` counts them
+_WIDER = {("int", "float"): "float", ("ints", "floats"): "floats"}
+_NEEDED = (
+    "text, a finite number (integers of 64 bits), a bool or a list of numbers is needed, and None "
+    "where it is missing"
+)
+
+
+def check_annotations(
+    id: str, annotations: Mapping[str, object], features: Container[str] = ()
+) -> dict[str, Value]:
+    """Return the annotations of an utterance as plain Python values, without those that are None.
+
+    Raises `FeatureError`, which names the utterance and the annotation, for what is none.
+
+    >>> check_annotations("utt-1", {"text": "hello", "tags": (1, 2.5), "speaker": None})
+    {'text': 'hello', 'tags': [1.0, 2.5]}
+    """
+    if not isinstance(annotations, Mapping):
+        raise FeatureError(
+            f"the annotations of utterance {id!r} are a mapping of names to values, not "
+            f"{annotations!r}"
+        )
+    found: dict[str, Value] = {}
+    for name, given in annotations.items():
+        check_name(name, features, f" of utterance {id!r}")
+        if given is None:
+            continue
+        try:
+            found[name] = _plain(given)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise FeatureError(
+                f"annotation {name!r} of utterance {id!r} is {_shown(given)}, of type "
+                f"{type(given).__name__}: {_NEEDED}"
+            ) from error
+    if size_of(found) > MOST_BYTES:
+        raise FeatureError(
+            f"the annotations of utterance {id!r} have more than {MOST_BYTES:,} bytes; store what "
+            "is as large as that as a feature"
+        )
+    return found
+
+
+def check_name(name: object, features: Container[str] = (), of: str = "") -> None:
+    """Raise `FeatureError` for what cannot be the name of an annotation beside these features."""
+    try:
+        within(name, 1).encode()
+    except ValueError as error:
+        raise FeatureError(
+            f"annotation {name!r}{of}: a name is text without '/' and NUL, and not '.' or '..'"
+        ) from error
+    if name == "id" or name in features:
+        raise FeatureError(f"annotation {name!r}{of}: this is the name of a feature, or of the ids")
+
+
+def kind_of(value: Value) -> str:
+    """Return the kind of a value that `check_annotations` gave.
+
+    >>> kind_of("a"), kind_of(True), kind_of([1, 2]), kind_of([])
+    ('str', 'bool', 'ints', 'ints')
+    """
+    if isinstance(value, list):
+        return "floats" if value and type(value[0]) is float else "ints"
+    return type(value).__name__
+
+
+def wider_kind(first: str | None, second: str | None) -> str | None:
+    """Return the kind that holds the values of two, None if there is none: float holds int.
+
+    >>> wider_kind("int", "float"), wider_kind(None, "str"), wider_kind("int", "str")
+    ('float', 'str', None)
+    """
+    if first is None or second is None or first == second:
+        return first or second
+    return _WIDER.get((first, second)) or _WIDER.get((second, first))
+
+
+def with_kinds(id: str, values: Values, known: Mapping[str, str]) -> dict[str, str]:
+    """Return the kinds of annotations once those of an utterance are among them.
+
+    Raises `FeatureError` for a value of another kind than those before.
+    """
+    kinds = dict(known)
+    for name, value in values.items():
+        kind = wider_kind(known.get(name), kind_of(value))
+        if kind is None:
+            raise FeatureError(
+                f"annotation {name!r} of utterance {id!r} is {_shown(value)}, {kind_of(value)}, "
+                f"but {known[name]} with the utterances before; give all of them one kind"
+            )
+        kinds[name] = kind
+    return kinds
+
+
+def kinds_of(utterances: Iterable[tuple[str, Values]]) -> dict[str, str]:
+    """Return the kind of each annotation of utterances, given as pairs of id and values."""
+    kinds: dict[str, str] = {}
+    for id, values in utterances:
+        if values:
+            kinds = with_kinds(id, values, kinds)
+    return kinds
+
+
+def size_of(values: Values) -> int:
+    """Return about how many bytes values take as JSON, and never fewer."""
+    return sum(
+        len(name) * 4 + (6 * len(each) if isinstance(each, str) else _list_size(each))
+        for name, each in values.items()
+    )
+
+
+def _list_size(value: object) -> int:
+    return 26 * (len(value) + 1) if isinstance(value, list) else 26
+
+
+def _plain(value: object) -> Value:
+    """Return a value as plain Python has it; raises an error for what is no annotation."""
+    if isinstance(value, str):
+        value.encode()
+        return str(value)
+    if isinstance(value, bool | int | float):
+        return _number(value)
+    if not isinstance(value, list | tuple) and hasattr(value, "tolist"):
+        inner = value.tolist()  # of NumPy and torch: scalars, and arrays
+        if not isinstance(inner, bool | int | float | str | list):
+            raise TypeError
+        return _plain(inner)
+    if not isinstance(value, list | tuple):
+        raise TypeError
+    return _numbers(value)
+
+
+def _numbers(value: Sequence[object]) -> list[int] | list[float]:
+    if not {*map(type, value)} <= {int, float}:
+        value = [_plain(each) for each in value]
+        if not {*map(type, value)} <= {int, float}:
+            raise TypeError
+    numbers = cast(list[float], value)
+    if any(type(each) is float for each in numbers):
+        numbers = [float(each) for each in numbers]
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+    elif numbers:
+        _number(min(numbers))
+        _number(max(numbers))
+    return list(numbers)
+
+
+def _number(value: float) -> bool | int | float:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise OverflowError
+        return int(value)
+    if not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

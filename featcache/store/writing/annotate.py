@@ -1,0 +1,169 @@
+"""Annotations that are given to a cache when it is there, as a new generation of the same parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.container_files import sync_directory
+from featcache.errors import ConfigError, DuplicateIdError, KeyNotFoundError
+from featcache.store.format.annotation_columns import (
+    PREFIX,
+    Column,
+    joined,
+    read_column,
+    stored_columns,
+)
+from featcache.store.format.annotations import (
+    Value,
+    check_annotations,
+    with_kinds,
+)
+from featcache.store.format.column_file import ColumnFile, save_columns
+from featcache.store.format.disk_errors import explained
+from featcache.store.format.files import make_directory
+from featcache.store.format.index import Index, read_index
+from featcache.store.format.lock import WriterLock
+from featcache.store.format.manifest import (
+    ANNOTATIONS,
+    MANIFESTS,
+    AnnotationEntry,
+    Manifest,
+    check_writable,
+    index_file,
+    new_generation_name,
+    read_manifest,
+    with_needed,
+    write_manifest,
+)
+from featcache.store.reading.verify import raise_damage
+from featcache.store.writing.annotation_sources import AnnotationSource, Entry, entries_of
+from featcache.store.writing.publish import next_generation
+from featcache.store.writing.superseded import remove_superseded
+
+Unknown = Literal["raise", "skip"]
+MOST_TOLD = 20
+_AT_ONCE = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Values of one annotation, and the rows that they are given to; None takes one away."""
+
+    rows: list[int] = field(default_factory=list)
+    values: list[Value | None] = field(default_factory=list)
+
+
+def annotate(cache: Path, source: AnnotationSource, unknown: Unknown = "raise") -> None:
+    """Give utterances of a cache annotations, as `Cache.annotate` does."""
+    if unknown not in ("raise", "skip"):
+        raise ConfigError(f"unknown is 'raise' or 'skip', not {unknown!r}")
+    with explained(cache, lambda: "the cache is as it was"):
+        lock = WriterLock(cache)
+        try:
+            manifest = read_manifest(cache)
+            check_writable(cache, manifest)
+            with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
+                raise_damage(file.damage())
+                _publish(cache, manifest, file, source, unknown)
+        finally:
+            lock.release()
+
+
+def _publish(
+    cache: Path, before: Manifest, file: ColumnFile, source: AnnotationSource, unknown: Unknown
+) -> None:
+    kinds = {name: entry.kind for name, entry in before.annotations.items()}
+    index = read_index(file, [])
+    entries = entries_of(source, kinds)
+    given, kinds = _given(cache, index, entries, (kinds, before.features), unknown)
+    if not any(each.rows for each in given.values()):
+        return
+    annotations: dict[str, AnnotationEntry] = {}
+
+    def columns() -> Iterator[tuple[str, NDArray[Any]]]:
+        for name, dtype in file.dtypes.items():
+            if not name.startswith(PREFIX):
+                yield name, file.column(name, np.dtype(dtype).type)
+        for name, kind in sorted(kinds.items()):
+            carried = name in given or before.annotations[name].carried
+            column = _changed(before, file, name, kind, given.get(name, _Given()))
+            for stored in stored_columns(name, column):
+                annotations[name] = AnnotationEntry(kind, carried)
+                yield stored
+
+    generation = next_generation(cache, before)
+    name = index_file(new_generation_name(generation))
+    digest = save_columns(cache / name, columns())
+    sync_directory(cache)
+    after = replace(
+        before,
+        generation=generation,
+        previous=before.name,
+        index=name,
+        index_digest=digest,
+        annotations=annotations,
+        requires_to_write=with_needed(before.requires_to_write, {ANNOTATIONS: bool(annotations)}),
+    )
+    make_directory(cache / MANIFESTS)
+    remove_superseded(cache, write_manifest(cache, after, keep=True))
+
+
+def _changed(before: Manifest, file: ColumnFile, name: str, kind: str, given: _Given) -> Column:
+    """Return the column of an annotation, with the values that are given now."""
+    if name in before.annotations:
+        column = read_column(file, name, before.annotations[name].kind, before.rows)
+    else:
+        column = Column.missing(before.rows, kind)
+    rows = np.arange(before.rows)
+    rows[given.rows] = before.rows + np.arange(len(given.rows))
+    return joined([column, Column.of(given.values, kind)], kind).take(rows)
+
+
+def _given(
+    cache: Path,
+    index: Index,
+    entries: Iterator[Entry],
+    known: tuple[Mapping[str, str], Mapping[str, object]],
+    unknown: Unknown,
+) -> tuple[dict[str, _Given], dict[str, str]]:
+    """Collect what entries say of rows of an index, with the kinds of all annotations.
+
+    Raises `KeyNotFoundError` for ids that are not there, all at once.
+    """
+    given: dict[str, _Given] = {}
+    kinds, features = dict(known[0]), known[1]
+    seen = np.zeros(len(index), bool)
+    strangers: list[str] = []
+    while some := list(itertools.islice(entries, _AT_ONCE)):
+        rows = index.find_many([id for id, _ in some]).tolist()
+        for row, (id, values) in zip(rows, some, strict=True):
+            if row < 0:
+                strangers.append(id)
+                continue
+            if seen[row]:
+                raise DuplicateIdError(f"utterance {id!r} is annotated twice in one source")
+            seen[row] = True
+            there = check_annotations(id, values, features)
+            kinds = with_kinds(id, there, kinds)
+            for name in values:
+                each = given.setdefault(name, _Given())
+                each.rows.append(row)
+                each.values.append(there.get(name))
+    if strangers and unknown == "raise":
+        raise KeyNotFoundError(_not_there(cache, strangers))
+    return {name: each for name, each in given.items() if name in kinds}, kinds
+
+
+def _not_there(cache: Path, ids: list[str]) -> str:
+    told = ", ".join(map(repr, ids[:MOST_TOLD])) + ", ..." * (len(ids) > MOST_TOLD)
+    return (
+        f"{len(ids)} utterances of the annotations are not in cache {str(cache)!r}: {told}; none "
+        "was annotated; leave them out, or pass unknown='skip'"
+    )

@@ -1,0 +1,134 @@
+"""Annotations of a generation: joined from those of its parts, and from the generation before.
+
+What was given to a whole generation, by `annotate`, is in no part: it is carried on, by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.errors import FeatureError
+from featcache.interface import Ints
+from featcache.store.format.annotation_columns import (
+    Column,
+    joined,
+    read_whole_column,
+    stored_columns,
+)
+from featcache.store.format.annotations import wider_kind
+from featcache.store.format.column_file import ColumnFile
+from featcache.store.format.index import Index, read_index
+from featcache.store.format.index_writer import Rows
+from featcache.store.format.manifest import AnnotationEntry, Manifest
+from featcache.store.format.part import SealedPart
+from featcache.store.format.strings import Strings
+
+_AT_ONCE = 65536  # ids that are looked up at once
+
+
+class GenerationAnnotations:
+    """Annotations of a generation that is being published.
+
+    A row of a part that the generation before has keeps what it had there, where that was given to
+    the generation. One of a new part has its own value or, where it has none, that of its id.
+
+    Args:
+        cache: the cache directory.
+        before: the generation before.
+        parts: those of the new one.
+        indexes: theirs.
+        rows: those of the joined index.
+
+    Attributes:
+        entries: by name, for the manifest; complete once all `columns` were taken.
+
+    Raises `FeatureError` for an annotation of several kinds.
+    """
+
+    def __init__(
+        self,
+        cache: Path,
+        before: Manifest,
+        parts: Sequence[SealedPart],
+        indexes: Sequence[Index],
+        rows: Rows,
+    ) -> None:
+        self.entries: dict[str, AnnotationEntry] = {}
+        self._cache = cache
+        self._before = before
+        self._parts = list(zip(parts, indexes, strict=True))
+        self._rows = rows
+        kinds = {name: each.kind for name, each in before.annotations.items() if each.carried}
+        self._carried = {*kinds}
+        for part, index in self._parts:
+            for name, kind in index.annotations.items():
+                wider = wider_kind(kinds.get(name), kind)
+                if wider is None:
+                    raise FeatureError(
+                        f"annotation {name!r} is {kind} in part {part.entry.name!r} of "
+                        f"{str(cache)!r} and {kinds[name]} in others; remove the wrong one"
+                    )
+                kinds[name] = wider
+        self._kinds = dict(sorted(kinds.items()))
+
+    def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Give the columns of all annotations, one annotation at a time."""
+        for name, kind in self._kinds.items():
+            for stored in stored_columns(name, self._joined(name, kind)):
+                self.entries[name] = AnnotationEntry(kind, name in self._carried)
+                yield stored
+
+    def _joined(self, name: str, kind: str) -> Column:
+        of_parts = [
+            part.annotation(self._cache, name, index.annotations[name])
+            if name in index.annotations
+            else Column.missing(len(index), kind)
+            for part, index in self._parts
+        ]
+        column = joined(of_parts, kind)
+        if name not in self._carried:
+            return column.take(self._rows.order)
+        earlier, its_rows = self._of_before(name), self._rows_before
+        own = self._is_new & (True if column.null is None else column.null[self._rows.order] == 0)
+        chosen = np.where(own | (its_rows < 0), self._rows.order, its_rows + len(column))
+        return joined([column, earlier], kind).take(chosen)
+
+    def _of_before(self, name: str) -> Column:
+        with self._open_before() as file:
+            kind = self._before.annotations[name].kind
+            return read_whole_column(file, name, kind, self._before.rows)
+
+    def _open_before(self) -> ColumnFile:
+        digest = self._before.index_digest
+        return ColumnFile(self._cache, self._before.index, expected=digest)
+
+    @cached_property
+    def _rows_before(self) -> Ints:
+        """The rows of the ids in the generation before, -1 where there is none."""
+        with self._open_before() as file:
+            return rows_in(read_index(file, []), self._rows.ids)
+
+    @cached_property
+    def _is_new(self) -> NDArray[np.bool_]:
+        """Tell of each row whether its part is not in the generation before."""
+        known = {entry.name for entry in self._before.parts}
+        new = [part.entry.name not in known for part, _ in self._parts]
+        return np.repeat(np.array(new, bool), [len(each) for _, each in self._parts])[
+            self._rows.order
+        ]
+
+
+def rows_in(index: Index, ids: Strings) -> Ints:
+    """Return the rows of ids in an index, -1 where there is none."""
+    found = [np.empty(0, np.int64)]
+    rest = iter(ids)
+    while some := list(islice(rest, _AT_ONCE)):
+        found.append(index.find_many(some))
+    return np.concatenate(found)

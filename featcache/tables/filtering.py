@@ -1,0 +1,77 @@
+"""Rows of a table that meet conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from featcache.errors import ConfigError
+from featcache.interface import Ints
+from featcache.tables.columns import Column, Columns, Mask, RowValues, Value
+
+if TYPE_CHECKING:
+    from featcache.tables.table import FeatureTable
+
+NUMBERS = ("int", "float")
+
+
+def rows_that_meet(
+    table: FeatureTable,
+    conditions: Mapping[str, object],
+    where: Callable[[Mapping[str, Value]], object] | None,
+) -> Ints:
+    """Return the rows that meet all conditions; `where` is asked of those that meet the others."""
+    columns = Columns(table)
+    mask = np.ones(len(table), np.bool_)
+    for name, condition in conditions.items():
+        mask &= _meets(name, columns[name], condition)
+    rows = np.flatnonzero(mask)
+    if where is not None:
+        kept = [bool(where(RowValues(columns, row))) for row in rows.tolist()]
+        rows = rows[np.array(kept, np.bool_)]
+    return rows
+
+
+def _meets(name: str, column: Column, condition: object) -> Mask:
+    """Return the rows that meet one condition: a range, one of several values, or one value."""
+    if isinstance(condition, tuple):
+        return _in_range(name, column, condition)
+    if hasattr(condition, "tolist"):
+        condition = condition.tolist()
+    if isinstance(condition, Mapping) or callable(condition):
+        raise ConfigError(
+            f"{name}={condition!r} is no condition; give a value, a set of values or a range "
+            "(least, most), and a function as where="
+        )
+    several = isinstance(condition, Collection) and not isinstance(condition, str | bytes)
+    values = list(cast(Collection[Value], condition)) if several else [cast(Value, condition)]
+    for value in values:
+        if value is not None and not _is_of(column.kind, value):
+            raise ConfigError(f"{name}={condition!r}: {name!r} holds {column.kind}, not {value!r}")
+    return column.is_in(values)
+
+
+def _is_of(kind: str, value: object) -> bool:
+    if kind in NUMBERS:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    return isinstance(value, {"bool": bool, "str": str}.get(kind, ()))
+
+
+def _in_range(name: str, column: Column, ends: tuple[object, ...]) -> Mask:
+    numbers = all(end is None or _is_of("float", end) for end in ends)
+    if len(ends) != 2 or not numbers or column.kind not in NUMBERS:
+        raise ConfigError(
+            f"{name}={ends!r} is no range of numbers, (least, most), of {name!r}, which holds "
+            f"{column.kind}; give several values as a set or a list"
+        )
+    values, missing = column.numbers()
+    mask = np.ones(len(values), np.bool_) if missing is None else ~missing
+    least, most = cast(tuple[float | None, float | None], ends)
+    if least is not None:
+        mask &= values >= least
+    if most is not None:
+        mask &= values <= most
+    return mask
