@@ -53,6 +53,10 @@ def test_features_of_three_rates_stay_aligned_at_multiples_of_the_longest_frame(
     assert samples.tolist() == (320 * twenties).tolist()
 
 
+def test_no_frame_is_before_the_first() -> None:
+    assert FrameTimes(0.01, 0.3).boundaries(np.array([0.0, 0.29, 0.31])).tolist() == [0, 0, 1]
+
+
 @given(RATES, OFFSETS, st.integers(0, 10**8))
 def test_all_frames_of_a_feature_end_at_its_end(
     frame_s: float, offset_s: float, frames: int

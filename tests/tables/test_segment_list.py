@@ -21,7 +21,7 @@ def csv_of(path: Path, text: str) -> Path:
 
 def test_a_dict_and_a_file_list_the_same_segments_in_their_order(tmp_path: Path) -> None:
     of_dict = SegmentList.of({"b": ("rec", 1, 2.5), "a": ("other rec", 0.0, 0.25)})
-    text = '\ufeffspeaker,stop_s,ID,recording,start_s\nx,2.5,b,rec,1\ny,0.25,a,"other rec",0\n'
+    text = '\ufeffID,stop_s,speaker,recording,start_s\nb,2.5,x,rec,1\na,0.25,y,"other rec",0\n'
     for listed in (of_dict, SegmentList.of(csv_of(tmp_path / "s.csv", text))):
         assert (listed.ids, listed.recordings) == (["b", "a"], ["rec", "other rec"])
         assert (listed.start_s.tolist(), listed.stop_s.tolist()) == ([1.0, 0.0], [2.5, 0.25])
