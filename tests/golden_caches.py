@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.store.format.stamps import Stamps
 from featcache.store.writing.part_writer import PartWriter
@@ -108,6 +109,39 @@ def make_changed(path: Path) -> Path:
             writer.publish()
             for id in SECOND:
                 writer.write(id, arrays_of(id, names))
+    (path / "writer.lock").unlink()
+    return path
+
+
+# the cache `annotated`: values of all kinds, in two parts, some of them given to the cache later
+ANNOTATED = "annotated"
+GIVEN: dict[str, dict[str, Any]] = {FIRST[1]: {"speaker": "anna", "snr": 2.5}, "a": {"snr": 7}}
+
+
+def annotations_of(id: str) -> dict[str, Any]:
+    """The annotations with which an utterance is written; some have none of some."""
+    number = list(FRAMES).index(id)
+    values = {
+        "text": f"Sätze {number}",
+        "speaker": "ben" if number % 2 else None,
+        "take": number - 2,
+        "duration_s": number if number < 3 else number + 0.25,
+        "clean": number > 2,
+        "phones": [*range(number)],
+        "peaks": [number / 4, -1e300] if number % 2 else [],
+    }
+    return values if number else {"text": "", "clean": False}
+
+
+def make_annotated(path: Path) -> Path:
+    """Write a cache of two parts, and give it annotations."""
+    names = [feature.name for feature in CHANGED_FEATURES]
+    with CacheWriter(path, CHANGED_FEATURES, FINGERPRINT) as writer:
+        for part in (FIRST, SECOND):
+            for id in part:
+                writer.write(id, arrays_of(id, names), annotations=annotations_of(id))
+            writer.publish()
+    featcache.open(path).annotate(GIVEN)
     (path / "writer.lock").unlink()
     return path
 

@@ -66,6 +66,7 @@ PUBLIC = [
     "StorageFullError",
     "UnknownNameError",
     "WindowError",
+    "Windows",
     "backend_names",
     "codec_names",
     "concat",

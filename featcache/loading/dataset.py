@@ -5,6 +5,7 @@ A batch is read straight from the cache's bytes into its padded tensors.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from featcache.loading.memory import Allocate, fresh
 from featcache.loading.padding import Batch, Item, pad, rows_of, torch_dtype
 from featcache.loading.shared_memory import worker_memory
 from featcache.store.cache import Cache, CachePath
+from featcache.tables.has_table import within_table
 from featcache.tables.numbering import Numbering, require_rows_of
 from featcache.tables.seconds import Seconds, frames_of
 from featcache.tables.table import FeatureTable
@@ -70,6 +72,9 @@ class FeatureDataset(Dataset[Item]):
     Args:
         source: a cache or its path, or caches put together by `join` or `concat`.
         features: names of the features to read, all by default.
+        annotations: names of the annotations to read, none by default. Those of an item are plain
+            values, None where there is none. A batch lists them; numbers and bools that every
+            utterance of the caches has are a tensor.
         dtypes: dtypes to convert features to, e.g. {"ssl": "float32", "tokens": torch.int64}; else
             as declared. As torch does it: what does not fit into a smaller dtype overflows.
         transform: called with each item, returns an item. It runs where the reading runs. A tensor
@@ -93,6 +98,7 @@ class FeatureDataset(Dataset[Item]):
         source: FeatureTable | Cache | CachePath,
         features: str | Sequence[str] | None = None,
         *,
+        annotations: str | Sequence[str] = (),
         dtypes: Mapping[str, Dtype] | None = None,
         transform: Transform | None = None,
         allow_incomplete: bool = False,
@@ -113,11 +119,20 @@ class FeatureDataset(Dataset[Item]):
         if not wanted:
             known = ", ".join(map(repr, self.table.features))
             raise ConfigError(f"no feature is asked for; there are {known}")
-        for name in wanted:
-            if name == "id" or f"{name}_lengths" in wanted:
-                raise ConfigError(f"features {wanted!r}: an item has other uses for these names")
+        self._annotations = [annotations] if isinstance(annotations, str) else list(annotations)
+        self._listed = {name for name in self._annotations if not self._stacked(name)}
+        names = [*wanted, *self._annotations]
+        for name in names:
+            if name == "id" or f"{name}_lengths" in names or names.count(name) > 1:
+                raise ConfigError(f"{names!r}: an item has other uses for these names")
         self._transform = transform
         self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
+
+    def view(self, table: FeatureTable) -> FeatureDataset:
+        """Return a data set over a view of the table, with the same features and transform."""
+        other = copy.copy(self)
+        vars(other).update(table=table, _proof=())
+        return other
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -193,8 +208,13 @@ class FeatureDataset(Dataset[Item]):
     def read(self, plan: Plan, allocate: Allocate) -> Batch:
         """Read a planned batch into tensors that `allocate` makes."""
         if self._transform is None:
-            return self._read(plan, allocate)
-        return pad(list(self._items(self._read(plan, fresh))), allocate)
+            batch = self._read(plan, allocate)
+            for name in self._annotations:
+                if name not in self._listed:
+                    numbers = torch.tensor(batch[name])
+                    batch[name] = allocate(tuple(numbers.shape), numbers.dtype).copy_(numbers)
+            return batch
+        return pad(list(self._items(self._read(plan, fresh))), allocate, self._listed)
 
     def _read(self, plan: Plan, allocate: Allocate) -> Batch:
         batch: Batch = {"id": [self.table.id(row) for row in plan.rows.tolist()]}
@@ -209,7 +229,13 @@ class FeatureDataset(Dataset[Item]):
             if self.table.has_frames(name):
                 batch[f"{name}_lengths"] = allocate((len(plan.rows),), torch.int64)
                 batch[f"{name}_lengths"].numpy()[:] = plan.spans[name][1]
+        for name in self._annotations:
+            batch[name] = self.table.annotation(name).take(plan.rows)
         return batch
+
+    def _stacked(self, name: str) -> bool:
+        annotation = self.table.annotation(name)
+        return annotation.kind in ("int", "float", "bool") and not annotation.has_missing
 
     def _items(self, batch: Batch) -> Iterator[Item]:
         for number, id in enumerate(batch["id"]):
@@ -219,6 +245,8 @@ class FeatureDataset(Dataset[Item]):
                 if self.table.has_frames(name):
                     length = item[f"{name}_lengths"] = int(batch[f"{name}_lengths"][number])
                     item[name] = item[name][:length]
+            for name in self._annotations:
+                item[name] = batch[name][number]
             if self._transform is not None:
                 try:
                     item = self._transform(item)
@@ -263,3 +291,11 @@ def _span(feature: str, key: int | str, length: int, cut: slice) -> tuple[int, i
             )
         )
     return start, stop - start
+
+
+def dataset_of(source: object) -> FeatureDataset | None:
+    """Return a `FeatureDataset` as it is, some items of one as that of a view; else None."""
+    owner, table = within_table(source) or (None, None)
+    if table is None or not isinstance(owner, FeatureDataset):
+        return None
+    return owner if table is owner.table else owner.view(table)

@@ -10,11 +10,12 @@ from itertools import islice
 from typing import Generic, NoReturn, cast
 
 import torch
+from torch.utils.data import Subset
 from typing_extensions import TypeVar
 
 from featcache._checks import named_settings
 from featcache.errors import ConfigError
-from featcache.loading.dataset import Dtype, FeatureDataset, Index, Plan, Transform
+from featcache.loading.dataset import Dtype, FeatureDataset, Index, Plan, Transform, dataset_of
 from featcache.loading.device import check_pinned, on_device, usable_device
 from featcache.loading.memory import Allocate, Recycler, pinned
 from featcache.loading.padding import Batch, Item
@@ -25,6 +26,7 @@ from featcache.store.cache import Cache, CachePath
 from featcache.tables.table import FeatureTable
 
 T = TypeVar("T", default=Batch)
+_OF_DATASET = (None, None, None, False)  # settings of it where a loader is given one
 
 
 class FeatureLoader(Generic[T]):
@@ -36,8 +38,8 @@ class FeatureLoader(Generic[T]):
     something to read: none is left behind by an iteration that ends before its time.
 
     Args:
-        source: a cache or its path, caches put together by `join` or `concat`, or a
-            `FeatureDataset`.
+        source: a cache or its path, a table, a `FeatureDataset`, or some items of one, as
+            `torch.utils.data.Subset` and `random_split` give them.
         features: names of the features to read, all by default.
         batch_sampler: gives the batches as lists of row numbers, ids, or `(row or id, slice)`; one
             of `featcache.samplers` or any other. Its `set_epoch` is called where it has one.
@@ -46,6 +48,7 @@ class FeatureLoader(Generic[T]):
         shuffle: whether these are drawn at random, anew in each epoch; else they come in the order
             of the rows.
         seed: draws another order.
+        annotations: names of the annotations to read, none by default; see `FeatureDataset`.
         dtypes: dtypes to convert features to, e.g. {"ssl": "float32"} or {"ssl": torch.float32};
             else as declared.
         transform: called with each item, in the reading threads; see `FeatureDataset`.
@@ -73,13 +76,14 @@ class FeatureLoader(Generic[T]):
     @named_settings("a FeatureLoader")
     def __init__(
         self,
-        source: FeatureDataset | FeatureTable | Cache | CachePath,
+        source: FeatureDataset | Subset[Item] | FeatureTable | Cache | CachePath,
         features: str | Sequence[str] | None = None,
         *,
         batch_sampler: Iterable[Sequence[Index]] | None = None,
         batch_size: int | None = None,
         shuffle: bool | None = None,
         seed: int | None = None,
+        annotations: str | Sequence[str] = (),
         dtypes: Mapping[str, Dtype] | None = None,
         transform: Transform | None = None,
         collate: Callable[[Batch], T] | None = None,
@@ -89,34 +93,36 @@ class FeatureLoader(Generic[T]):
         device: torch.device | str | None = None,
         allow_incomplete: bool = False,
     ) -> None:
-        if not isinstance(source, FeatureDataset):
-            source = FeatureDataset(
-                source,
+        dataset = dataset_of(source)
+        if dataset is None:
+            dataset = FeatureDataset(
+                cast(FeatureTable | Cache | CachePath, source),
                 features,
+                annotations=annotations,
                 dtypes=dtypes,
                 transform=transform,
                 allow_incomplete=allow_incomplete,
             )
-        elif (features, dtypes, transform, allow_incomplete) != (None, None, None, False):
+        elif annotations or (features, dtypes, transform, allow_incomplete) != _OF_DATASET:
             raise ConfigError(
-                "features, dtypes, transform and allow_incomplete are those of the FeatureDataset; "
-                "give them there"
+                "features, annotations, dtypes, transform and allow_incomplete are those of the "
+                "FeatureDataset; give them there"
             )
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
         if batch_sampler is None:
-            batch_sampler = _plain_sampler(source.table, batch_size, shuffle, seed)
+            batch_sampler = _plain_sampler(dataset.table, batch_size, shuffle, seed)
         elif (batch_size, shuffle, seed) != (None, None, None):
             raise ConfigError("give either batch_sampler, or batch_size, shuffle and seed")
         if isinstance(batch_sampler, Iterator) or not isinstance(batch_sampler, Iterable):
             raise ConfigError(
                 f"batch_sampler must be a list of batches or a sampler, not {batch_sampler!r}"
             )
-        source.require_rows(batch_sampler)
-        self.dataset = source
+        dataset.require_rows(batch_sampler)
+        self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.waited_s = 0.0
-        self._position = Position(batch_sampler, source.table)
+        self._position = Position(batch_sampler, dataset.table)
         self._collate = collate
         self._threads = threads
         self._prefetch_bytes = prefetch_bytes

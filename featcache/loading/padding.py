@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,12 @@ Batch = dict[str, Any]
 NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float)
 
 
-def pad(items: Sequence[Item], allocate: Allocate = fresh) -> Batch:
+def pad(items: Sequence[Item], allocate: Allocate = fresh, listed: Container[str] = ()) -> Batch:
     """Make one batch of items.
 
     A tensor of shape (frames, ...) with "<name>_lengths" beside it is padded along axis 0 with
     zeros, and its lengths are counted again, int64. Other tensors, arrays and numbers are stacked
-    along a new axis 0, all else is listed.
+    along a new axis 0, all else is listed, and so are the keys that `listed` holds.
 
     Raises `FeatureError` for items whose keys or shapes do not fit each other.
 
@@ -45,7 +45,7 @@ def pad(items: Sequence[Item], allocate: Allocate = fresh) -> Batch:
         name = key.removesuffix("_lengths")
         if name != key and isinstance(items[0].get(name), torch.Tensor | np.ndarray):
             values = [len(item[name]) for item in items]
-        if all(isinstance(value, NUMBERS) for value in values):
+        if key not in listed and all(isinstance(value, NUMBERS) for value in values):
             batch[key] = _joined(key, items, list(map(torch.as_tensor, values)), allocate)
         else:
             batch[key] = values

@@ -40,9 +40,9 @@ class BucketBatchSampler(EpochSampler):
 
     Args:
         lengths: frames of each utterance, integers; or a list of such arrays, one per feature of
-            the same utterances; or a cache, its path, a `FeatureTable` or a data set, whose
-            features with a time axis all count. Frames are seconds divided by the frame shift: 400
-            s of 10 ms are 40,000.
+            the same utterances; or a cache, its path, a `FeatureTable` or a data set (or torch's
+            `Subset` of one), whose features with a time axis all count. Frames are seconds divided
+            by the frame shift: 400 s of 10 ms are 40,000.
         ids: the utterances that `lengths` are of, in their order; of a cache those to take. Batches
             then hold ids.
         max_frames: the most frames in a batch, padding included; of each feature on its own.

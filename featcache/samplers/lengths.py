@@ -12,9 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.store.cache import Cache, CachePath
-from featcache.tables.table import FeatureTable, HasTable
+from featcache.tables.has_table import HasSome, HasTable, within_table
+from featcache.tables.table import FeatureTable
 
-LengthsLike = ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable
+LengthsLike = (
+    ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable | HasSome
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,12 @@ def shapes_of(lengths: LengthsLike, axes: int = 1) -> tuple[list[Shapes], Featur
     """
     if isinstance(lengths, Cache | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
-    if isinstance(lengths, FeatureTable | HasTable):
-        table = lengths if isinstance(lengths, FeatureTable) else lengths.table
+    found = (lengths, lengths) if isinstance(lengths, FeatureTable) else within_table(lengths)
+    if found is not None:
+        owner, table = found
         if not len(table):
             raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
-        names = [name for name in lengths.features if table.has_frames(name)]
+        names = [name for name in owner.features if table.has_frames(name)]
         return [_of_table(table, name) for name in names], table
     if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
         arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}

@@ -264,22 +264,18 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     ) -> None:
         """Give utterances annotations, atomically and durably, as a new generation.
 
-        This one stays as it is; `featcache.open` reads the new one. Utterances that the source does
-        not list keep what they have, and so do annotations that it does not name; None, or an empty
-        cell of a table, takes a value away. Later writers keep the values by id, through overwrites
-        of the cache, too; a deleted utterance loses them.
+        `featcache.open` reads it; this one stays as it is. Annotations and utterances that are not
+        in the source keep what they have; None, or an empty cell, takes a value away. Later writers
+        keep values by id, through overwrites, too; a deleted utterance loses them.
 
         Args:
-            source: ids and their annotations, `{"utt-1": {"speaker": "anna", "snr": 13.5}}`; or a
-                file with a column "id" or "ID", .csv, .tsv or .jsonl; or an Arrow table with one.
+            source: `{"utt-1": {"speaker": "anna", "snr": 13.5}, ...}`; or a file with a column "id"
+                or "ID", .csv, .tsv or .jsonl; or an Arrow table with one.
             unknown: "raise" refuses ids that are not in the cache, "skip" passes over them.
 
-        Raises `KeyNotFoundError` with the unknown ids, `FeatureError` for values that are no
-        annotations or of another kind than those that are there, `ConfigError` for what is no
-        source, `DuplicateIdError` for an id that is listed twice, `CacheLockedError` while the
-        cache is written; then nothing is changed.
-
-        >>> cache.annotate({"utt-1": {"speaker": "anna"}})   # doctest: +SKIP
+        Raises `KeyNotFoundError` with the unknown ids, `FeatureError` for values of no kind or not
+        of that which is there, `ConfigError` for no source, `DuplicateIdError` for an id that comes
+        twice, `CacheLockedError` while the cache is written; then nothing is changed.
         """
         annotate(self.path, source, unknown)
 

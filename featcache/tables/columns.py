@@ -34,6 +34,8 @@ class Column(Protocol):
 
     def __getitem__(self, row: int, /) -> Value: ...
 
+    def __iter__(self) -> Iterator[Value]: ...
+
     def numbers(self) -> tuple[NDArray[Any], Mask | None]:
         """Return the numbers of all rows, and which are missing; None: none is."""
         ...
@@ -57,6 +59,9 @@ class Lengths:
 
     def __getitem__(self, row: int) -> int:
         return int(self._lengths[row])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._lengths.tolist())
 
     def numbers(self) -> tuple[NDArray[Any], None]:
         """Return the frames."""
@@ -83,6 +88,9 @@ class IdColumn:
     def __getitem__(self, row: int) -> str:
         return self._table.id(row)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
     def numbers(self) -> tuple[NDArray[Any], None]:
         """Raise `ConfigError`: ids are no numbers."""
         raise ConfigError("ids are no numbers; give a set of ids")
@@ -108,6 +116,9 @@ class AnnotationColumn:
 
     def __getitem__(self, row: int) -> Value:
         return self._annotation[row]
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self._annotation)
 
     def numbers(self) -> tuple[NDArray[Any], Mask | None]:
         """Return the numbers, and which are missing."""

@@ -17,7 +17,7 @@ from featcache.errors import ConfigError, DuplicateIdError, FeatureError
 from featcache.store.format.ids import check_id
 
 # by id: recording, start_s, stop_s; or the path of a CSV file with these columns
-SegmentSource = Mapping[str, tuple[str, float, float]] | str | PathLike[str]
+ListSource = Mapping[str, tuple[str, float, float]] | str | PathLike[str]
 _COLUMNS = ("recording", "start_s", "stop_s")
 _Line = tuple[str, object, str, object, object]  # where it stands, id, recording, start_s, stop_s
 
@@ -38,7 +38,7 @@ class SegmentList:
     stop_s: Seconds64
 
     @classmethod
-    def of(cls, source: SegmentSource) -> SegmentList:
+    def of(cls, source: ListSource) -> SegmentList:
         """Read and check a list of segments.
 
         Raises `ConfigError` for a source or a segment that cannot be used, `DuplicateIdError` for
@@ -50,8 +50,9 @@ class SegmentList:
             with _opened(Path(source)) as lines:
                 return cls._checked(lines)
         raise ConfigError(
-            "segments are a dict, {id: (recording, start_s, stop_s)}, or the path of a CSV file "
-            f"with the columns id, {', '.join(_COLUMNS)}, not {source!r:.100}"
+            "segments are a dict, {id: (recording, start_s, stop_s)}, the path of a CSV file with "
+            f"the columns id, {', '.join(_COLUMNS)}, or Windows(10.0, hop_s=5.0), not "
+            f"{source!r:.100}"
         )
 
     @classmethod

@@ -7,6 +7,7 @@ the table's.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.store.format.strings import Strings
 from featcache.tables.recording_times import Alignment, RecordingTimes, Spans
-from featcache.tables.segment_list import SegmentList, SegmentSource
+from featcache.tables.segment_list import ListSource, SegmentList
 
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
@@ -36,8 +37,37 @@ class Segments(NamedTuple):
     spans: Spans
 
 
-def listed(table: FeatureTable, source: SegmentSource, alignment: Alignment) -> Segments:
-    """Cut recordings at the times of a list, in its order."""
+@dataclass(frozen=True)
+class Windows:
+    """Windows over whole recordings, with the ids `<id>:<start_s>-<stop_s>`.
+
+    They begin every `hop_s` seconds, `length_s` if that is None, until one reaches the end of the
+    recording. The last one may be shorter, but has a frame of each feature; `filter` leaves short
+    ones out.
+
+    >>> view = table.segments(featcache.Windows(10.0, hop_s=5.0))  # doctest: +SKIP
+    """
+
+    length_s: float
+    hop_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_seconds("length_s", self.length_s)
+        if self.hop_s is not None:
+            _check_seconds("hop_s", self.hop_s)
+
+
+SegmentSource = ListSource | Windows
+
+
+def segments_of(table: FeatureTable, source: SegmentSource, alignment: Alignment) -> Segments:
+    """Cut recordings at the times of a list, in its order, or into windows."""
+    if isinstance(source, Windows):
+        return _windows(table, source, alignment)
+    return _listed(table, source, alignment)
+
+
+def _listed(table: FeatureTable, source: ListSource, alignment: Alignment) -> Segments:
     found = SegmentList.of(source)
 
     def name(number: int) -> str:
@@ -49,12 +79,9 @@ def listed(table: FeatureTable, source: SegmentSource, alignment: Alignment) -> 
     return Segments(rows, Strings.of(found.ids), times.spans(slice(None), found.start_s, stop_s))
 
 
-def windows(
-    table: FeatureTable, length_s: float, hop_s: float | None, alignment: Alignment
-) -> Segments:
-    """Cut recordings into windows from their beginning on; the last one of each may be shorter."""
-    length_s = _seconds("length_s", length_s)
-    hop_s = length_s if hop_s is None else _seconds("hop_s", hop_s)
+def _windows(table: FeatureTable, wanted: Windows, alignment: Alignment) -> Segments:
+    length_s = wanted.length_s
+    hop_s = length_s if wanted.hop_s is None else wanted.hop_s
     times = RecordingTimes(table, np.arange(len(table)), alignment)
     if length_s < times.longest_s * (1 - 1e-6):
         raise ConfigError(
@@ -100,8 +127,7 @@ def _ids(table: FeatureTable, counts: Ints, start_s: Seconds64, stop_s: Seconds6
     return Strings.of_bytes(encoded)
 
 
-def _seconds(name: str, value: float) -> float:
+def _check_seconds(name: str, value: float) -> None:
     number = float(value) if isinstance(value, int | float | np.number) else math.nan
     if isinstance(value, bool) or not 0 < number < math.inf:
         raise ConfigError(f"{name} is a number of seconds, more than 0, not {value!r}")
-    return number

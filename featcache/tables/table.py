@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from featcache.declaration.frame_times import FEW_FRAMES
 from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
+from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath, PaddedFeatures
 from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.complete import check_complete
@@ -17,26 +18,18 @@ from featcache.store.reading.id_sequence import Ids
 from featcache.tables.block import Block, Blocks, Member, opened
 from featcache.tables.choosing import chosen_rows, rows_of_keys
 from featcache.tables.columns import Columns, Value
+from featcache.tables.export import arrow_table, data_frame
 from featcache.tables.filtering import rows_that_meet
 from featcache.tables.ordering import order_by
 from featcache.tables.recording_times import Align, Alignment
-from featcache.tables.segment_list import SegmentSource
-from featcache.tables.segments import listed, windows
+from featcache.tables.segments import SegmentSource, segments_of
 from featcache.tables.selection import Selection
 from featcache.tables.splitting import sampled_rows, split_rows
+from featcache.tables.view_stats import stats_of_rows
 
-
-@runtime_checkable
-class HasTable(Protocol):
-    """A data set over the rows of a table, as `FeatureDataset` is."""
-
-    @property
-    def table(self) -> FeatureTable:
-        """The rows that it reads."""
-
-    @property
-    def features(self) -> Sequence[str]:
-        """Names of the features that it reads."""
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
 
 
 class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
@@ -57,6 +50,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     def __init__(self, selection: Selection) -> None:
         self.features = selection.blocks.features
         self.selection = selection
+        self._stats: dict[str, FeatureStats] = {}
 
     @classmethod
     def of(cls, source: FeatureTable | Cache | CachePath) -> FeatureTable:
@@ -194,6 +188,19 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         self.selection.blocks.require(feature)
         return self.selection.read_padded(self.rows(ids), feature)
 
+    def stats(self, feature: str) -> FeatureStats:
+        """Return count, mean and variance over all frames of a feature; exact.
+
+        For a view, the arrays of the cache that it holds, or the others, if they are fewer, are
+        read once. The table keeps them; more than 5 s are told in the log.
+
+        Raises `KeyNotFoundError` if none were collected.
+        """
+        self.selection.blocks.require(feature)
+        if feature not in self._stats:
+            self._stats[feature] = stats_of_rows(self.selection, feature)
+        return self._stats[feature]
+
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read `lengths` frames from `starts` on of each row into the bytes of a row of `out`.
 
@@ -256,39 +263,33 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     def segments(
         self, source: SegmentSource, *, align: Align = "trim", tolerance_frames: int = FEW_FRAMES
     ) -> FeatureTable:
-        """Return a view of segments of these utterances, with ids of their own.
+        """Return a view of segments, with ids of their own, cut by `frame_s` and `offset_s`.
 
-        Each feature is cut by its `frame_s` and `offset_s`, at the boundary between frames that is
-        nearest, half-way at the later one: neighbours share no frame and leave none out.
+        A cut goes to the nearest boundary between frames, half-way to the later one: neighbours
+        share no frame and leave none out. Features without a time axis are given whole.
 
         Args:
-            source: `{id: (recording, start_s, stop_s)}`, or a CSV file with the columns id (or ID),
-                recording, start_s and stop_s; recordings are ids of this table.
+            source: `{id: (recording, start_s, stop_s)}`, a CSV file with these columns, or
+                `Windows(10.0, hop_s=5.0)` of all recordings.
             align: "trim" ends all features of a recording where the first of them ends; "error"
                 refuses a segment of which any feature lacks a frame.
-            tolerance_frames: most frames of the longest kind that "trim" takes off a segment.
+            tolerance_frames: most frames, of the longest, that "trim" takes off; else refused.
 
-        Raises `WindowError` for a stop beyond the end; `ConfigError`, when it is read, for a
-        feature with frames that does not declare `frame_s`.
+        Raises `WindowError` for a stop beyond the end. Frames without `frame_s` are not read.
         """
-        segments = listed(self, source, Alignment(align, tolerance_frames))
+        segments = segments_of(self, source, Alignment(align, tolerance_frames))
         return FeatureTable(self.selection.cut(segments))
 
-    def windows(
-        self,
-        length_s: float,
-        hop_s: float | None = None,
-        *,
-        align: Align = "trim",
-        tolerance_frames: int = FEW_FRAMES,
-    ) -> FeatureTable:
-        """Return a view of windows, as `segments` does, with ids `<id>:<start_s>-<stop_s>`.
+    def to_arrow(self) -> pyarrow.Table:
+        """Return a `pyarrow.Table` of ids, frames of the features and annotations.
 
-        One begins every `hop_s` seconds, `length_s` by default, until one reaches the end of the
-        utterance; that one may be shorter: `filter` leaves it out.
+        `pyarrow.parquet.write_table` makes a Parquet file of it.
         """
-        found = windows(self, length_s, hop_s, Alignment(align, tolerance_frames))
-        return FeatureTable(self.selection.cut(found))
+        return arrow_table(self)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a `pandas.DataFrame` of ids, frames of the features and annotations."""
+        return data_frame(self)
 
     @property
     def digest(self) -> str:

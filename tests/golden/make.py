@@ -5,7 +5,15 @@ from __future__ import annotations
 import logging
 import shutil
 
-from golden_caches import CHANGED, GOLDEN, LAYOUTS, make_changed, make_golden
+from golden_caches import (
+    ANNOTATED,
+    CHANGED,
+    GOLDEN,
+    LAYOUTS,
+    make_annotated,
+    make_changed,
+    make_golden,
+)
 
 if __name__ == "__main__":
     logging.disable()  # of utterances that are stored twice, on purpose
@@ -14,3 +22,5 @@ if __name__ == "__main__":
         make_golden(GOLDEN / layout, features)
     shutil.rmtree(GOLDEN / CHANGED, ignore_errors=True)
     make_changed(GOLDEN / CHANGED)
+    shutil.rmtree(GOLDEN / ANNOTATED, ignore_errors=True)
+    make_annotated(GOLDEN / ANNOTATED)

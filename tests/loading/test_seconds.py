@@ -56,7 +56,7 @@ def test_a_loader_reads_windows_in_seconds(tmp_path: Path) -> None:
 
 
 def test_a_loader_reads_a_view_of_windows(tmp_path: Path) -> None:
-    view = featcache.FeatureTable.of(timed(tmp_path / "c")).windows(0.5)
+    view = featcache.FeatureTable.of(timed(tmp_path / "c")).segments(featcache.Windows(0.5))
     loader = FeatureLoader(view, batch_size=2)
     batches = list(loader)
     assert [id for batch in batches for id in batch["id"]] == list(view.ids)

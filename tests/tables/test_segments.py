@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import featcache
-from featcache import CacheWriter, FeatureStorageConfig, FeatureTable
+from featcache import CacheWriter, FeatureStorageConfig, FeatureTable, Windows
 from featcache.errors import ConfigError, KeyNotFoundError, UnknownNameError, WindowError
 
 RATES = {"wave": (1 / 16000, "int32"), "fbank": (0.01, "float32"), "units": (0.02, "int32")}
@@ -138,7 +138,7 @@ def test_recordings_that_are_not_there_and_wrong_choices_are_refused(tmp_path: P
             table.segments({}, tolerance_frames=wrong)  # type: ignore[arg-type]
     assert len(table.segments({})) == 0
     with pytest.raises(ConfigError, match="segments already; cut the table of their recordings"):
-        table.segments({"a": ("rec", 0.0, 1.0)}).windows(0.5)
+        table.segments({"a": ("rec", 0.0, 1.0)}).segments(Windows(0.5))
 
 
 def untimed(path: Path, frame_s: float | None = 0.01) -> FeatureTable:
@@ -161,7 +161,7 @@ def test_a_feature_that_does_not_say_how_long_its_frames_are_is_refused_by_name(
         with pytest.raises(ConfigError, match=r"'words' cannot be cut in seconds.*declare frame_s"):
             ask("words")
     with pytest.raises(ConfigError, match=r"no feature of .* declare frame_s: fbank, words"):
-        untimed(tmp_path / "none", None).windows(1.0)
+        untimed(tmp_path / "none", None).segments(Windows(1.0))
 
 
 def test_concatenated_caches_need_the_same_times(tmp_path: Path) -> None:
@@ -175,21 +175,25 @@ def test_concatenated_caches_need_the_same_times(tmp_path: Path) -> None:
     assert view.read("y", "fbank").tolist() == list(range(90, 100))
     assert view.read("x", "fbank").tolist() == list(range(10, 20))
     with pytest.raises(ConfigError, match=r"'fbank' .*frame_s 0.02.*'.*b'.*0.01.*'.*d'"):
-        featcache.concat(two, tmp_path / "d").windows(0.5)
+        featcache.concat(two, tmp_path / "d").segments(Windows(0.5))
 
 
 def test_windows_go_from_the_beginning_to_the_end_of_each_recording(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"a": even(2.5), "b": even(0.5), "c": even(1)})
-    view = table.windows(1.0)
+    view = table.segments(Windows(1.0))
     assert list(view.ids) == ["a:0-1", "a:1-2", "a:2-2.5", "b:0-0.5", "c:0-1"]
     assert view.lengths("units").tolist() == [50, 50, 25, 25, 50]
     assert view.read("a:2-2.5", "fbank").tolist() == list(range(200, 250))
-    view = table.windows(1.0, hop_s=0.25)
+    view = table.segments(Windows(1.0, hop_s=0.25))
     assert [id for id in view.ids if id[0] != "a"] == ["b:0-0.5", "c:0-1"]
     assert [id for id in view.ids if id[0] == "a"] == [
         "a:0-1", "a:0.25-1.25", "a:0.5-1.5", "a:0.75-1.75", "a:1-2", "a:1.25-2.25", "a:1.5-2.5",
     ]  # fmt: skip
-    assert list(table.windows(0.5, hop_s=1.2).ids)[:3] == ["a:0-0.5", "a:1.2-1.7", "a:2.4-2.5"]
+    assert list(table.segments(Windows(0.5, hop_s=1.2)).ids)[:3] == [
+        "a:0-0.5",
+        "a:1.2-1.7",
+        "a:2.4-2.5",
+    ]
 
 
 @given(
@@ -201,7 +205,7 @@ def test_windows_cover_a_recording_to_half_of_its_longest_frame(
     hop_s = length_s if own else hop_s
     path = tmp_path_factory.mktemp("cache")
     table = table_of(path, {"rec": {"fbank": frames, "units": (frames + 1) // 2}})
-    view = table.windows(length_s, hop_s)
+    view = table.segments(Windows(length_s, hop_s))
     spans = [tuple(map(float, id.removeprefix("rec:").split("-"))) for id in view.ids]
     assert all(
         other - one == pytest.approx(hop_s, abs=2e-9) for (one, _), (other, _) in pairwise(spans)
@@ -224,29 +228,29 @@ def test_windows_that_cannot_be_are_refused(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"fine": even(2), "odd": even(2) | {"units": 80}})
     for wrong in (0.0, -1.0, float("nan"), float("inf"), True, "1"):
         with pytest.raises(ConfigError, match="length_s is a number of seconds, more than 0"):
-            table.windows(wrong)  # type: ignore[arg-type]
+            table.segments(Windows(wrong))  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="hop_s is a number of seconds, more than 0"):
-            table.windows(1.0, wrong)  # type: ignore[arg-type]
+            table.segments(Windows(1.0, wrong))  # type: ignore[arg-type]
     with pytest.raises(
         ConfigError, match=r"length_s=0.015 are too short: a frame takes up to 0.02"
     ):
-        table.windows(0.015)
+        table.segments(Windows(0.015))
     with pytest.raises(
         WindowError,
         match=r"recording 'odd' stops at 2 s, but feature 'units' ends at 1.6 s; at most 2",
     ):
-        table.windows(1.0)
-    assert len(table.select(["fine"]).windows(1.0)) == 2
+        table.segments(Windows(1.0))
+    assert len(table.select(["fine"]).segments(Windows(1.0))) == 2
 
 
 def test_an_empty_recording_has_no_windows(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"none": even(0), "some": even(1)})
-    assert list(table.windows(0.5).ids) == ["some:0-0.5", "some:0.5-1"]
+    assert list(table.segments(Windows(0.5)).ids) == ["some:0-0.5", "some:0.5-1"]
 
 
 def test_views_of_segments_are_views_like_others(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"a": even(2.5), "b": even(0.5), "c": even(1)})
-    view = table.select(["c", "a"]).windows(1.0)
+    view = table.select(["c", "a"]).segments(Windows(1.0))
     assert list(view.ids) == ["c:0-1", "a:0-1", "a:1-2", "a:2-2.5"]
     some = view.select(["a:2-2.5", "c:0-1"])
     assert some.lengths("fbank").tolist() == [50, 100]
@@ -255,3 +259,24 @@ def test_views_of_segments_are_views_like_others(tmp_path: Path) -> None:
     assert (list(again.ids), again.digest) == (list(some.ids), some.digest)
     padded = again.read_batch(["c:0-1", "a:2-2.5"], "units")
     assert padded.data[1].tolist() == [*range(100, 125), *[0] * 25]
+
+
+def test_statistics_of_segments_count_each_frame_as_often_as_it_is_given(tmp_path: Path) -> None:
+    features = [
+        FeatureStorageConfig("fbank", frame_s=0.01),
+        FeatureStorageConfig("voice", time_axis=None),
+        FeatureStorageConfig("words"),
+    ]
+    with CacheWriter(tmp_path / "c", features) as writer:
+        for id, value in (("a", 1.0), ("b", 5.0)):
+            arrays = {"fbank": np.arange(100.0) * value, "voice": np.full(2, value)}
+            writer.write(id, arrays | {"words": np.ones(3)})
+    table = FeatureTable.of(tmp_path / "c")
+    view = table.segments({"x": ("b", 0.1, 0.3), "y": ("b", 0.2, 0.3)})
+    frames = np.concatenate([view.read(id, "fbank") for id in view.ids])
+    stats = view.stats("fbank")
+    assert (stats.count, float(stats.mean)) == (30, frames.mean())
+    assert view.stats("voice").count == 2
+    assert view.stats("voice").mean.tolist() == [5.0, 5.0]
+    with pytest.raises(ConfigError, match="'words' cannot be cut in seconds"):
+        view.stats("words")

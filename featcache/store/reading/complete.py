@@ -11,10 +11,11 @@ from featcache.store.format.lock import holder, holder_text, is_locked
 def check_complete(cache: object, *, allow_incomplete: bool = False) -> None:
     """Raise `IncompleteError` for a cache that its writer has not finished, and say who writes it.
 
-    What does not say whether it is complete passes.
+    What does not say whether it is complete passes; a table tells which of its caches is not.
     """
     if allow_incomplete or getattr(cache, "complete", True):
         return
+    getattr(cache, "require_complete", bool)()
     path, expected = getattr(cache, "path", None), getattr(cache, "expected", None)
     count = len(cache) if hasattr(cache, "__len__") else 0
     of = "" if expected is None else f" of {expected}"

@@ -68,6 +68,10 @@ def decoded(codec: str, options: dict[str, Any], data: bytes, dtype: np.dtype[An
     return np.frombuffer(data, dtype)
 
 
+def _cut(data: Array, ends: Array) -> list[Array]:
+    return [data[a:b] for a, b in pairwise(ends.tolist())]
+
+
 class Reader:
     """A generation: the current one, or that of another manifest in the cache."""
 
@@ -125,6 +129,23 @@ class Reader:
             return {}
         pairs = zip(*(self.columns[name].tolist() for name in ("input", "entry")), strict=True)
         return dict(zip(self.ids, pairs, strict=True))
+
+    def annotation(self, name: str) -> list[Any]:
+        """Values of all rows, None where there is none."""
+        kind, begin = self.manifest["annotations"][name]["kind"], f"annotations/{name}/"
+        column = {
+            key.removeprefix(begin): each for key, each in self.columns.items() if begin in key
+        }
+        if kind == "str":
+            texts = [bytes(each).decode() for each in _cut(column["bytes"], column["ends"])]
+            codes = column.get("codes", np.arange(len(texts)))
+            values: list[Any] = [texts[code] for code in codes]
+        elif kind in ("ints", "floats"):
+            values = [each.tolist() for each in _cut(column["values"], column["ends"])]
+        else:
+            values = [bool(each) if kind == "bool" else each for each in column["values"].tolist()]
+        null = column.get("null", np.zeros(len(values), "u1"))
+        return [None if is_null else value for value, is_null in zip(values, null, strict=True)]
 
     def file(self, role: str) -> bytes | None:
         for path, digest in self.manifest["files"].items():

@@ -9,17 +9,20 @@ import numpy as np
 import pytest
 from format_reader import Reader
 from golden_caches import (
+    ANNOTATED,
     CHANGED,
     CHANGED_FEATURES,
     FAILED,
     FILES,
     FINGERPRINT,
     FIRST,
+    GIVEN,
     GOLDEN,
     LAYOUTS,
     NEW,
     SECOND,
     STAMPED,
+    annotations_of,
     arrays_of,
     assert_array,
 )
@@ -33,7 +36,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS)
 
 def test_each_layout_has_a_golden_cache() -> None:
     found = {path.name for path in GOLDEN.iterdir() if path.is_dir()} - {"__pycache__"}
-    assert found == {*LAYOUTS, CHANGED}
+    assert found == {*LAYOUTS, CHANGED, ANNOTATED}
 
 
 @layouts
@@ -72,6 +75,30 @@ def test_a_copy_of_the_golden_cache_that_was_changed_is_continued(tmp_path: Path
     cache = featcache.open(copy, verify="arrays")
     assert_holds(CHANGED, cache, [*FIRST, *SECOND, NEW])
     assert_stamps_and_files(cache, STAMPED | {NEW: Stamps(5, 6), SECOND[0]: Stamps(7, 8)})
+
+
+def test_the_golden_cache_with_annotations_is_read() -> None:
+    assert_annotated(GOLDEN / ANNOTATED, [*FIRST, *SECOND])
+
+
+def test_a_copy_of_the_golden_cache_with_annotations_is_continued(tmp_path: Path) -> None:
+    copy = shutil.copytree(GOLDEN / ANNOTATED, tmp_path / "copy")
+    with CacheWriter(copy, CHANGED_FEATURES, FINGERPRINT) as writer:
+        arrays = arrays_of(NEW, list(writer.features))
+        writer.write(NEW, arrays, annotations=annotations_of(NEW))
+    assert_annotated(copy, [*FIRST, *SECOND, NEW])
+
+
+def assert_annotated(path: Path, ids: list[str]) -> None:
+    cache = featcache.open(path, verify="arrays")
+    assert_holds(CHANGED, cache, ids)
+    reader = Reader(path)
+    expected = {id: annotations_of(id) | GIVEN.get(id, {}) for id in ids}
+    assert {*cache.annotations} == {name for values in expected.values() for name in values}
+    for name in cache.annotations:
+        found = list(cache.annotation(name))
+        assert found == [expected[id].get(name) for id in cache]
+        assert found == reader.annotation(name)
 
 
 def assert_stamps_and_files(cache: featcache.Cache, known: dict[str, Stamps]) -> None:
