@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from featcache.store.writing.cache_writer import CacheWriter as CacheWriter
     from featcache.tables.combine import concat as concat
     from featcache.tables.combine import join as join
+    from featcache.tables.seconds import Seconds as Seconds
+    from featcache.tables.segments import Windows as Windows
     from featcache.tables.table import FeatureTable as FeatureTable
 
 # loaded when first used: `import featcache` brings in neither torch nor any format's library
@@ -83,6 +85,8 @@ _HOMES = {
     "GlobalMVN": "featcache.mvn",
     "PaddedFeatures": "featcache.store.cache",
     "ParallelConfig": "featcache.cluster.config",
+    "Seconds": "featcache.tables.seconds",
+    "Windows": "featcache.tables.segments",
     "backend_names": "featcache.registry",
     "codec_names": "featcache.registry",
     "concat": "featcache.tables.combine",

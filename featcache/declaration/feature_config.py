@@ -41,8 +41,11 @@ class FeatureStorageConfig:
         dims: shape of a frame, `[80]` for 80 mel bands, `[]` for one number; of the whole array
             without a time axis. Others are refused, from the first utterance on, which decides if
             this is None.
-        frame_s: seconds from one frame to the next; recorded, and compared with nothing.
-        offset_s: seconds at which the first frame begins; recorded likewise.
+        frame_s: seconds from one frame to the next, by which segments and windows are cut: frame k
+            stands for the time from `offset_s + k * frame_s` to `offset_s + (k + 1) * frame_s`.
+        offset_s: seconds at which the first frame begins. A frame stands for the middle of what it
+            was computed from: with windows of 25 ms every 10 ms, 0.0075 where the first one begins
+            at 0, and -0.005 where it is centred there.
 
     Raises `ConfigError` if the declaration cannot work.
 

@@ -24,9 +24,10 @@ from featcache.loading.shared_memory import worker_memory
 from featcache.store.cache import Cache, CachePath
 from featcache.tables.has_table import within_table
 from featcache.tables.numbering import Numbering, require_rows_of
+from featcache.tables.seconds import Seconds, frames_of
 from featcache.tables.table import FeatureTable
 
-Index = int | str | tuple[int | str, slice]
+Index = int | str | tuple[int | str, slice | Seconds]
 Dtype = str | torch.dtype
 Transform = Callable[[Item], Item]
 
@@ -58,7 +59,8 @@ class FeatureDataset(Dataset[Item]):
 
     An item is a dict: "id", per feature its tensor of shape (frames, *dims) and under
     "<feature>_lengths" its frames; a feature without a time axis has shape `dims` and no lengths.
-    An index `(row or id, slice)` reads these frames alone, of every feature with a time axis.
+    An index `(row or id, slice)` reads these frames alone, of every feature with a time axis;
+    `(row or id, Seconds(1.0, 2.5))` the frames of this time, each feature's own.
     Negative rows count from the end, as in lists; a slice or a list of indices gives a list of
     items.
 
@@ -172,16 +174,22 @@ class FeatureDataset(Dataset[Item]):
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
         self.require_rows(indices)
-        keys, slices = zip(*map(_key_and_slice, indices), strict=True)
-        cuts = [(place, cut) for place, cut in enumerate(slices) if cut is not None]
+        keys, parts = zip(*map(_key_and_part, indices), strict=True)
         rows = self.table.numbers(keys)
+        cuts = [(place, cut) for place, cut in enumerate(parts) if isinstance(cut, slice)]
+        timed = {place: cut for place, cut in enumerate(parts) if isinstance(cut, Seconds)}
+        frames = frames_of(
+            self.table, rows[[*timed]], [keys[place] for place in timed], [*timed.values()],
+            self.features,
+        )  # fmt: skip
         spans, shapes, nbytes = {}, {}, 0
         for name, dtype in self._dtypes.items():
             lengths = self.table.lengths(name, rows=rows)
             starts = np.zeros_like(lengths)
             shape = self.table.dims(name)
             if self.table.has_frames(name):
-                for place, cut in cuts:
+                of_times = ((place, each[name]) for place, each in zip(timed, frames, strict=True))
+                for place, cut in (*cuts, *of_times):
                     whole = int(lengths[place])
                     starts[place], lengths[place] = _span(name, keys[place], whole, cut)
                 shape = (int(lengths.max()), *shape)
@@ -249,19 +257,20 @@ class FeatureDataset(Dataset[Item]):
 
     def _from_the_end(self, index: Index) -> Index:
         """Return an index whose row, if it is negative, is counted from the end."""
-        key, cut = _key_and_slice(index)
+        key, cut = _key_and_part(index)
         if isinstance(key, int | np.integer) and -len(self) <= key < 0:
             key = int(key) + len(self)
         return key if cut is None else (key, cut)
 
 
-def _key_and_slice(index: Index) -> tuple[int | str, slice | None]:
+def _key_and_part(index: Index) -> tuple[int | str, slice | Seconds | None]:
     if not isinstance(index, tuple):
         return index, None
-    if len(index) == 2 and isinstance(index[1], slice):
+    if len(index) == 2 and isinstance(index[1], slice | Seconds):
         return index
     raise ConfigError(
-        f"an index is a row number, an id, or one of them with frames, [id, 100:200], not {index!r}"
+        "an index is a row number, an id, or one of them with frames, [id, 100:200], or with "
+        f"seconds, [id, featcache.Seconds(1.0, 2.5)], not {index!r}"
     )
 
 
@@ -274,7 +283,12 @@ def _span(feature: str, key: int | str, length: int, cut: slice) -> tuple[int, i
         steps = "" if cut.step is None else f" in steps of {cut.step}"
         raise WindowError(
             f"utterance {key!r}, feature {feature!r}: frames {start} to {stop}{steps} are not "
-            f"within 0 to {length}{'' if whole else ', in whole numbers'}"
+            f"within 0 to {length}"
+            + (
+                ""
+                if whole
+                else ", in whole numbers; seconds are featcache.Seconds(start_s, stop_s)"
+            )
         )
     return start, stop - start
 

@@ -23,6 +23,7 @@ from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.padded import PaddedFeatures as PaddedFeatures
 from featcache.store.reading.padded import read_padded
 from featcache.store.reading.reader import FeatureReader
+from featcache.store.reading.unequal_ends import tell_unequal_ends
 from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
 from featcache.store.writing.annotate import annotate
 from featcache.store.writing.annotation_sources import AnnotationSource
@@ -48,7 +49,8 @@ def open(
         path: the cache directory.
         verify: None checks the size of each file when it is first read; "columns" those of all
             files now, and the checksums of index and statistics; "arrays" those of every byte of
-            every file, which reads the whole cache. All damage is told at once.
+            every file, which reads the whole cache. All damage is told at once. Utterances whose
+            features, by their `frame_s`, end more than two frames apart are named in the log.
         check_reads: compare whatever is read with its checksum: whole arrays by their own, windows
             by those of the pages that they lie on. The index is compared when the cache is opened.
         expect: the fingerprint that the features should have, plain data as `brain.expectation()`
@@ -96,6 +98,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
                 arrays = verify == "arrays"
                 damage = all_damage(self.path, self._manifest, self._index, arrays=arrays)
                 raise_damage(damage, WHAT_TO_DO)
+                tell_unequal_ends(self.path, self._manifest, self._index)
 
     def _open(self, expectation: Expectation, check_reads: bool, mapped: bool) -> None:
         with reading(self.path):

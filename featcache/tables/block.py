@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from featcache.declaration.frame_times import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, nearest
 from featcache.interface import Ints
 from featcache.store.cache import Cache, CachePath
@@ -158,6 +159,26 @@ class Blocks:
         self.require(feature)
         return [block.arrays(feature) for block in self.blocks]
 
+    def has_frames(self, feature: str) -> bool:
+        """Tell whether a feature has a time axis."""
+        return self.of_feature(feature)[0].has_frames
+
+    def frame_times(self, feature: str) -> FrameTimes | None:
+        """Return the times of a feature's frames; None where its declaration does not say.
+
+        Raises `ConfigError` where the declarations of two blocks say otherwise.
+        """
+        first, *others = self.of_feature(feature)
+        for number, other in enumerate(others, 1):
+            if other.times != first.times:
+                paths = [self.blocks[n].features[feature].cache.path for n in (0, number)]
+                said = [_said(each.times) for each in (first, other)]
+                raise ConfigError(
+                    f"feature {feature!r} is declared with {said[0]} in {str(paths[0])!r} and with "
+                    f"{said[1]} in {str(paths[1])!r}, so they cannot be cut in seconds together"
+                )
+        return first.times
+
     def dims(self, feature: str) -> tuple[int, ...]:
         """Return the shape of one frame, or of the whole array without a time axis."""
         return next((each.dims for each in self.of_feature(feature) if len(each.lengths)), ())
@@ -244,6 +265,10 @@ class Blocks:
     def digest(self) -> str:
         """A digest of the ids in their order."""
         return digest("".join(block.digest for block in self.blocks).encode())
+
+
+def _said(times: FrameTimes | None) -> str:
+    return "no frame_s" if times is None else f"frame_s {times.frame_s}, offset_s {times.offset_s}"
 
 
 def opened(source: Cache | CachePath, needed: str) -> Cache:

@@ -20,7 +20,9 @@ from featcache.store.reading.generation import window
 from featcache.store.reading.padded import PaddedFeatures
 from featcache.tables.block import Block, Blocks, Member
 from featcache.tables.cuts import Cuts
+from featcache.tables.recording_times import require_times
 from featcache.tables.row_map import RowMap
+from featcache.tables.segments import Segments
 
 
 class Selection:
@@ -48,6 +50,11 @@ class Selection:
         if self.row_map is None and len(self.blocks.blocks) == 1 and self.blocks.blocks[0].whole:
             return iter(self.blocks.caches[0][0])
         return map(self.id, range(len(self)))
+
+    def cut(self, segments: Segments) -> Selection:
+        """Return the selection of segments of the rows, which are whole utterances."""
+        cuts = Cuts.of(segments.ids, segments.spans)
+        return Selection(self.blocks, RowMap(self.below(segments.rows)), cuts)
 
     def take(self, rows: Ints) -> Selection:
         """Return the selection of some rows, of which none may come twice, in their order."""
@@ -109,7 +116,7 @@ class Selection:
     def lengths(self, feature: str) -> Ints:
         """Return the frames of all rows, read-only."""
         self.blocks.require(feature)
-        if self.cuts is not None and feature in self.cuts.spans:
+        if self.cuts is not None and self._is_cut(feature):
             return self.cuts.spans[feature][1].values
         column = self.blocks.lengths(feature)
         lengths = column.view() if self.row_map is None else column[self.row_map.below]
@@ -119,7 +126,7 @@ class Selection:
     def checked_lengths(self, feature: str, rows: Ints) -> Ints:
         """Return the frames of some rows, checked against what is stored."""
         lengths = self.blocks.checked_lengths(feature, self.below(rows))
-        span = self._span(feature, rows)
+        span = self.span(feature, rows)
         return lengths if span is None else span[1]
 
     def read(
@@ -128,7 +135,7 @@ class Selection:
         """Return a copy of the frames from `start` to before `stop` of a row."""
         block, inner = self.place(row)
         cache, id = block.features[feature].cache, block.id(inner)
-        span = self._span(feature, np.array([row]))
+        span = self.span(feature, np.array([row]))
         if span is None:
             return cache.read(id, feature, start, stop)
         first, length = int(span[0][0]), int(span[1][0])
@@ -137,7 +144,7 @@ class Selection:
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read frames of each row into the bytes of a row of `out`; zeros fill the rest."""
-        span = self._span(feature, rows)
+        span = self.span(feature, rows)
         starts = starts if span is None else starts + span[0]
         for arrays, places, inner in self.blocks.by_block(feature, self.below(rows)):
             mine = out if isinstance(places, slice) else [out[place] for place in places]
@@ -173,8 +180,21 @@ class Selection:
         data = out.reshape(-1).view(arrays.dtype).reshape(len(rows), *shape)
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
-    def _span(self, feature: str, rows: Ints) -> tuple[Ints, Ints] | None:
-        return None if self.cuts is None else self.cuts.span(feature, rows)
+    def span(self, feature: str, rows: Ints) -> tuple[Ints, Ints] | None:
+        """Return the first frames and the numbers of frames of segments; None for whole arrays.
+
+        Raises `ConfigError` for a feature with frames that does not say when they are.
+        """
+        if self.cuts is None or not self._is_cut(feature):
+            return None
+        return self.cuts.span(feature, rows)
+
+    def _is_cut(self, feature: str) -> bool:
+        """Tell whether rows that are segments have some frames of a feature; else all of it."""
+        if self.cuts is not None and feature in self.cuts.spans:
+            return True
+        require_times(self.blocks, feature)
+        return False
 
     @cached_property
     def digest(self) -> str:

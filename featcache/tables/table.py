@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from featcache.declaration.frame_times import FEW_FRAMES
 from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
@@ -20,6 +21,8 @@ from featcache.tables.columns import Columns, Value
 from featcache.tables.export import arrow_table, data_frame
 from featcache.tables.filtering import rows_that_meet
 from featcache.tables.ordering import order_by
+from featcache.tables.recording_times import Align, Alignment
+from featcache.tables.segments import SegmentSource, segments_of
 from featcache.tables.selection import Selection
 from featcache.tables.splitting import sampled_rows, split_rows
 from featcache.tables.view_stats import stats_of_rows
@@ -120,7 +123,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
     def has_frames(self, feature: str) -> bool:
         """Tell whether a feature has a time axis."""
-        return self.selection.blocks.of_feature(feature)[0].has_frames
+        return self.selection.blocks.has_frames(feature)
 
     def dims(self, feature: str) -> tuple[int, ...]:
         """Return the shape of one frame, or of the whole array of a feature without a time axis."""
@@ -256,6 +259,26 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         Utterances of one value stay in their order; those without one come last.
         """
         return self._take(order_by(Columns(self)[by], by, descending=descending))
+
+    def segments(
+        self, source: SegmentSource, *, align: Align = "trim", tolerance_frames: int = FEW_FRAMES
+    ) -> FeatureTable:
+        """Return a view of segments, with ids of their own, cut by `frame_s` and `offset_s`.
+
+        A cut goes to the nearest boundary between frames, half-way to the later one: neighbours
+        share no frame and leave none out. Features without a time axis are given whole.
+
+        Args:
+            source: `{id: (recording, start_s, stop_s)}`, a CSV file with these columns, or
+                `Windows(10.0, hop_s=5.0)` of all recordings.
+            align: "trim" ends all features of a recording where the first of them ends; "error"
+                refuses a segment of which any feature lacks a frame.
+            tolerance_frames: most frames, of the longest, that "trim" takes off; else refused.
+
+        Raises `WindowError` for a stop beyond the end. Frames without `frame_s` are not read.
+        """
+        segments = segments_of(self, source, Alignment(align, tolerance_frames))
+        return FeatureTable(self.selection.cut(segments))
 
     def to_arrow(self) -> pyarrow.Table:
         """Return a `pyarrow.Table` of ids, frames of the features and annotations.

@@ -33,16 +33,20 @@ def stats_of_rows(selection: Selection, feature: str) -> FeatureStats:
     """
     began = time.monotonic()
     parts, read_bytes = [], 0
-    span = None if selection.cuts is None else selection.cuts.spans.get(feature)
-    for block, places, inner in selection.blocks.split(selection.below(np.arange(len(selection)))):
+    all_rows = np.arange(len(selection))
+    span = selection.span(feature, all_rows)
+    for block, places, inner in selection.blocks.split(selection.below(all_rows)):
         member = block.features[feature]
         rows = member.inner(inner)
-        if span is None:
+        if selection.cuts is None:
             stats, nbytes = _of_whole_rows(member.cache, feature, rows)
-        else:
+        else:  # a recording may come several times
             member.cache.stats(feature)
-            starts, lengths = (numbers.values[places] for numbers in span)
-            stats, nbytes = _read(member.cache.opened.arrays(feature), rows, starts, lengths)
+            arrays = member.cache.opened.arrays(feature)
+            starts, lengths = np.zeros_like(rows), arrays.lengths[rows]
+            if span is not None:
+                starts, lengths = span[0][places], span[1][places]
+            stats, nbytes = _read(arrays, rows, starts, lengths)
         parts.append(stats)
         read_bytes += nbytes
     took_s = time.monotonic() - began

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from featcache.declaration.feature_config import DTYPES
+from featcache.declaration.frame_times import FrameTimes
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
 from featcache.store.format import checked
 from featcache.store.format.annotations import KINDS
@@ -281,6 +282,7 @@ def _check_declarations(manifest: Manifest) -> None:
             and "stats" in feature
         ):
             raise ValueError(f"feature {name!r} is declared as {feature!r}")
+        FrameTimes.declared(feature)  # which tells what cannot be
         if manifest.parts and not all(name in each for each in by_feature):
             raise ValueError(f"feature {name!r} has no dims, or no block_rows in some part")
     for name, annotation in manifest.annotations.items():

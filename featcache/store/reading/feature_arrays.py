@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from featcache.declaration.frame_times import FrameTimes
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
 from featcache.interface import Array, Bytes, Codec, Ints, storage_dtype
 from featcache.registry import RAW, get_codec
@@ -40,6 +41,7 @@ class FeatureArrays:
         self.dtype = storage_dtype(self.declared_dtype)
         self.dims = manifest.dims.get(name, ())
         self.has_frames = declared["time_axis"] is not None
+        self.times = FrameTimes.declared(declared)
         self.lengths = columns.rows
         self._index = index
         self._columns = columns

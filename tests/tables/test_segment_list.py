@@ -1,0 +1,92 @@
+"""Lists of segments, as a CSV file or a dict: what is read, and what is refused by its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from featcache.errors import ConfigError, DuplicateIdError
+from featcache.tables.segment_list import SegmentList
+
+HEADER = "id,recording,start_s,stop_s\n"
+
+
+def csv_of(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_dict_and_a_file_list_the_same_segments_in_their_order(tmp_path: Path) -> None:
+    of_dict = SegmentList.of({"b": ("rec", 1, 2.5), "a": ("other rec", 0.0, 0.25)})
+    text = '\ufeffID,stop_s,speaker,recording,start_s\nb,2.5,x,rec,1\na,0.25,y,"other rec",0\n'
+    for listed in (of_dict, SegmentList.of(csv_of(tmp_path / "s.csv", text))):
+        assert (listed.ids, listed.recordings) == (["b", "a"], ["rec", "other rec"])
+        assert (listed.start_s.tolist(), listed.stop_s.tolist()) == ([1.0, 0.0], [2.5, 0.25])
+
+
+def test_an_empty_list_has_no_segments(tmp_path: Path) -> None:
+    assert SegmentList.of({}).ids == SegmentList.of(csv_of(tmp_path / "s.csv", HEADER)).ids == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", r"lack the column 'id'.*it names none"),
+        (
+            "id,wav,start,stop\na,b,0,1\n",
+            r"lack the column 'recording'.*names id, wav, start, stop",
+        ),
+        (HEADER + "a,rec,0\n", r"line 2: the header has 4 columns"),
+        (HEADER + "a,rec,0,1,2\n", r"line 2: the header has 4 columns"),
+        (HEADER + "a,rec,0,1\nb,rec,0,1s\n", r"line 3, segment 'b': '0' to '1s' are not seconds"),
+        (HEADER + "a,rec,-1,1\n", "line 2, segment 'a': '-1' to '1'"),
+        (HEADER + "a,rec,1,1\n", "line 2, segment 'a': '1' to '1'"),
+        (HEADER + "a,rec,0,inf\n", "line 2, segment 'a'"),
+        (HEADER + "a,rec,nan,1\n", "line 2, segment 'a'"),
+        (HEADER + ",rec,0,1\n", "line 2: utterance id '' is not usable"),
+        (HEADER + '"a,rec,0,1\n', "are not a CSV file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_by_line(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"(?s)s.csv'.*{told}"):
+        SegmentList.of(csv_of(tmp_path / "s.csv", text))
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ({"a": ("rec", 0.0)}, r"segment 'a': \(recording, start_s, stop_s\) is needed"),
+        ({"a": "rec"}, "segment 'a'.*not 'rec'"),
+        ({"a": 3}, "segment 'a'.*not 3"),
+        ({"a": (3, 0.0, 1.0)}, "segment 'a'.*is needed"),
+        ({"a": ("rec", True, 2.0)}, "segment 'a': True to 2.0 are not seconds"),
+        ({"a": ("rec", None, 2.0)}, "segment 'a': None to 2.0"),
+        ({7: ("rec", 0.0, 2.0)}, "utterance id 7 is not usable"),
+    ],
+)
+def test_a_dict_that_cannot_be_used_is_refused_by_segment(
+    source: Mapping[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        SegmentList.of(source)
+
+
+def test_no_file_and_no_list_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        SegmentList.of(tmp_path / "none.csv")
+    with pytest.raises(ConfigError, match=r"\{id: \(recording, start_s, stop_s\)\}.*not \[\]"):
+        SegmentList.of([])  # type: ignore[arg-type]
+    (tmp_path / "latin.csv").write_bytes(HEADER.encode() + b"\xe9,rec,0,1\n")
+    with pytest.raises(ConfigError, match="not a CSV file in UTF-8"):
+        SegmentList.of(tmp_path / "latin.csv")
+
+
+def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    text = HEADER + "a,rec,0,1\na,rec,1,2\n"
+    with pytest.raises(DuplicateIdError, match="line 3: segment 'a' is listed twice"):
+        SegmentList.of(csv_of(tmp_path / "s.csv", text))
