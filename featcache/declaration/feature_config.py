@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from featcache._checks import errors_about, named_settings
 from featcache.declaration.dtypes import DTYPES as DTYPES
@@ -169,6 +170,11 @@ class FeatureStorageConfig:
         content["dims"] = None if self.dims is None else list(self.dims)
         unsaid = {key for key in ("dims", "frame_s", "offset_s") if content[key] is None}
         return {key: value for key, value in content.items() if key not in unsaid}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> FeatureStorageConfig:
+        """Return the declaration that `to_json` gave."""
+        return cls(**content)
 
     def check_dims(
         self,

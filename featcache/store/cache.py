@@ -5,79 +5,47 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from dataclasses import replace
+from typing import Any, Literal, Self
 
 from numpy.typing import NDArray
 
 from featcache._checks import directory
-from featcache.errors import CorruptCacheError, KeyNotFoundError, UnknownNameError, nearest
+from featcache.errors import CacheError, KeyNotFoundError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
+from featcache.store.format.manifest import (
+    generation_number,
+    manifest_file,
+    name_of,
+    read_manifest,
+)
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
+from featcache.store.reading.padded import PaddedFeatures, read_padded
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
+from featcache.store.writing import edit
 
 CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
 
 
-class PaddedFeatures(NamedTuple):
-    """Arrays of several utterances in one, padded at the end of the frame axis.
-
-    data: (utterances, longest, *dims), or (utterances, *dims) without a time axis.
-    lengths: frames of each utterance, int64; ones without a time axis.
-    """
-
-    data: NDArray[Any]
-    lengths: Ints
-
-
-def open(
-    path: CachePath,
-    *,
-    verify: Literal["columns", "arrays"] | None = None,
-    check_reads: bool = False,
-    expect: Mapping[str, object] | None = None,
-    mapped: bool = True,
-) -> Cache:
-    """Open a cache for reading; `with featcache.open(path) as cache:` closes it, too.
-
-    Args:
-        path: the cache directory.
-        verify: None checks the size of each file when it is first read; "columns" those of all
-            files now, and the checksums of index and statistics; "arrays" those of every byte of
-            every file, which reads the whole cache. All damage is told at once.
-        check_reads: compare whatever is read with its checksum: whole arrays by their own, windows
-            by those of the pages that they lie on. The index is compared when the cache is opened.
-        expect: the fingerprint that the features should have, plain data as `brain.expectation()`
-            and `featcache.provenance(function).fingerprint({})` return it: each key of it is
-            compared with the cache's. Without it, a cache that nothing has compared in this process
-            is told of in the log, once.
-        mapped: read through memory maps; False uses pread, for network file systems, where a mapped
-            file that shrinks kills the process with SIGBUS.
-
-    Raises `StaleCacheError`, with the differences, for a cache that was made from something else
-    than is expected; `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
-    """
-    return Cache(path, verify=verify, check_reads=check_reads, expect=expect, mapped=mapped)
-
-
 class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     """One published generation of a cache.
 
-    Safe to share between threads, to fork and to pickle: it opens again, and refuses a cache that
-    was made anew from something else meanwhile.
+    Safe to share between threads, to fork and to pickle: the same generation is opened again, or
+    the current one where that is gone, unless it was made anew from something else meanwhile.
 
     A mapping from utterance ids to dicts of arrays, and a context manager. Rows, and with them
     `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes.
 
     Attributes:
         path: the cache directory.
+        version: the tag that it was opened by; None: none.
         opened: manifest, index and containers, for what is built on caches.
     """
 
@@ -88,31 +56,42 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         verify: Literal["columns", "arrays"] | None = None,
         check_reads: bool = False,
         expect: Mapping[str, object] | None = None,
+        version: str | None = None,
         mapped: bool = True,
     ) -> None:
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
         self.path = directory(path, "a cache").absolute()
-        self._open(Expectation.of(expect), check_reads, mapped)
+        self.version = version
+        self._open(Expectation.of(expect), check_reads, mapped, name_of(self.path, version))
         if verify is not None:
             with reading(self.path):
-                arrays = verify == "arrays"
-                damage = all_damage(self.path, self._manifest, self._index, arrays=arrays)
+                manifest, arrays = self._manifest, verify == "arrays"
+                if version is not None:  # that generation alone
+                    manifest = replace(manifest, previous=None, tags={})
+                damage = all_damage(self.path, manifest, self._index, arrays=arrays)
                 raise_damage(damage, WHAT_TO_DO)
 
-    def _open(self, expectation: Expectation, check_reads: bool, mapped: bool) -> None:
+    def _open(
+        self, expectation: Expectation, check_reads: bool, mapped: bool, name: str | None
+    ) -> None:
         with reading(self.path):
-            self.opened = Generation(self.path, mapped=mapped, check_reads=check_reads)
-            expectation.check(self.opened)
-        self._manifest, self._index = self.opened.manifest, self.opened.index
+            opened = Generation(self.path, mapped=mapped, check_reads=check_reads, name=name)
+            expectation.check(opened)
+        self.opened = opened
+        self._manifest, self._index = opened.manifest, opened.index
 
-    def __getstate__(self) -> tuple[Path, Expectation, bool, bool]:
-        opened = self.opened
-        return self.path, Expectation.of_opened(opened), opened.check_reads, opened.mapped
+    def __getstate__(self) -> tuple[object, ...]:
+        opened, same = self.opened, Expectation.of_opened(self.opened)
+        version = self.version, self._manifest.name
+        return self.path, same, opened.check_reads, opened.mapped, *version
 
-    def __setstate__(self, state: tuple[Path, Expectation, bool, bool]) -> None:
-        self.path, expectation, check_reads, mapped = state
-        self._open(expectation, check_reads, mapped)
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.path, expectation, check_reads, mapped, self.version, name = state
+        kept = (self.path / manifest_file(name)).exists()
+        self._open(
+            expectation, check_reads, mapped, name if kept else name_of(self.path, self.version)
+        )
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -229,24 +208,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `KeyNotFoundError` for an unknown id or feature.
         """
-        arrays = self.opened.arrays(feature)
-        rows = self.opened.rows(ids)
-        lengths = arrays.lengths[rows]
-        if len(rows):
-            arrays.check_length(int(rows[lengths.argmax()]))
-        longest = int(lengths.max(initial=0))
-        data = arrays.empty(len(rows), longest)
-        for out, row, length in zip(data, rows.tolist(), lengths.tolist(), strict=True):
-            arrays.read_into(row, out[:length])
-            out[length:] = 0
-        if not arrays.has_frames:
-            if (lengths != 1).any():
-                raise CorruptCacheError(
-                    f"cache {str(self.path)!r} is damaged: feature {feature!r} has no time axis, "
-                    "but its index tells of several frames"
-                )
-            data = data.reshape(len(rows), *arrays.dims)
-        return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
+        return read_padded(self.opened, ids, feature)
 
     def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
         """Return the frames of all utterances in row order, or of those that `ids` lists.
@@ -276,3 +238,62 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         """
         self.opened.arrays(feature)
         return FeatureReader.of(self.opened, feature)
+
+    def refresh(self) -> None:
+        """Read the current generation from now on, or what `version` names now.
+
+        Tables and loaders that were made of it before go on with what they have.
+        """
+        opened = self.opened
+        same = Expectation.of_opened(opened)
+        self._open(same, opened.check_reads, opened.mapped, name_of(self.path, self.version))
+
+    def delete(self, ids: Iterable[str]) -> None:
+        """Delete utterances, durably, as a new generation; they are no more expected.
+
+        Readers see it from their next open or `refresh`, this one too. The bytes stay in the files
+        until `compact`. An utterance that a data set still lists is computed again when
+        `cache_features` or `extract` fills the cache again.
+
+        Raises `KeyNotFoundError`, and deletes nothing, for an id that is not stored;
+        `CacheLockedError` while the cache is written.
+        """
+        if self.version is not None:
+            raise CacheError(
+                f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
+                "cache without version= to delete from it"
+            )
+        edit.delete(self.path, ids)
+
+    @property
+    def tags(self) -> dict[str, int]:
+        """Tags of the cache as it is now, and the numbers of the generations that they name."""
+        tags = read_manifest(self.path).tags.items()
+        return {tag: generation_number(name) for tag, name in tags}
+
+    def tag(self, name: str) -> None:
+        """Give this generation a name, by which `featcache.open(path, version=name)` opens it.
+
+        It stays whole through appends, deletions, overwrites and `compact`, until `untag`. Raises
+        `ConfigError` for a name that another generation has.
+        """
+        edit.tag(self.path, name, self._manifest.name)
+
+    def untag(self, name: str) -> None:
+        """Take a tag away, and remove what only that kept."""
+        edit.untag(self.path, name)
+
+    def compact(self, *, drop_tags: bool = False) -> None:
+        """Rewrite what holds deleted utterances, and small parts, and remove the old files.
+
+        Afterwards no file of the cache holds a byte of what was deleted or replaced. Who has an
+        earlier generation open must open the cache again.
+
+        Args:
+            drop_tags: take away the tags that hold what was deleted; without this, they are an
+                error.
+
+        Raises `CacheError` for such tags, and for leftovers that only a person may remove;
+        `StorageFullError` if the disk has no room for the copies.
+        """
+        edit.compact(self.path, drop_tags=drop_tags)

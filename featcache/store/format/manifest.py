@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from featcache.declaration.feature_config import DTYPES
-from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
+from featcache.errors import (
+    CorruptCacheError,
+    FormatVersionError,
+    NotACacheError,
+    UnknownNameError,
+    nearest,
+)
 from featcache.store.format import checked
+from featcache.store.format.checked import OPTIONAL
 from featcache.store.format.files import read_within, write_durably
 from featcache.store.format.sealed_json import pack_json, unpack_json
 
@@ -24,7 +31,6 @@ INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of 
 # names in `requires` and `requires_to_write` that this featcache knows
 STAMPS = "stamps"
 KNOWN = frozenset({STAMPS})
-OPTIONAL = {"optional": True}  # metadata of keys that are absent where they hold nothing
 _COPY = f"put a good copy of it back (those of the last generations are in {MANIFESTS!r})"
 
 
@@ -96,6 +102,8 @@ class Manifest:
     building_parts: tuple[PartEntry, ...] = field(default=(), metadata=OPTIONAL)
     # digests of earlier fingerprints of `build` that compute the same, as somebody has said
     accepted: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
+    # parts that may still be on disk, and count no more: others have taken their place
+    replaced: tuple[checked.Name, ...] = field(default=(), metadata=OPTIONAL)
     requires: tuple[str, ...] = ()  # names that a reader must know
     requires_to_write: tuple[str, ...] = ()  # names that a writer must know
     # keys that this featcache does not know
@@ -206,6 +214,21 @@ def check_writable(cache: Path, manifest: Manifest) -> None:
             f"cache {str(cache)!r} can be read, but to write it a featcache is needed that knows "
             f"{', '.join(map(repr, unknown))}; upgrade featcache"
         )
+
+
+def name_of(cache: Path, version: str | None) -> str | None:
+    """Return the name of the generation that a tag names; None for the current generation.
+
+    Raises `UnknownNameError` for an unknown tag.
+    """
+    if version is None:
+        return None
+    tags = read_manifest(cache).tags
+    if version not in tags:
+        raise UnknownNameError(
+            f"cache {str(cache)!r} has no version {version!r}; {nearest(version, tags)}"
+        )
+    return tags[version]
 
 
 def kept_manifests(cache: Path) -> Iterator[str]:

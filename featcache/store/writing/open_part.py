@@ -112,7 +112,7 @@ class OpenPart:
 
     def append_encoded(
         self, id: str, arrays: Mapping[str, EncodedArray], stamps: Stamps = UNKNOWN
-    ) -> None:
+    ) -> Utterance:
         """Store one utterance as it is, without touching the statistics."""
         self._journal.check_there()
         placed: dict[str, Placed] = {}
@@ -128,6 +128,7 @@ class OpenPart:
         utterance = Utterance(id, placed, stamps)
         self._journal.add(utterance)
         self._utterances.append(utterance)
+        return utterance
 
     def add_to_stats(self, arrays: Mapping[str, Array]) -> None:
         """Take arrays as they are stored into the statistics."""
