@@ -18,10 +18,9 @@ from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.manifest import (
     generation_number,
-    manifest_file,
-    name_of,
     read_manifest,
 )
+from featcache.store.format.versions import is_of_current_build, name_of
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
@@ -88,10 +87,9 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.path, expectation, check_reads, mapped, self.version, name = state
-        kept = (self.path / manifest_file(name)).exists()
-        self._open(
-            expectation, check_reads, mapped, name if kept else name_of(self.path, self.version)
-        )
+        if self.version is None and not is_of_current_build(self.path, name):
+            name = None
+        self._open(expectation, check_reads, mapped, name)
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"

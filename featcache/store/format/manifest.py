@@ -15,8 +15,6 @@ from featcache.errors import (
     CorruptCacheError,
     FormatVersionError,
     NotACacheError,
-    UnknownNameError,
-    nearest,
 )
 from featcache.store.format import checked
 from featcache.store.format.checked import OPTIONAL
@@ -214,21 +212,6 @@ def check_writable(cache: Path, manifest: Manifest) -> None:
             f"cache {str(cache)!r} can be read, but to write it a featcache is needed that knows "
             f"{', '.join(map(repr, unknown))}; upgrade featcache"
         )
-
-
-def name_of(cache: Path, version: str | None) -> str | None:
-    """Return the name of the generation that a tag names; None for the current generation.
-
-    Raises `UnknownNameError` for an unknown tag.
-    """
-    if version is None:
-        return None
-    tags = read_manifest(cache).tags
-    if version not in tags:
-        raise UnknownNameError(
-            f"cache {str(cache)!r} has no version {version!r}; {nearest(version, tags)}"
-        )
-    return tags[version]
 
 
 def kept_manifests(cache: Path) -> Iterator[str]:

@@ -72,7 +72,8 @@ def compact(
     for group in groups:
         if filled := [each.part for each in group if each.rows]:
             rewrite(cache, features, manifest, filled)
-    if groups or in_the_way or manifest.previous is not None or manifest.replaced:
+    left = any((cache / PARTS / name).exists() for name in manifest.replaced)
+    if groups or in_the_way or left or manifest.previous is not None:
         changes = Changes(emptied=emptied, untagged=in_the_way, alone=True)
         manifest = publish(cache, manifest, UNCHANGED, changes)
     _remove_given_up(cache, manifest)
