@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_index
 from featcache.store.format.lock import WriterLock
-from featcache.store.format.manifest import PARTS, Manifest, manifest_file, read_manifest
+from featcache.store.format.manifest import MANIFESTS, PARTS, Manifest, manifest_file, read_manifest
 from featcache.store.format.part import as_known, list_parts, remove_part
 from featcache.store.reading.generation import Generation
 from featcache.store.writing.changes import Changes
@@ -77,6 +78,8 @@ def compact(
         changes = Changes(emptied=emptied, untagged=in_the_way, alone=True)
         manifest = publish(cache, manifest, UNCHANGED, changes)
     _remove_given_up(cache, manifest)
+    for directory in (cache / PARTS, cache / MANIFESTS, cache):
+        sync_directory(directory)  # or a power cut might bring back what was removed
     _check_gone(cache, manifest)
     return manifest
 

@@ -139,7 +139,7 @@ def test_a_tag_that_holds_deleted_utterances_is_in_the_way(path: Path) -> None:
     cache.refresh()
     cache.tag("v2")  # made after it, of the same parts
     before = parts_of(path)
-    with pytest.raises(CacheError, match="'v1': .*'v2': .*drop_tags=True"):
+    with pytest.raises(CacheError, match=r"'v1': .*'v2': .*drop_tags=True"):
         cache.compact()
     assert parts_of(path) == before
     assert_holds(featcache.open(path, version="v1", verify="arrays"), oracle(ALL))
