@@ -50,12 +50,12 @@ def copied(folder: Path, nbytes: int) -> float:
             for start in range(0, nbytes, len(block)):
                 stream.write(block[: nbytes - start])
     os.sync()
-    start = time.perf_counter()
+    begun = time.perf_counter()
     subprocess.run(["cp", "--reflink=never", file, copy], check=True)
     descriptor = os.open(copy, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
-    took = time.perf_counter() - start
+    took = time.perf_counter() - begun
     copy.unlink()
     return took
 

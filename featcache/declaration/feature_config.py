@@ -8,7 +8,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from featcache._checks import errors_about, named_settings
 from featcache.declaration.dtypes import DTYPES as DTYPES
@@ -172,9 +172,9 @@ class FeatureStorageConfig:
         return {key: value for key, value in content.items() if key not in unsaid}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> FeatureStorageConfig:
+    def from_json(cls, content: Mapping[str, object]) -> FeatureStorageConfig:
         """Return the declaration that `to_json` gave."""
-        return cls(**content)
+        return cls(**cast(dict[str, Any], content))
 
     def check_dims(
         self,

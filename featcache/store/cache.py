@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from featcache.store.format.manifest import (
     generation_number,
     read_manifest,
 )
-from featcache.store.format.versions import is_of_current_build, name_of
+from featcache.store.format.named_generations import is_of_current_build, name_of
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
@@ -31,6 +32,7 @@ from featcache.store.writing import edit
 
 CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
+_State = tuple[Path, Expectation, bool, bool, str | None, str | None]  # pickled
 
 
 class Cache(Mapping[str, dict[str, NDArray[Any]]]):
@@ -80,14 +82,14 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         self.opened = opened
         self._manifest, self._index = opened.manifest, opened.index
 
-    def __getstate__(self) -> tuple[object, ...]:
+    def __getstate__(self) -> _State:
         opened, same = self.opened, Expectation.of_opened(self.opened)
         version = self.version, self._manifest.name
         return self.path, same, opened.check_reads, opened.mapped, *version
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
+    def __setstate__(self, state: _State) -> None:
         self.path, expectation, check_reads, mapped, self.version, name = state
-        if self.version is None and not is_of_current_build(self.path, name):
+        if self.version is None and not (name and is_of_current_build(self.path, name)):
             name = None
         self._open(expectation, check_reads, mapped, name)
 

@@ -38,6 +38,7 @@ def with_changes(
     cache: Path, parts: list[SealedPart], changes: Changes, manifest: Manifest
 ) -> list[SealedPart]:
     """Write changes beside the parts that hold the utterances; return the parts with them."""
+    parts = [part for part in parts if part.entry.name not in changes.emptied]
     if changes.deleted:
         ids = list(changes.deleted)
         rows = (_rows_of(cache, part, ids) for part in parts)

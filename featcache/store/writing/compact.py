@@ -21,8 +21,8 @@ from featcache.store.format.manifest import MANIFESTS, PARTS, Manifest, manifest
 from featcache.store.format.part import as_known, list_parts, remove_part
 from featcache.store.reading.generation import Generation
 from featcache.store.writing.changes import Changes
+from featcache.store.writing.completeness import Outcome
 from featcache.store.writing.open_part import Declarations
-from featcache.store.writing.outcome import Outcome
 from featcache.store.writing.publish import publish, sealed_parts
 from featcache.store.writing.rewrite import check_space, rewrite, what_counts
 from featcache.store.writing.small_parts import FANOUT, as_on_disk, packed, tiers

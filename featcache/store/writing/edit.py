@@ -36,7 +36,7 @@ from featcache.store.format.manifest import (
 from featcache.store.format.part import SEAL
 from featcache.store.reading.generation import Generation
 from featcache.store.writing.compact import compact as compact_parts
-from featcache.store.writing.outcome import Outcome
+from featcache.store.writing.completeness import Outcome
 from featcache.store.writing.session import WriteSession
 from featcache.store.writing.superseded import remove_superseded
 

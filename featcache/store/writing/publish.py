@@ -41,7 +41,7 @@ from featcache.store.format.part import SealedPart, as_known, list_parts, that_c
 from featcache.store.format.strings import Strings
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.changes import Changes, with_changes
-from featcache.store.writing.outcome import Outcome, completeness, failed_ids
+from featcache.store.writing.completeness import Outcome, completeness, failed_ids
 from featcache.store.writing.superseded import remove_superseded, stored_indexes
 from featcache.store.writing.tombstones import without_doubled
 
@@ -73,8 +73,7 @@ def publish(
     """
     before = read_manifest(cache) if (cache / NAME).exists() else manifest
     names = list(manifest.features)
-    counting = (part for part in sealed_parts(cache, manifest) if _stays(part, changes))
-    parts = _known_parts(cache, list(counting), before)
+    parts = _known_parts(cache, sealed_parts(cache, manifest), before)
     parts = with_changes(cache, parts, changes, manifest)
     indexes = [part.stamped_index(cache, names) for part in parts]
     _check_dims(parts, names)
@@ -106,9 +105,8 @@ def publish(
         replaced=_replaced(cache, before, changes),
         **_kept(before, manifest.building, stamped=any(index.stamps for index in indexes)),
     )
-    after = _without(after, changes)
     make_directory(cache / MANIFESTS)
-    after = write_manifest(cache, after, keep=True)
+    after = write_manifest(cache, _without(after, changes), keep=True)
     remove_superseded(cache, after)
     return after
 
@@ -183,10 +181,6 @@ def _kept(before: Manifest, building: int, *, stamped: bool) -> dict[str, Any]:
         "accepted": before.accepted if before.build == building else (),
         "requires_to_write": _to_write(before, stamped),
     }
-
-
-def _stays(part: SealedPart, changes: Changes) -> bool:
-    return part.entry.name not in changes.emptied
 
 
 def _replaced(cache: Path, before: Manifest, changes: Changes) -> tuple[str, ...]:

@@ -31,8 +31,8 @@ from featcache.store.writing.build_files import BuildFiles
 from featcache.store.writing.changes import Changes, with_changes
 from featcache.store.writing.claim import claim_directory
 from featcache.store.writing.compact import UNCHANGED, merge_small
+from featcache.store.writing.completeness import Outcome
 from featcache.store.writing.open_part import Declarations
-from featcache.store.writing.outcome import Outcome
 from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish import publish, sealed_parts
 from featcache.store.writing.recover import recover_parts

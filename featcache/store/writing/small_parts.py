@@ -1,4 +1,4 @@
-"""Small parts: which of them become one, so that many appends leave few parts.
+"""Groups of small parts that become one, so that many appends leave few parts.
 
 The fullness of a part is its share of the most that a part holds, in bytes or in rows. Parts whose
 fullness is alike, within a factor of eight, are of one tier; eight of a tier become one, of the

@@ -6,7 +6,6 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from featcache.store.format.manifest import PARTS, read_manifest
 from featcache.store.format.stamps import Stamps
 from featcache.store.writing import compact as compacting
 from featcache.store.writing import part_writer, publish, rewrite
+from featcache.store.writing.open_part import OpenPart
 from featcache.testing.editing import traces_in
 
 ALL = range(20)
@@ -224,8 +224,8 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(
 ) -> None:
     cache = deleted(path)
     before = parts_of(path)
-    small = NamedTuple("Usage", [("free", int)])(free=1000)
-    monkeypatch.setattr(rewrite.shutil, "disk_usage", lambda _: small)
+    usage = shutil.disk_usage(path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(StorageFullError, match=r"1,000 bytes are free .* nothing was changed"):
         cache.compact()
     assert parts_of(path) == before
@@ -281,7 +281,7 @@ def test_an_unfinished_copy_counts_for_nothing(
     deleted(path)
     with monkeypatch.context() as patched:
         kill_in(rewrite, "merged_stats", patched, after=False)
-        patched.setattr(rewrite.OpenPart, "discard", lambda part: (part.commit(), part.release()))
+        patched.setattr(OpenPart, "discard", lambda part: (part.commit(), part.release()))
         compact_until_killed(path, tmp_path / "killed")
     check_cache(tmp_path / "killed", LEFT)
     assert len(parts_of(tmp_path / "killed")) == 5
