@@ -17,6 +17,7 @@ from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.files import make_directory
 from featcache.store.format.index import Index, read_index, read_stats
 from featcache.store.format.index_writer import (
+    Columns,
     Rows,
     container_columns,
     doubled_rows,
@@ -83,10 +84,9 @@ def publish(
     complete, expected = completeness(outcome, before, rows.ids, failed, stored)
     generation = _next_generation(cache, before)
     file = index_file(new_generation_name(generation))
-    prefixes = [f"{part.directory}/" for part in parts]
     columns = itertools.chain(
         index_columns(indexes, rows, names, merged_stats(cache, parts, manifest)),
-        container_columns(prefixes, [index.containers for index in indexes]),
+        _containers(parts, indexes),
         string_columns("failed", Strings.of(failed)),
     )
     digest = _save_index(cache, file, columns)
@@ -122,6 +122,11 @@ def _without_doubled(
         parts = [without_doubled(cache, part, some, manifest) for part, some in pairs]
         rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     return parts, rows
+
+
+def _containers(parts: Sequence[SealedPart], indexes: Sequence[Index]) -> Columns:
+    prefixes = [f"{part.directory}/" for part in parts]
+    return container_columns(prefixes, [index.containers for index in indexes])
 
 
 def _save_index(cache: Path, name: str, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:

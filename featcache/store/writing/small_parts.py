@@ -36,7 +36,7 @@ class Sized:
 
     @property
     def shape(self) -> object:
-        """What parts must share to become one."""
+        """Shape and cut of its arrays, which parts must share to become one."""
         header = self.part.header
         return tuple(sorted(header.dims.items())), tuple(sorted(header.block_rows.items()))
 
