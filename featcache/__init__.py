@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from featcache.stats import FeatureStats as FeatureStats
     from featcache.storage import FeatureStorage as FeatureStorage
     from featcache.store.cache import Cache as Cache
-    from featcache.store.cache import PaddedFeatures as PaddedFeatures
-    from featcache.store.cache import open as open
+    from featcache.store.opening import open as open
+    from featcache.store.reading.padded import PaddedFeatures as PaddedFeatures
     from featcache.store.reading.reader import FeatureReader as FeatureReader
     from featcache.store.writing.cache_writer import CacheWriter as CacheWriter
     from featcache.tables.combine import concat as concat
@@ -83,7 +83,7 @@ _HOMES = {
     "FeatureStorageConfig": "featcache.declaration.feature_config",
     "FeatureTable": "featcache.tables.table",
     "GlobalMVN": "featcache.mvn",
-    "PaddedFeatures": "featcache.store.cache",
+    "PaddedFeatures": "featcache.store.reading.padded",
     "ParallelConfig": "featcache.cluster.config",
     "Seconds": "featcache.tables.seconds",
     "Windows": "featcache.tables.segments",
@@ -97,7 +97,7 @@ _HOMES = {
     "get_codec": "featcache.registry",
     "join": "featcache.tables.combine",
     "made_from": "featcache.making",
-    "open": "featcache.store.cache",
+    "open": "featcache.store.opening",
     "provenance": "featcache.staleness.provenance",
     "unpad": "featcache.extraction.unpad",
     "utterances": "featcache.interop.utterances",

@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from featcache._checks import errors_about, named_settings
 from featcache.declaration.dtypes import DTYPES as DTYPES
@@ -172,6 +173,11 @@ class FeatureStorageConfig:
         content["dims"] = None if self.dims is None else list(self.dims)
         unsaid = {key for key in ("dims", "frame_s", "offset_s") if content[key] is None}
         return {key: value for key, value in content.items() if key not in unsaid}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, object]) -> FeatureStorageConfig:
+        """Return the declaration that `to_json` gave."""
+        return cls(**cast(dict[str, Any], content))
 
     def check_dims(
         self,

@@ -5,26 +5,29 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from numpy.typing import NDArray
 
 from featcache._checks import directory
-from featcache.errors import KeyNotFoundError, UnknownNameError, nearest
+from featcache.errors import CacheError, KeyNotFoundError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
+from featcache.store.format.manifest import generation_number, read_manifest
+from featcache.store.format.named_generations import is_of_current_build, name_of
 from featcache.store.reading.annotation import Annotation, BlockRows
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
-from featcache.store.reading.padded import PaddedFeatures as PaddedFeatures
-from featcache.store.reading.padded import read_padded
+from featcache.store.reading.padded import PaddedFeatures, read_padded
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.reading.unequal_ends import tell_unequal_ends
 from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
+from featcache.store.writing import edit
 from featcache.store.writing.annotate import annotate
 from featcache.store.writing.annotation_sources import AnnotationSource
 
@@ -33,50 +36,21 @@ if TYPE_CHECKING:
 
 CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
-
-
-def open(
-    path: CachePath,
-    *,
-    verify: Literal["columns", "arrays"] | None = None,
-    check_reads: bool = False,
-    expect: Mapping[str, object] | None = None,
-    mapped: bool = True,
-) -> Cache:
-    """Open a cache for reading; `with featcache.open(path) as cache:` closes it, too.
-
-    Args:
-        path: the cache directory.
-        verify: None checks the size of each file when it is first read; "columns" those of all
-            files now, and the checksums of index and statistics; "arrays" those of every byte of
-            every file, which reads the whole cache. All damage is told at once. Utterances whose
-            features, by their `frame_s`, end more than two frames apart are named in the log.
-        check_reads: compare whatever is read with its checksum: whole arrays by their own, windows
-            by those of the pages that they lie on. The index is compared when the cache is opened.
-        expect: the fingerprint that the features should have, plain data as `brain.expectation()`
-            and `featcache.provenance(function).fingerprint({})` return it: each key of it is
-            compared with the cache's. Without it, a cache that nothing has compared in this process
-            is told of in the log, once.
-        mapped: read through memory maps; False uses pread, for network file systems, where a mapped
-            file that shrinks kills the process with SIGBUS.
-
-    Raises `StaleCacheError`, with the differences, for a cache that was made from something else
-    than is expected; `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
-    """
-    return Cache(path, verify=verify, check_reads=check_reads, expect=expect, mapped=mapped)
+_State = tuple[Path, Expectation, bool, bool, str | None, str | None]  # pickled
 
 
 class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     """One published generation of a cache.
 
-    Safe to share between threads, to fork and to pickle: it opens again, and refuses a cache that
-    was made anew from something else meanwhile.
+    Safe to share between threads, to fork and to pickle: the same generation is opened again, or
+    the current one where that is gone, unless it was made anew from something else meanwhile.
 
     A mapping from utterance ids to dicts of arrays, and a context manager. Rows, and with them
     `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes.
 
     Attributes:
         path: the cache directory.
+        version: the tag that it was opened by; None: none.
         opened: manifest, index and containers, for what is built on caches.
     """
 
@@ -87,32 +61,42 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         verify: Literal["columns", "arrays"] | None = None,
         check_reads: bool = False,
         expect: Mapping[str, object] | None = None,
+        version: str | None = None,
         mapped: bool = True,
     ) -> None:
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
         self.path = directory(path, "a cache").absolute()
-        self._open(Expectation.of(expect), check_reads, mapped)
+        self.version = version
+        self._open(Expectation.of(expect), check_reads, mapped, name_of(self.path, version))
         if verify is not None:
             with reading(self.path):
-                arrays = verify == "arrays"
-                damage = all_damage(self.path, self._manifest, self._index, arrays=arrays)
+                manifest, arrays = self._manifest, verify == "arrays"
+                if version is not None:  # that generation alone
+                    manifest = replace(manifest, previous=None, tags={})
+                damage = all_damage(self.path, manifest, self._index, arrays=arrays)
                 raise_damage(damage, WHAT_TO_DO)
                 tell_unequal_ends(self.path, self._manifest, self._index)
 
-    def _open(self, expectation: Expectation, check_reads: bool, mapped: bool) -> None:
+    def _open(
+        self, expectation: Expectation, check_reads: bool, mapped: bool, name: str | None
+    ) -> None:
         with reading(self.path):
-            self.opened = Generation(self.path, mapped=mapped, check_reads=check_reads)
-            expectation.check(self.opened)
-        self._manifest, self._index = self.opened.manifest, self.opened.index
+            opened = Generation(self.path, mapped=mapped, check_reads=check_reads, name=name)
+            expectation.check(opened)
+        self.opened = opened
+        self._manifest, self._index = opened.manifest, opened.index
 
-    def __getstate__(self) -> tuple[Path, Expectation, bool, bool]:
-        opened = self.opened
-        return self.path, Expectation.of_opened(opened), opened.check_reads, opened.mapped
+    def __getstate__(self) -> _State:
+        opened, same = self.opened, Expectation.of_opened(self.opened)
+        version = self.version, self._manifest.name
+        return self.path, same, opened.check_reads, opened.mapped, *version
 
-    def __setstate__(self, state: tuple[Path, Expectation, bool, bool]) -> None:
-        self.path, expectation, check_reads, mapped = state
-        self._open(expectation, check_reads, mapped)
+    def __setstate__(self, state: _State) -> None:
+        self.path, expectation, check_reads, mapped, self.version, name = state
+        if self.version is None and not (name and is_of_current_build(self.path, name)):
+            name = None
+        self._open(expectation, check_reads, mapped, name)
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -299,3 +283,62 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         """
         self.opened.arrays(feature)
         return FeatureReader.of(self.opened, feature)
+
+    def refresh(self) -> None:
+        """Read the current generation from now on, or what `version` names now.
+
+        Tables and loaders that were made of it before go on with what they have.
+        """
+        opened = self.opened
+        same = Expectation.of_opened(opened)
+        self._open(same, opened.check_reads, opened.mapped, name_of(self.path, self.version))
+
+    def delete(self, ids: Iterable[str]) -> None:
+        """Delete utterances, durably, as a new generation; they are no more expected.
+
+        Readers see it from their next open or `refresh`, this one too. The bytes stay in the files
+        until `compact`. An utterance that a data set still lists is computed again when
+        `cache_features` or `extract` fills the cache again.
+
+        Raises `KeyNotFoundError`, and deletes nothing, for an id that is not stored;
+        `CacheLockedError` while the cache is written.
+        """
+        if self.version is not None:
+            raise CacheError(
+                f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
+                "cache without version= to delete from it"
+            )
+        edit.delete(self.path, ids)
+
+    @property
+    def tags(self) -> dict[str, int]:
+        """Tags of the cache as it is now, and the numbers of the generations that they name."""
+        tags = read_manifest(self.path).tags.items()
+        return {tag: generation_number(name) for tag, name in tags}
+
+    def tag(self, name: str) -> None:
+        """Give this generation a name, by which `featcache.open(path, version=name)` opens it.
+
+        It stays whole through appends, deletions, overwrites and `compact`, until `untag`. Raises
+        `ConfigError` for a name that another generation has.
+        """
+        edit.tag(self.path, name, self._manifest.name)
+
+    def untag(self, name: str) -> None:
+        """Take a tag away, and remove what only that kept."""
+        edit.untag(self.path, name)
+
+    def compact(self, *, drop_tags: bool = False) -> None:
+        """Rewrite what holds deleted utterances, and small parts, and remove the old files.
+
+        Afterwards no file of the cache holds a byte of what was deleted or replaced. Who has an
+        earlier generation open must open the cache again.
+
+        Args:
+            drop_tags: take away the tags that hold what was deleted; without this, they are an
+                error.
+
+        Raises `CacheError` for such tags, and for leftovers that only a person may remove;
+        `StorageFullError` if the disk has no room for the copies.
+        """
+        edit.compact(self.path, drop_tags=drop_tags)

@@ -12,6 +12,7 @@ from featcache.errors import MissingDependencyError
 from featcache.testing.backend_under_test import Storage
 from featcache.testing.decoding import Decoding
 from featcache.testing.durability import Durability
+from featcache.testing.editing import Editing
 from featcache.testing.finishing import Finishing
 from featcache.testing.native import NativeFiles
 from featcache.testing.promises import Seam, append_all
@@ -21,7 +22,7 @@ from featcache.testing.writes import Writing
 
 
 class BackendContract(
-    RoundTrips, Reading, Writing, Seam, Decoding, Durability, Finishing, NativeFiles
+    RoundTrips, Reading, Writing, Editing, Seam, Decoding, Durability, Finishing, NativeFiles
 ):
     """Test a backend with each of its codecs; inherit from it and name the backend.
 

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from crash_promises import Content, Model, Promise
+from crash_promises import TAG, Content, Model, Promise
 from crash_writers import ALL, go_on, model_in, numbers_in, stamps_of, text_of, utterance
 from store_helpers import Arrays, id_of
 
 import featcache
 from featcache.errors import FeatcacheError, NotACacheError
 from featcache.store.format.kept_files import read_building_file
+from featcache.testing.editing import traces_in
 
 LONGEST_S = 20.0
 GIVEN = {*range(10)}  # the utterances that the stories annotate
@@ -35,6 +36,8 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
         if None not in promise.visible:
             see_file(path, promise, wrongs)
             see_given(path, promise, wrongs)
+        see_tag(path, promise, wrongs)
+        see_nothing_of(path, promise, wrongs)
         there = go_on(path, layout)
         lost = promise.committed - there
         if lost:
@@ -111,6 +114,26 @@ def see_given(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
         wrongs["half"] = f"some of the utterances were given something: {found}"
     elif not found <= {*promise.given}:
         wrongs["lost"] = f"given was {found}, not {' or '.join(map(str, promise.given))}"
+
+
+def see_tag(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
+    """Read the generation that has a tag."""
+    if promise.tagged is not None:
+        found = numbers_in(featcache.open(path, version=TAG, verify="arrays"))
+        if found != promise.tagged:
+            wrongs["lost"] = f"tag {TAG!r} holds {sorted(found)}, not {sorted(promise.tagged)}"
+
+
+def see_nothing_of(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
+    """Look for the bytes of what is erased, in all files."""
+    arrays = {number: utterance(number, "new").values() for number in promise.erased}
+    traces = {
+        number: [id_of(number).encode(), *(each.tobytes() for each in found if each.size > 4)]
+        for number, found in arrays.items()
+    }
+    left = {number for number, each in traces.items() if traces_in(path, each)}
+    if left:
+        wrongs["undone"] = f"bytes of {sorted(left)} are there, which were erased"
 
 
 def _has_stats_of(cache: featcache.Cache, content: Content) -> bool:

@@ -10,6 +10,7 @@ from typing import Literal
 from crash_trace import mark
 
 Model = Literal["old", "new"]
+TAG = "v1"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Promise:
         gone: utterances of the new model that were deleted, which no writer may find.
         files: one of these is the probe of the build that is written.
         given: one of these is the annotation that the first utterances were given.
+        tagged: utterances of the generation with the tag `TAG`; None: perhaps there is none.
+        erased: utterances of which nothing lies on the disk.
     """
 
     committed: frozenset[int] = frozenset()
@@ -49,6 +52,8 @@ class Promise:
     gone: frozenset[int] = frozenset()
     files: tuple[str | None, ...] = (None,)
     given: tuple[str | None, ...] = (None,)
+    tagged: frozenset[int] | None = None
+    erased: frozenset[int] = frozenset()
 
     def allows(self, content: Content) -> bool:
         """Say whether readers may see a generation."""
@@ -76,7 +81,14 @@ class Promise:
             case "deleted":
                 return replace(self, gone=self.gone | content.numbers)
             case "again":
-                return replace(self, gone=self.gone - content.numbers)
+                gone, erased = self.gone - content.numbers, self.erased - content.numbers
+                return replace(self, gone=gone, erased=erased)
+            case "erased":
+                return replace(self, erased=content.numbers)
+            case "tagged":
+                return replace(self, tagged=content.numbers)
+            case "untagging":
+                return replace(self, tagged=None)
             case "keeping":
                 return replace(self, files=(*self.files, file))
             case "kept":
@@ -120,7 +132,7 @@ def tell(
         what: "opening", "opened" with what readers see then, "committed", "publishing", "published"
             or, with what stays, "aborting"; "deleting", "deleted", and "again" before some of these
             are written once more; "keeping" and "kept", with the probe; "giving" and "given", with
-            an annotation in place of it.
+            an annotation in place of it; "tagged" and "untagging"; "erased".
         stamps: entry stamps of what is published, by number; None: any.
     """
     entries = None if stamps is None else sorted(stamps.items())

@@ -17,15 +17,19 @@ from crash_writers import (
     annotate,
     close,
     commit,
+    compact,
     delete,
+    delete_from,
     keep_file,
     open_part_writer,
     open_writer,
     publish,
     restamp,
+    tag,
     write,
 )
 
+import featcache
 from featcache import CacheWriter
 
 Work = Callable[[Path, str], None]  # in a cache directory, in a layout
@@ -167,6 +171,40 @@ def annotate_all(path: Path, layout: str) -> None:
     write_from(10, open_writer(path, layout))
 
 
+def edit(path: Path, layout: str) -> None:
+    """Delete utterances without a writer, tag what is left, append, delete more, and compact."""
+    cache, gone = featcache.open(path), (3, 5, 8)
+    left = [number for number in range(10) if number not in gone]
+    delete_from(cache, gone[:2], dict.fromkeys([*left, 8], 1))
+    tag(cache)
+    writer = open_writer(path, layout)
+    commit(writer, range(10, 13))
+    close(writer, [*left, 8, *range(10, 13)])
+    cache.refresh()
+    delete_from(cache, gone[2:], dict.fromkeys([*left, *range(10, 13)], 1))
+    compact(cache, gone)
+    tag(featcache.open(path))
+    writer = open_writer(path, layout)
+    commit(writer, range(13, 15))
+    close(writer, [*left, *range(10, 15)])
+
+
+def begun_in_parts(path: Path, layout: str) -> None:
+    """Publish seven utterances, each in a part of its own."""
+    for number in range(7):
+        writer = open_writer(path, layout)
+        write(writer, [number])
+        close(writer, range(number + 1))
+
+
+def merge(path: Path, layout: str) -> None:
+    """Append so often that small parts become one, and go on."""
+    for end in (8, 9, 10):
+        writer = open_writer(path, layout)
+        commit(writer, [end - 1])
+        close(writer, range(end))
+
+
 STORIES = {
     "fresh": Story(fresh),
     "append": Story(append, begun),
@@ -178,6 +216,8 @@ STORIES = {
     "change": Story(change, begun),
     "annotate": Story(annotate_all, begun),
     "change-aside": Story(change_aside, begun_by_the_old_model),
+    "edit": Story(edit, begun),
+    "merge": Story(merge, begun_in_parts),
 }
 
 

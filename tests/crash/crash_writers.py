@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-from crash_promises import Model, tell
+from crash_promises import TAG, Model, tell
 from store_helpers import Arrays, arrays_of, id_of
 
 import featcache
@@ -129,6 +129,29 @@ def delete(
     tell("deleted", numbers)
     if left is not None:
         tell("published", left, stamps=left)
+
+
+def delete_from(cache: featcache.Cache, numbers: Iterable[int], left: Mapping[int, int]) -> None:
+    """Delete utterances without a writer, telling what is left, with entry stamps."""
+    tell("deleting", numbers)
+    tell("publishing", left, stamps=left)
+    cache.delete(map(id_of, numbers))
+    tell("deleted", numbers)
+    tell("published", left, stamps=left)
+    cache.refresh()
+
+
+def tag(cache: featcache.Cache) -> None:
+    """Tag a generation, telling so."""
+    cache.tag(TAG)
+    tell("tagged", numbers_in(cache))
+
+
+def compact(cache: featcache.Cache, erased: Iterable[int]) -> None:
+    """Compact a cache, and give up its tag, telling what is erased."""
+    tell("untagging", [])
+    cache.compact(drop_tags=True)
+    tell("erased", erased)
 
 
 def keep_file(writer: CacheWriter, file: str) -> None:

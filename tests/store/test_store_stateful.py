@@ -1,5 +1,5 @@
-"""Any sequence of writing, committing, publishing, crashing, overwriting, deleting, stamping and
-reading agrees with a dict.
+"""Any sequence of writing, committing, publishing, crashing, overwriting, deleting, stamping,
+tagging, compacting and reading agrees with a dict.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from store_helpers import Arrays, assert_holds, two_features
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import DuplicateIdError, FeatureError
+from featcache.errors import CacheError, DuplicateIdError, FeatureError
 from featcache.store.format.kept_files import read_building_file
 from featcache.store.format.stamps import Stamps
 from featcache.store.writing import part_writer
 from featcache.store.writing.part_writer import PartWriter
+from featcache.testing.editing import traces_in
 
 IDS = st.sampled_from(["a", "a/b", "b.c", "é", "😀", "x" * 300, "%2F", " ", "10", "9"]) | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=5
@@ -78,6 +79,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.file: bytes | None = None
         self.seen: bytes | None = None
         self.is_new = False
+        self.tags: dict[str, dict[str, Arrays]] = {}
+        self.gone: list[Arrays] = []  # deleted from the build that readers see
 
     def teardown(self) -> None:
         if self.writer is not None:
@@ -161,10 +164,50 @@ class StoreMachine(RuleBasedStateMachine):
         self.risky = {}
         for id in ids:
             assert id not in self.writer
-            del self.safe[id]
+            self.gone.append(self.safe.pop(id))
         self.deleted |= ids
         if not self.overwriting:
             self.became_visible()
+
+    @precondition(lambda self: self.can_be_edited())
+    @rule(data=st.data())
+    def delete_without_a_writer(self, data: st.DataObject) -> None:
+        ids = data.draw(st.sets(st.sampled_from(sorted(self.safe)), min_size=1, max_size=3))
+        cache = featcache.open(self.path)
+        cache.delete(ids)
+        self.gone += [self.safe.pop(id) for id in ids]
+        self.deleted |= ids
+        self.became_visible()
+        cache.refresh()
+        assert len(cache) == len(self.safe)
+
+    @precondition(lambda self: self.can_be_edited())
+    @rule(name=st.sampled_from(["v1", "v2"]))
+    def tag(self, name: str) -> None:
+        cache = featcache.open(self.path)
+        if name in self.tags:
+            cache.untag(name)
+        cache.tag(name)
+        self.tags[name] = dict(self.published or {})
+
+    @precondition(lambda self: self.can_be_edited())
+    @rule(drop_tags=st.booleans())
+    def compact(self, drop_tags: bool) -> None:
+        cache = featcache.open(self.path)
+        try:
+            cache.compact(drop_tags=drop_tags)
+        except CacheError:  # a tag holds what was deleted
+            assert self.tags
+            assert not drop_tags
+            return
+        left = cache.tags
+        self.tags = {tag: each for tag, each in self.tags.items() if tag in left}
+        self.became_visible()
+        traces = [each["fbank"].tobytes() for each in self.gone if each["fbank"].size]
+        assert not traces_in(self.path, traces)
+
+    def can_be_edited(self) -> bool:
+        return self.writer is None and bool(self.published) and not self.overwriting
 
     @precondition(lambda self: self.writer is not None)
     @rule(again=st.booleans())
@@ -225,6 +268,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert featcache.open(self.path).complete
 
     def became_visible(self) -> None:
+        if self.overwriting:
+            self.gone = []
         self.safe |= self.risky
         self.risky = {}
         self.published = dict(self.safe)
@@ -293,6 +338,11 @@ class StoreMachine(RuleBasedStateMachine):
                 assert stamp == stamps_of(self.published[id]).input
             files = {self.seen} if self.overwriting else {self.seen, self.file}
             assert cache.opened.file("probe") in files
+
+    @invariant()
+    def tags_show_what_they_name(self) -> None:
+        for tag, arrays in self.tags.items():
+            assert_holds(featcache.open(self.path, version=tag), arrays)
 
     @invariant()
     def the_build_has_its_file(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
+OPTIONAL = {"optional": True}  # metadata of a field whose key may be absent
 NOT_AS_WRITTEN = (LookupError, TypeError, AttributeError, ValueError, OverflowError)
 Value = TypeVar("Value")
 

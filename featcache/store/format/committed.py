@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from featcache.store.format.journal import read_journal
+from featcache.store.format.journal import Journal, read_journal
 from featcache.store.format.manifest import PARTS, read_manifest
-from featcache.store.format.part import SealedPart, as_known, list_parts, read_part
+from featcache.store.format.part import (
+    SealedPart,
+    as_known,
+    list_parts,
+    read_part,
+    that_count,
+)
 
 
 def committed_builds(cache: Path) -> dict[str, int]:
@@ -30,13 +36,18 @@ def committed(cache: Path, parts: Iterable[str] | None = None) -> Iterator[str]:
     named = (
         list_parts(cache) if parts is None else ((name, read_part(cache, name)) for name in parts)
     )
-    for name, sealed in list(named):
+    sealed: list[SealedPart] = []
+    open_: list[Journal] = []
+    for name, part in list(named):
         # its writer may seal it before its journal is read
-        found = sealed or read_journal(cache, f"{PARTS}/{name}") or read_part(cache, name)
+        found = part or read_journal(cache, f"{PARTS}/{name}") or read_part(cache, name)
         if found is None or not manifest.is_building(found.header.build, found.header.fingerprint):
             continue
         if isinstance(found, SealedPart):
-            (known,) = as_known([found], manifest)
-            yield from known.ids(cache)
-        else:
-            yield from (utterance.id for utterance in found.utterances)
+            sealed.append(found)
+        elif not found.header.replaces:  # or a copy, which counts once it is sealed
+            open_.append(found)
+    for known in as_known(that_count(sealed, manifest), manifest):
+        yield from known.ids(cache)
+    for journal in open_:
+        yield from (utterance.id for utterance in journal.utterances)

@@ -15,7 +15,14 @@ from featcache.errors import CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
 from featcache.store.format.annotations import NONE, Values, check_annotations
-from featcache.store.format.checked import NOT_AS_WRITTEN, Name, natural, read_as, within
+from featcache.store.format.checked import (
+    NOT_AS_WRITTEN,
+    OPTIONAL,
+    Name,
+    natural,
+    read_as,
+    within,
+)
 from featcache.store.format.sealed_json import pack_json, unpack_json
 from featcache.store.format.stamps import MOST, UNKNOWN, Stamps
 
@@ -48,6 +55,13 @@ class Header:
     dims: Mapping[Name, tuple[int, ...]]
     # rows a block of the codec; 0: the whole array is one block, or raw
     block_rows: Mapping[Name, int]
+    # the parts whose utterances it holds in their place, from the moment of its seal
+    replaces: tuple[Name, ...] = field(default=(), metadata=OPTIONAL)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the header as JSON has it; `replaces` is absent where it is empty."""
+        content = dataclasses.asdict(self)
+        return {key: each for key, each in content.items() if key != "replaces" or each}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +81,7 @@ def line_of(record: Record) -> bytes:
     if record.stats is not None:
         content["commit"] = {name: _stats_to_json(each) for name, each in record.stats.items()}
     if record.header is not None:
-        content["header"] = dataclasses.asdict(record.header)
+        content["header"] = record.header.to_json()
     return pack_json(content) + b"\n"
 
 

@@ -15,6 +15,7 @@ from featcache.declaration.frame_times import FrameTimes
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
 from featcache.store.format import checked
 from featcache.store.format.annotations import KINDS
+from featcache.store.format.checked import OPTIONAL
 from featcache.store.format.files import read_within, write_durably
 from featcache.store.format.sealed_json import pack_json, unpack_json
 
@@ -27,7 +28,6 @@ INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of 
 STAMPS = "stamps"
 ANNOTATIONS = "annotations"
 KNOWN = frozenset({STAMPS, ANNOTATIONS})
-OPTIONAL = {"optional": True}  # metadata of keys that are absent where they hold nothing
 _COPY = f"put a good copy of it back (those of the last generations are in {MANIFESTS!r})"
 
 
@@ -112,6 +112,8 @@ class Manifest:
     annotations: Mapping[checked.Name, AnnotationEntry] = field(
         default_factory=dict, metadata=OPTIONAL
     )
+    # parts that may still be on disk, and count no more: others have taken their place
+    replaced: tuple[checked.Name, ...] = field(default=(), metadata=OPTIONAL)
     requires: tuple[str, ...] = ()  # names that a reader must know
     requires_to_write: tuple[str, ...] = ()  # names that a writer must know
     # keys that this featcache does not know

@@ -157,6 +157,13 @@ def as_known(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart
     return [replace(part, entry=entry_of(part.entry)) for part in parts]
 
 
+def that_count(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart]:
+    """Leave out of all sealed parts of a build those that others have taken the place of."""
+    listed = list(parts)
+    replaced = {*manifest.replaced}.union(*(part.header.replaces for part in listed))
+    return [part for part in listed if part.entry.name not in replaced]
+
+
 def list_parts(cache: Path) -> Iterator[tuple[str, SealedPart | None]]:
     """Iterate over the parts on disk by name, in that order, None for those that are not sealed."""
     directory = cache / PARTS

@@ -16,7 +16,7 @@ from featcache.store.format.annotation_columns import Column, read_column
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_index, read_strings
 from featcache.store.format.kept_files import read_kept
-from featcache.store.format.manifest import Manifest, read_manifest
+from featcache.store.format.manifest import Manifest, manifest_file, read_manifest
 from featcache.store.format.stamps import StampColumns
 from featcache.store.format.strings import Strings
 from featcache.store.reading.checksums import Checks
@@ -26,7 +26,7 @@ from featcache.store.reading.verify import raise_damage
 
 
 class Generation:
-    """The generation of a cache that is current when it is opened; others may follow it.
+    """A generation of a cache: the one that is current when it is opened, or an earlier one.
 
     Reads the manifest and maps the index; containers are opened when their bytes are first read.
     Safe to share between threads and to fork.
@@ -35,13 +35,22 @@ class Generation:
         path: the cache directory.
         mapped: map index and containers into memory; False reads them.
         check_reads: compare the index with its checksums now, and arrays when they are read.
+        name: that of the generation; None: the current one.
     """
 
-    def __init__(self, path: Path, *, mapped: bool = True, check_reads: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        mapped: bool = True,
+        check_reads: bool = False,
+        name: str | None = None,
+    ) -> None:
         self.path = path
         self.mapped = mapped
         self.check_reads = check_reads
-        self.manifest, self.index, self.failed, self._file = _current(path, mapped, check_reads)
+        opened = _opened(path, mapped, check_reads, name)
+        self.manifest, self.index, self.failed, self._file = opened
         self._annotations: dict[str, Column] = {}
         columns = self.index.containers
         self.containers = Containers.of(path, columns, mapped)
@@ -163,22 +172,30 @@ class Generation:
         )
 
 
-def _current(
-    path: Path, mapped: bool, checked: bool
+def _manifest_of(path: Path, name: str | None) -> Manifest:
+    """Read the manifest of a generation; that of the current one is what counts of it."""
+    current = read_manifest(path)
+    if name is None or name == current.name:
+        return current
+    return read_manifest(path, manifest_file(name))
+
+
+def _opened(
+    path: Path, mapped: bool, checked: bool, name: str | None
 ) -> tuple[Manifest, Index, Strings, ColumnFile]:
     """Read manifest, index and failed ids, while others may publish.
 
     The file of columns comes, too: those of annotations are taken out of it when they are needed.
     With `checked`, all of the index is compared with its checksums.
     """
-    manifest = read_manifest(path)
+    manifest = _manifest_of(path, name)
     while True:
         try:
             file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
             break
         except FileNotFoundError as error:
             # others may have published since: the columns of the generation before go then
-            newer = read_manifest(path)
+            newer = _manifest_of(path, name)
             if newer.write_id == manifest.write_id:
                 raise CacheError(
                     f"cache {str(path)!r} lacks {error.filename!r}; put it back, or remove "

@@ -21,16 +21,24 @@ from featcache.store.writing.tombstones import without_rows
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """New stamps by id, and ids that are deleted; of those that are not stored nothing comes."""
+    """Changes that a publish makes beside adding parts.
 
-    stamps: Mapping[str, Stamps] = field(default_factory=dict)
-    deleted: Collection[str] = ()
+    Of ids that are not stored nothing comes.
+    """
+
+    stamps: Mapping[str, Stamps] = field(default_factory=dict)  # new ones, by id
+    deleted: Collection[str] = ()  # ids
+    emptied: Collection[str] = ()  # names of parts that hold no row that counts, and go
+    files: Collection[str] = ()  # names of files of roles that go
+    untagged: Collection[str] = ()  # names of tags that go
+    alone: bool = False  # the generation before is not kept
 
 
 def with_changes(
     cache: Path, parts: list[SealedPart], changes: Changes, manifest: Manifest
 ) -> list[SealedPart]:
     """Write changes beside the parts that hold the utterances; return the parts with them."""
+    parts = [part for part in parts if part.entry.name not in changes.emptied]
     if changes.deleted:
         ids = list(changes.deleted)
         rows = (_rows_of(cache, part, ids) for part in parts)

@@ -117,9 +117,13 @@ class GenerationAnnotations:
 
     @cached_property
     def _is_new(self) -> NDArray[np.bool_]:
-        """Tell of each row whether its part is not in the generation before."""
+        """Tell of each row whether its part is not in the generation before.
+
+        A part that others were rewritten into is as old as they are.
+        """
         known = {entry.name for entry in self._before.parts}
-        new = [part.entry.name not in known for part, _ in self._parts]
+        made_of = ((part.entry.name, *part.header.replaces) for part, _ in self._parts)
+        new = [known.isdisjoint(names) for names in made_of]
         return np.repeat(np.array(new, bool), [len(each) for _, each in self._parts])[
             self._rows.order
         ]

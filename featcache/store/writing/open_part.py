@@ -118,7 +118,7 @@ class OpenPart:
         arrays: Mapping[str, EncodedArray],
         stamps: Stamps = UNKNOWN,
         annotations: Values = NONE,
-    ) -> None:
+    ) -> Utterance:
         """Store one utterance as it is, without touching the statistics."""
         self._journal.check_there()
         placed: dict[str, Placed] = {}
@@ -134,6 +134,7 @@ class OpenPart:
         utterance = Utterance(id, placed, stamps, annotations)
         self._journal.add(utterance)
         self._utterances.append(utterance)
+        return utterance
 
     def add_to_stats(self, arrays: Mapping[str, Array]) -> None:
         """Take arrays as they are stored into the statistics."""

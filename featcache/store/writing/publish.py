@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from featcache.container_files import sync_directory
 from featcache.errors import FeatureError
-from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.files import make_directory
-from featcache.store.format.index import Index, read_index, read_stats, read_strings
+from featcache.store.format.index import Index, read_index, read_stats
 from featcache.store.format.index_writer import (
     Columns,
     Rows,
@@ -34,7 +31,6 @@ from featcache.store.format.manifest import (
     MANIFESTS,
     NAME,
     STAMPS,
-    Expected,
     Manifest,
     generation_number,
     index_file,
@@ -44,35 +40,30 @@ from featcache.store.format.manifest import (
     with_needed,
     write_manifest,
 )
-from featcache.store.format.part import SealedPart, as_known, list_parts
+from featcache.store.format.part import SealedPart, as_known, list_parts, that_count
 from featcache.store.format.strings import Strings
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.changes import Changes, with_changes
+from featcache.store.writing.completeness import Outcome, completeness, failed_ids
 from featcache.store.writing.generation_annotations import GenerationAnnotations
 from featcache.store.writing.superseded import remove_superseded, stored_indexes
 from featcache.store.writing.tombstones import without_doubled
 
 KEPT = ("tags", "requires", "others")  # of the generation before
-Stored = Sequence[tuple[Index, Ints]]  # of each part the index, and its rows that count no more
 _NO_CHANGES = Changes()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Ids that a writer expects, and those of them that failed."""
-
-    complete: bool  # what the writer says, where no ids are expected
-    expected: Collection[str] | None = None
-    failed: Collection[str] = ()
-
-
 def sealed_parts(cache: Path, manifest: Manifest) -> list[SealedPart]:
-    """List the sealed parts of the build that a manifest is building, in order of names."""
-    return [
+    """List the sealed parts of the build that a manifest is building, in order of names.
+
+    Without those that others have taken the place of.
+    """
+    of_build = (
         part
         for _, part in list_parts(cache)
         if part is not None and manifest.is_building(part.header.build, part.header.fingerprint)
-    ]
+    )
+    return that_count(of_build, manifest)
 
 
 def publish(
@@ -92,12 +83,12 @@ def publish(
     _check_dims(parts, names)
     parts, rows = _without_doubled(cache, parts, indexes, manifest)
     stored = [(index, part.tombstones(cache)) for index, part in zip(indexes, parts, strict=True)]
-    failed = _failed(cache, before, manifest, outcome, stored)
-    complete, expected = _completeness(outcome, rows.ids, failed, stored)
+    failed = failed_ids(cache, before, manifest, outcome, stored)
+    complete, expected = completeness(outcome, before, rows.ids, failed, stored)
     name = new_generation_name(next_generation(cache, before))
     annotations = GenerationAnnotations(cache, before, parts, indexes, rows)
     columns = itertools.chain(
-        index_columns(indexes, rows, names, _merged_stats(cache, parts, manifest)),
+        index_columns(indexes, rows, names, merged_stats(cache, parts, manifest)),
         _containers(parts, indexes),
         string_columns("failed", Strings.of(failed)),
         annotations.columns(),
@@ -106,7 +97,7 @@ def publish(
     after = replace(
         manifest,
         generation=generation_number(name),
-        previous=before.name or None,
+        previous=None if changes.alone else before.name or None,
         index=index_file(name),
         index_digest=digest,
         build=manifest.building,
@@ -115,10 +106,11 @@ def publish(
         rows=len(rows.ids),
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
+        replaced=_replaced(cache, before, changes),
         **_kept(before, manifest.building) | _of_columns(before, indexes, annotations),
     )
     make_directory(cache / MANIFESTS)
-    after = write_manifest(cache, after, keep=True)
+    after = write_manifest(cache, _without(after, changes), keep=True)
     remove_superseded(cache, after)
     return after
 
@@ -151,18 +143,6 @@ def _save_index(cache: Path, name: str, columns: Iterable[tuple[str, NDArray[Any
     return digest
 
 
-def expected_digest(ids: Iterable[str]) -> str:
-    """Return the xxh3-128 of ids in the order of their UTF-8, with a zero byte behind each.
-
-    >>> expected_digest(["a", "b"])
-    'b061d902c67ac49e07b999952ccfc0e4'
-    """
-    state = xxhash.xxh3_128()
-    for id in ids:
-        state.update(id.encode() + b"\0")
-    return state.hexdigest()
-
-
 def _known_parts(cache: Path, sealed: Sequence[SealedPart], before: Manifest) -> list[SealedPart]:
     """Give the parts that are known their tombstones and stamps, and make new parts durable.
 
@@ -185,9 +165,10 @@ def _check_dims(parts: Sequence[SealedPart], names: Sequence[str]) -> None:
             )
 
 
-def _merged_stats(
+def merged_stats(
     cache: Path, parts: Sequence[SealedPart], manifest: Manifest
 ) -> dict[str, FeatureStats]:
+    """Return the statistics of the rows that count of parts, by feature."""
     merged = {
         name: FeatureStats.empty(parts[0].header.dims[name] if parts else ())
         for name, feature in manifest.features.items()
@@ -198,48 +179,6 @@ def _merged_stats(
             for name in merged:
                 merged[name] = merged[name].merge(read_stats(file, name))
     return merged
-
-
-def _failed(
-    cache: Path, before: Manifest, manifest: Manifest, outcome: Outcome, stored: Stored
-) -> list[str]:
-    """Return the ids that failed, now or earlier in this build, and are not stored, in order."""
-    failed = set(outcome.failed)
-    if before.index and before.build == manifest.building:
-        with ColumnFile(cache, before.index, mapped=False, expected=before.index_digest) as file:
-            failed |= set(read_strings(file, "failed"))
-    if failed and outcome.expected is not None:  # one that has left the data set counts no more
-        failed.intersection_update(outcome.expected)
-    return sorted(failed - _among(stored, failed), key=str.encode)
-
-
-def _completeness(
-    outcome: Outcome, ids: Strings, failed: Sequence[str], stored: Stored
-) -> tuple[bool, Expected | None]:
-    """Compare what is there with what is expected: these ids, and all that are there."""
-    if outcome.expected is None:
-        return outcome.complete, None
-    missing: set[str] = set()
-    expected = iter(outcome.expected)
-    while some := list(itertools.islice(expected, 65536)):  # ten million ids need no second set
-        missing.update({*some}.difference(failed, _among(stored, some)))
-    everything: Iterable[str] = ids
-    if failed or missing:
-        everything = sorted({*ids, *failed, *missing}, key=str.encode)
-    count = len(ids) + len(failed) + len(missing)
-    return not missing, Expected(count, expected_digest(everything))
-
-
-def _among(stored: Stored, ids: Iterable[str]) -> set[str]:
-    """Return those of some ids that are stored."""
-    found: set[str] = set()
-    rest = list(ids)
-    for index, left_out in stored:
-        rows = index.find_many(rest)
-        held = (rows >= 0) & ~np.isin(rows, left_out)
-        found.update(itertools.compress(rest, held))
-        rest = list(itertools.compress(rest, ~held))
-    return found
 
 
 def _kept(before: Manifest, building: int) -> dict[str, Any]:
@@ -263,6 +202,21 @@ def _of_columns(
         "annotations": annotations.entries,
         "requires_to_write": with_needed(before.requires_to_write, needed),
     }
+
+
+def _replaced(cache: Path, before: Manifest, changes: Changes) -> tuple[str, ...]:
+    """Return the names of parts on disk that count no more, though they are sealed."""
+    sealed = {name: part for name, part in list_parts(cache) if part is not None}
+    replaced = {*before.replaced, *changes.emptied}
+    replaced = replaced.union(*(part.header.replaces for part in sealed.values()))
+    return tuple(sorted(replaced & sealed.keys()))
+
+
+def _without(manifest: Manifest, changes: Changes) -> Manifest:
+    """Leave out tags and files that go."""
+    tags = {tag: name for tag, name in manifest.tags.items() if tag not in changes.untagged}
+    files = {path: each for path, each in manifest.files.items() if path not in changes.files}
+    return replace(manifest, tags=tags, files=files)
 
 
 def _files(before: Manifest, building: int) -> dict[str, str]:

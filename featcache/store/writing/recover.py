@@ -70,7 +70,7 @@ def _recover(
 ) -> None:
     directory = cache / PARTS / name
     journal = read_journal(cache, f"{PARTS}/{name}")
-    if _is_unfinished_copy(directory):
+    if _is_unfinished_copy(directory) or (journal is not None and journal.header.replaces):
         remove_part(directory)
     elif journal is None and journals.has_lines(cache, f"{PARTS}/{name}"):
         _set_aside(directory, "its journal cannot be read")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +60,7 @@ def seal_directory(
         "rows": len(utterances),
         "page_bytes": PAGE_BYTES,
         "block_rows": dict(header.block_rows),
-        "header": dataclasses.asdict(header),
+        "header": header.to_json(),
         "columns": _save_columns(directory, list(header.dims), utterances, stats, pages),
     }
     sync_directory(directory)

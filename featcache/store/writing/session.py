@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from featcache.errors import NotACacheError, StaleCacheError
+from featcache.errors import StaleCacheError
 from featcache.store.format.committed import committed_builds
 from featcache.store.format.disk_errors import explained
-from featcache.store.format.files import check_own_directory, make_directory
 from featcache.store.format.fingerprint import cache_fingerprint, differences, fingerprint_digest
-from featcache.store.format.kept_files import KEPT_FILE, role_of
+from featcache.store.format.kept_files import role_of
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
-    INDEX,
-    MANIFESTS,
     NAME,
     PARTS,
     Manifest,
@@ -33,15 +29,16 @@ from featcache.store.reading.generation import Generation
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.build_files import BuildFiles
 from featcache.store.writing.changes import Changes, with_changes
+from featcache.store.writing.claim import claim_directory
+from featcache.store.writing.compact import UNCHANGED, merge_small
+from featcache.store.writing.completeness import Outcome
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
-from featcache.store.writing.publish import Outcome, publish, sealed_parts
+from featcache.store.writing.publish import publish, sealed_parts
 from featcache.store.writing.recover import recover_parts
 from featcache.store.writing.superseded import remove_superseded
 from featcache.store.writing.tombstones import find_tombstones
 from featcache.store.writing.unclosed import close_at_exit
-
-OTHERS = "work-"  # names in a cache directory that begin so are those of whoever works there
 
 
 class WriteSession:
@@ -66,7 +63,7 @@ class WriteSession:
         self.stamps: dict[str, Stamps] = {}  # new ones of what is stored
         with explained(path, _kept):
             content = cache_fingerprint(features, fingerprint)
-            _claim_directory(path)
+            claim_directory(path)
             self._lock = WriterLock(path)
             try:
                 self._manifest = self._start(content, fingerprint_digest(content), overwrite)
@@ -75,9 +72,7 @@ class WriteSession:
                 remove_superseded(path, read_manifest(path))
                 _check_containers(path)
                 self.recover()
-                if not self.is_aside and self._sealed() - self._published():
-                    # or each writer of a part would have to read the ids of what was recovered
-                    self._manifest = publish(path, self._manifest, Outcome(complete=False))
+                self._publish_recovered()
                 self.files = BuildFiles(path)
                 self.parts = PartWriter(path, features, fingerprint)
             except BaseException:
@@ -98,12 +93,19 @@ class WriteSession:
             told = self.failed or self.expected is not None
             told = told or bool(self.stamps or self.files.waiting)
             if told or complete != self._manifest.complete or self._sealed() != self._published():
-                self._publish(complete, ())
+                self._publish(self._outcome(complete), Changes(self.stamps))
 
-    def delete(self, ids: Collection[str]) -> None:
+    def delete(
+        self, ids: Collection[str], outcome: Outcome | None = None, files: Collection[str] = ()
+    ) -> None:
         """Delete utterances that are stored in sealed parts, durably, and publish that.
 
         A cache that is to take the place of another is not published for that.
+
+        Args:
+            ids: the utterances.
+            outcome: what is expected then; by default what the writer was told.
+            files: those of roles that go with them.
         """
         with explained(self.path, _kept):
             if self.is_aside:
@@ -113,7 +115,8 @@ class WriteSession:
                 deleted = tuple(part.entry for part in parts if part.entry.tombstones)
                 write_manifest(self.path, replace(before, building_parts=deleted))
             else:
-                self._publish(False, ids)
+                changes = Changes(self.stamps, ids, files=files)
+                self._publish(outcome or self._outcome(complete=False), changes)
         for id in ids:
             self.stamps.pop(id, None)
         self.parts.look_again()
@@ -123,9 +126,10 @@ class WriteSession:
         with explained(self.path, _kept):
             self.files.keep(role, data)
 
-    def _publish(self, complete: bool, deleted: Collection[str]) -> None:
-        outcome = Outcome(complete, self.expected, frozenset(self.failed))
-        changes = Changes(self.stamps, deleted)
+    def _outcome(self, complete: bool) -> Outcome:
+        return Outcome(complete, self.expected, frozenset(self.failed))
+
+    def _publish(self, outcome: Outcome, changes: Changes) -> None:
         self._manifest = publish(self.path, self._manifest, outcome, changes)
         self.stamps = {}
         self.files.published()
@@ -143,6 +147,7 @@ class WriteSession:
                 self.parts.close()
                 if publish:
                     self.publish(complete)
+                    self._merge_small()
             finally:
                 self._let_go()
 
@@ -166,6 +171,24 @@ class WriteSession:
         It is published as incomplete, unless it is to take the place of a cache.
         """
         self.close(complete=False, publish=not self.is_aside)
+
+    def _publish_recovered(self) -> None:
+        """Publish what another writer left sealed.
+
+        Or each writer of a part would have to read the ids of it.
+        """
+        published = self._published()
+        parts = sealed_parts(self.path, self._manifest)
+        new = [part for part in parts if part.entry.name not in published]
+        if new and not self.is_aside:
+            # copies of what is stored change nothing
+            copied = all(part.header.replaces for part in new)
+            outcome = UNCHANGED if copied else Outcome(complete=False)
+            self._manifest = publish(self.path, self._manifest, outcome)
+
+    def _merge_small(self) -> None:
+        with explained(self.path, lambda: "all that was written is published"):
+            self._manifest = merge_small(self.path, self.features, self._manifest)
 
     def _let_go(self) -> None:
         if self.parts.closed:  # not in a process that was forked
@@ -249,25 +272,3 @@ def _check_containers(path: Path) -> None:
     there = [(path / PARTS / entry.name).exists() for entry in opened.manifest.parts]
     rows = np.flatnonzero(np.array(there, bool)[containers.parts]).tolist()
     raise_damage(container_damage(path, containers, rows))
-
-
-def _claim_directory(path: Path) -> None:
-    """Make the directory, or see that it is a cache or empty."""
-    if path.exists() and not path.is_dir():
-        raise NotACacheError(f"{str(path)!r} is a file; a cache is a directory")
-    try:
-        make_directory(path)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise NotACacheError(f"{str(path)!r} cannot be made a directory: {error}") from error
-    for directory in (PARTS, MANIFESTS):
-        check_own_directory(path / directory)
-    locks = r"writer\.(lock|lock\.soft|json)"
-    files = rf"{NAME}(\.[0-9a-f]{{8}}\.tmp)?|{INDEX.pattern}|{PARTS}|{MANIFESTS}|{locks}"
-    ours = re.compile(rf"{files}|{KEPT_FILE.pattern}|{OTHERS}.*")
-    # once: another writer may be making the cache
-    names = sorted(entry.name for entry in path.iterdir())
-    foreign = [name for name in names if not ours.fullmatch(name)]
-    if NAME not in names and foreign:
-        raise NotACacheError(
-            f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory"
-        )

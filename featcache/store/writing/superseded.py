@@ -58,16 +58,30 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
         )
         return
     tagged_parts = {part.name for each in tagged for part in each.parts}
+    replaced = _replaced_for_good(cache, manifest) - tagged_parts
     current = {fingerprint_digest(manifest.fingerprint), *manifest.accepted}
     for name, part in list(list_parts(cache)):
         header = _header(cache, name) if part is None else part.header
         if header is None or header.build > manifest.build or name in tagged_parts:
             continue
-        if header.build < manifest.build or header.fingerprint not in current:
+        old = header.build < manifest.build or header.fingerprint not in current
+        if old or name in replaced:
             # its writer, if it is locked, has lost its build and ends soon
             with contextlib.suppress(CacheLockedError), contextlib.ExitStack() as held:
                 held.callback(WriterLock(cache / PARTS / name).release)
                 remove_part(cache / PARTS / name)
+
+
+def _replaced_for_good(cache: Path, manifest: Manifest) -> set[str]:
+    """Return the parts that others have taken the place of, also for readers of the last one."""
+    replaced = {*manifest.replaced}
+    if not replaced or manifest.previous is None:
+        return replaced
+    try:
+        before = read_manifest(cache, manifest_file(manifest.previous))
+    except CacheError:  # whether its readers need them is not known
+        return set()
+    return replaced - {part.name for part in before.parts}
 
 
 def remove_unnamed(cache: Path, manifest: Manifest) -> None:

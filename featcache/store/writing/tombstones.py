@@ -13,16 +13,13 @@ import numpy as np
 from featcache.container_files import sync_directory
 from featcache.errors import CorruptCacheError
 from featcache.interface import Ints
-from featcache.stats import FeatureStats
-from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.index import are_below
 from featcache.store.format.index_writer import stats_columns
 from featcache.store.format.manifest import Manifest, Tombstones
 from featcache.store.format.part import SealedPart
-from featcache.store.reading.containers import Containers
-from featcache.store.reading.feature_arrays import FeatureArrays
 from featcache.store.reading.verify import raise_damage
+from featcache.store.writing.remaining_stats import remaining_stats
 
 _log = logging.getLogger("featcache")
 
@@ -70,7 +67,7 @@ def without_rows(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) 
         return part
     out = np.union1d(part.tombstones(cache), rows).astype(np.int64)
     stats = (
-        stats_columns(name, _stats_of(cache, part, out, name, manifest))
+        stats_columns(name, remaining_stats(cache, part, out, name, manifest))
         for name, feature in manifest.features.items()
         if feature["stats"]
     )
@@ -80,18 +77,3 @@ def without_rows(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) 
     sync_directory(cache / part.directory)
     entry = dataclasses.replace(part.entry, tombstones=Tombstones(file, len(out), digest))
     return dataclasses.replace(part, entry=entry)
-
-
-def _stats_of(
-    cache: Path, part: SealedPart, left_out: Ints, name: str, manifest: Manifest
-) -> FeatureStats:
-    """Compute the statistics of a feature over the rows of a part that remain."""
-    index = part.index(cache, [name])
-    alone = dataclasses.replace(manifest, dims=part.header.dims, parts=(part.entry,))
-    containers = Containers.of(cache / part.directory, index.containers)
-    arrays = FeatureArrays(alone, name, index, containers)
-    stats = FeatureStats.empty(part.header.dims[name])
-    for row in np.setdiff1d(np.arange(len(index)), left_out).tolist():
-        frames = from_storage(arrays.read(row), arrays.declared_dtype)
-        stats = stats.merge(FeatureStats.of(frames if arrays.has_frames else frames[np.newaxis]))
-    return stats

@@ -1,0 +1,31 @@
+"""Versions of a cache: generations that have a tag, or are still there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from featcache.errors import NotACacheError, UnknownNameError, nearest
+from featcache.store.format.manifest import manifest_file, read_manifest
+
+
+def name_of(cache: Path, version: str | None) -> str | None:
+    """Return the name of the generation that a tag names; None for the current generation.
+
+    Raises `UnknownNameError` for an unknown tag.
+    """
+    if version is None:
+        return None
+    tags = read_manifest(cache).tags
+    if version not in tags:
+        raise UnknownNameError(
+            f"cache {str(cache)!r} has no version {version!r}; {nearest(version, tags)}"
+        )
+    return tags[version]
+
+
+def is_of_current_build(cache: Path, name: str) -> bool:
+    """Tell whether a generation is still there, and its parts with it."""
+    try:
+        return read_manifest(cache, manifest_file(name)).build == read_manifest(cache).build
+    except NotACacheError:
+        return False

@@ -1,0 +1,190 @@
+"""Edits of a published cache: utterances deleted, generations tagged, parts rewritten.
+
+Each takes the cache's lock, brings back first what a killed writer had committed, and is durable
+when it returns. The declarations are those of the cache itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.errors import (
+    CacheError,
+    ConfigError,
+    CorruptCacheError,
+    KeyNotFoundError,
+    UnknownNameError,
+    nearest,
+)
+from featcache.store.format.disk_errors import explained
+from featcache.store.format.kept_files import of_role, read_kept
+from featcache.store.format.lock import WriterLock
+from featcache.store.format.manifest import (
+    PARTS,
+    Manifest,
+    check_writable,
+    manifest_file,
+    read_manifest,
+    write_manifest,
+)
+from featcache.store.format.part import SEAL
+from featcache.store.reading.generation import Generation
+from featcache.store.writing.compact import compact as compact_parts
+from featcache.store.writing.completeness import Outcome
+from featcache.store.writing.session import WriteSession
+from featcache.store.writing.superseded import remove_superseded
+
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_MOST_TOLD = 5
+_MOST_LOOKED_FOR = 100  # ids in a probe: each look goes through all of it
+
+
+def delete(cache: Path, ids: Iterable[str]) -> None:
+    """Delete utterances, durably; they are no more expected.
+
+    A probe that names one of them goes, too. Raises `KeyNotFoundError`, and deletes nothing, if one
+    is not stored.
+    """
+    if isinstance(ids, str):
+        raise ConfigError(f"the ids are a list of strings, not {ids!r}")
+    listed = list(dict.fromkeys(ids))
+    with _editing(cache) as session:
+        missing = [id for id in listed if not isinstance(id, str) or id not in session.parts]
+        if missing:
+            told = ", ".join(map(repr, missing[:_MOST_TOLD]))
+            raise KeyNotFoundError(
+                f"of {len(listed)} utterances to delete, {len(missing)} are not in cache "
+                f"{str(cache)!r}: {told}{', ...' * (len(missing) > _MOST_TOLD)}; none was deleted"
+            )
+        if listed:
+            manifest = read_manifest(cache)
+            session.delete(listed, _without(cache, manifest), _probes(cache, manifest, listed))
+
+
+def compact(cache: Path, *, drop_tags: bool) -> None:
+    """Rewrite what holds deleted utterances, and small parts, as `Cache.compact` says."""
+    with _editing(cache) as session:
+        compact_parts(cache, session.features, read_manifest(cache), drop_tags=drop_tags)
+
+
+def tag(cache: Path, name: str, generation: str) -> None:
+    """Give a generation a name; it stays until that is taken away."""
+    if not (isinstance(name, str) and _TAG.fullmatch(name)):
+        raise ConfigError(
+            f"the name of a tag has 1 to 64 letters, digits, '_', '-' and '.', and begins with "
+            f"none of the last two, not {name!r}"
+        )
+    with _locked(cache) as manifest:
+        known = manifest.tags.get(name)
+        if known not in (None, generation):
+            raise ConfigError(
+                f"tag {name!r} of cache {str(cache)!r} names generation {known!r} already; untag "
+                "that first, or give another name"
+            )
+        current = generation == manifest.name
+        if not (current or _is_whole(cache, generation)):
+            raise CacheError(
+                f"generation {generation!r} of cache {str(cache)!r} is no longer there; refresh() "
+                "the cache and tag the one that is"
+            )
+        if known is None:
+            tags = {**manifest.tags, name: generation}
+            write_manifest(cache, replace(manifest, tags=tags), keep=current)
+
+
+def untag(cache: Path, name: str) -> None:
+    """Take a name away from a generation, and remove what only that kept."""
+    with _locked(cache) as manifest:
+        if name not in manifest.tags:
+            raise UnknownNameError(
+                f"cache {str(cache)!r} has no tag {name!r}; {nearest(name, manifest.tags)}"
+            )
+        tags = {tag: each for tag, each in manifest.tags.items() if tag != name}
+        remove_superseded(cache, write_manifest(cache, replace(manifest, tags=tags)))
+
+
+@contextmanager
+def _editing(cache: Path) -> Iterator[WriteSession]:
+    """Write to a cache as it is declared."""
+    manifest = read_manifest(cache)
+    if manifest.building > manifest.build:
+        raise CacheError(
+            f"cache {str(cache)!r} is being overwritten: finish that (overwrite=True, with what it "
+            "is made from), or give it up by opening a CacheWriter without overwrite"
+        )
+    declared = {
+        name: FeatureStorageConfig.from_json(each) for name, each in manifest.features.items()
+    }
+    made_from = {key: each for key, each in manifest.fingerprint.items() if key != "features"}
+    owner = _Owner()
+    session = WriteSession(owner, cache, declared, made_from, False)
+    try:
+        with explained(cache, lambda: "what is published stays as it is"):
+            yield session
+    finally:
+        session.close(False, publish=False)
+
+
+class _Owner:
+    """An edit, which a session belongs to until it ends."""
+
+
+@contextmanager
+def _locked(cache: Path) -> Iterator[Manifest]:
+    """Hold a cache's lock for a change of its manifest alone."""
+    with explained(cache, lambda: "the cache is as it was"):
+        lock = WriterLock(cache)
+        try:
+            manifest = read_manifest(cache)
+            check_writable(cache, manifest)
+            yield manifest
+        finally:
+            lock.release()
+
+
+def _is_whole(cache: Path, generation: str) -> bool:
+    """Tell whether a generation's index and parts are there."""
+    with suppress(CacheError):
+        manifest = read_manifest(cache, manifest_file(generation))
+        seals = (cache / PARTS / part.name / SEAL for part in manifest.parts)
+        return all(path.exists() for path in (cache / manifest.index, *seals))
+    return False
+
+
+def _without(cache: Path, manifest: Manifest) -> Outcome:
+    """Say what is expected of a cache of which utterances are deleted: the others.
+
+    Where some were still to come, which ones they are is not known.
+    """
+    if manifest.expected is None or not manifest.complete:
+        return Outcome(manifest.complete)
+    return Outcome(complete=True, expected=tuple(Generation(cache).failed))
+
+
+def _probes(cache: Path, manifest: Manifest, ids: Collection[str]) -> list[str]:
+    """Return the files of probes that may name one of some ids: their content is not known here."""
+    found: list[str] = []
+    for files in (manifest.files, manifest.building_files):
+        data: bytes | None = None
+        with suppress(CorruptCacheError):
+            data = read_kept(cache, files, "probe")
+        if data is None or len(ids) > _MOST_LOOKED_FOR or any(map(_Names(data), ids)):
+            found += of_role(files, "probe")
+    return found
+
+
+class _Names:
+    """Tells whether bytes name an id, as JSON has it."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __call__(self, id: str) -> bool:
+        forms = (json.dumps(id), json.dumps(id, ensure_ascii=False))
+        return any(form.encode() in self._data for form in forms)
