@@ -11,10 +11,11 @@ from featcache.declaration.frame_times import FEW_FRAMES
 from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
-from featcache.store.cache import Cache, CachePath, PaddedFeatures
+from featcache.store.cache import Cache, CachePath
 from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.id_sequence import Ids
+from featcache.store.reading.padded import PaddedFeatures
 from featcache.tables.block import Block, Blocks, Member, opened
 from featcache.tables.choosing import chosen_rows, rows_of_keys
 from featcache.tables.columns import Columns, Value

@@ -89,12 +89,17 @@ class Promise:
                 return replace(self, tagged=content.numbers)
             case "untagging":
                 return replace(self, tagged=None)
+        return self._kept(what, file)
+
+    def _kept(self, what: str, text: str | None) -> Promise | None:
+        """Return what is promised after a mark about the probe or an annotation."""
+        match what:
             case "keeping":
-                return replace(self, files=(*self.files, file))
+                return replace(self, files=(*self.files, text))
             case "kept":
                 return replace(self, files=(file,))
             case "giving":
-                return replace(self, given=(*self.given, file))
+                return replace(self, given=(*self.given, text))
             case "given":
                 return replace(self, given=(file,))
         return None
