@@ -97,11 +97,11 @@ class Promise:
             case "keeping":
                 return replace(self, files=(*self.files, text))
             case "kept":
-                return replace(self, files=(file,))
+                return replace(self, files=(text,))
             case "giving":
                 return replace(self, given=(*self.given, text))
             case "given":
-                return replace(self, given=(file,))
+                return replace(self, given=(text,))
         return None
 
     def _after(self, what: str, content: Content) -> Promise:
