@@ -131,6 +131,8 @@ class Run:
         if self.ranks.rank:
             return None
         to, checking = self.destination, self.checking
+        if not overwrite:
+            to.refuse_another()
         made_from = checking.begin(fingerprint(), resume=resume, overwrite=overwrite)
         learnt = None if overwrite else self._learn(made_from)
         if to.ids is not None and self.executor.by_number:
@@ -155,6 +157,7 @@ class Run:
             str(to.path),
         )
         to.ids = self.executor.learn_ids()
+        to.refuse_another()
         return to.ids
 
     def _find_missing(self) -> Ints | None:
