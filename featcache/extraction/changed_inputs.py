@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import StaleCacheError
 from featcache.extraction.dataset_batches import DatasetBatches, Loading
-from featcache.extraction.datasets import counted, is_map_style, named
+from featcache.extraction.datasets import counted, dataset_of, is_map_style, named
 from featcache.extraction.other_splits import rows_of
 from featcache.extraction.stamping import Entries, InputsOnly
 from featcache.store.cache import Cache
@@ -61,8 +61,8 @@ class ChangedInputs:
     on_changed: OnChanged = "raise"
 
     def __post_init__(self) -> None:
-        source = self.source
-        self._dataset = source if is_map_style(source) else getattr(source, "dataset", None)
+        dataset = dataset_of(self.source)
+        self._dataset = dataset if is_map_style(dataset) else None
         self._entries = Entries(self._dataset)
         self._ids: Sequence[str] | None = None
         self._seed: int | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, cast
@@ -73,7 +73,7 @@ class Checking:
         self._now = Computed()
         self.numbers: IdNumbers | None = None  # of the data set, once they were needed
         self._in_batch: Sequence[Unlike] = ()  # otherwise in a batch than alone
-        self._wrote = False
+        self._wrote = self._compared = False
         self._beside: Probe | None = None  # kept, but of utterances that the data set lacks
 
     def begin(
@@ -97,7 +97,7 @@ class Checking:
             found.setdefault("seed", seed)
             to.seed = seed
         if self.accept and not overwrite:
-            accept_changes(to, self.record, found, self._now.comparison)
+            self._accept(found)
         return found
 
     def admit(
@@ -163,25 +163,43 @@ class Checking:
 
         Raises `StaleCacheError` if nothing was computed in this run, and no batches can be why.
         """
+        if self._compared and not self._wrote:  # before changes were accepted
+            return
+        text = self._unlike_stored(cache)
+        if text is None:
+            return
+        if not self._wrote and self._kept is not None and not self._kept.batched:
+            raise self._stale([text])
+        warnings.warn(f"cache {str(cache.path)!r}: {text}", stacklevel=2)
+
+    def _unlike_stored(self, cache: Cache, but: Collection[str] = ()) -> str | None:
+        """Say which stored utterances are others than computed alone; None if none are."""
         probe, declared = self._now.probe, self.destination.storage.features
         if self.check is None or not self.source.by_id or not probe.repeatable:
-            return
+            return None
         near = tolerance(probe.precision, same_device=self.source.same_device)
         spreads = spreads_of(probe.utterances, list(declared))
         found: list[Unlike] = []
         compared = 0
         with kept_random_state():
             for id, alone in self._alone():
-                if id in cache:
+                if id in cache and id not in but:
                     compared += 1
                     found += unlike_stored(cache, id, alone, spreads, near, declared)
         if not found:
-            return
-        cause = cause_of(found, self.source, self._in_batch)
-        text = told(compared, found, cause)
-        if not self._wrote and self._kept is not None and not self._kept.batched:
-            raise self._stale([text])
-        warnings.warn(f"cache {str(cache.path)!r}: {text}", stacklevel=2)
+            return None
+        return told(compared, found, cause_of(found, self.source, self._in_batch))
+
+    def _accept(self, fingerprint: Mapping[str, object]) -> None:
+        """Accept changes, once all utterances that are checked are found to be the same."""
+        to, comparison = self.destination, self._now.comparison
+        if self.check != "probe" and may_be_accepted(changed_fields(to, fingerprint), comparison):
+            cache = to.cache()
+            text = self._unlike_stored(cache, to.compared(cache).changed)
+            if text is not None:
+                raise self._stale([text])
+            self._compared = cache.complete
+        accept_changes(to, self.record, fingerprint, comparison)
 
     def compare_only(self, fingerprint: Mapping[str, object]) -> None:
         """Check a cache, and write nothing.

@@ -41,28 +41,37 @@ def is_map_style(source: object) -> bool:
     return hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
 
 
+def dataset_of(source: Any) -> Any:
+    """Return the data set of a loader; a data set is its own, whatever it is made of.
+
+    >>> class Part:
+    ...     dataset = [1, 2, 3]
+    ...     def __getitem__(self, number): return self.dataset[number + 1]
+    >>> part = Part()
+    >>> dataset_of(part) is part
+    True
+    """
+    if hasattr(source, "__getitem__") or isinstance(source, IterableDataset):
+        return source
+    return getattr(source, "dataset", source)
+
+
 def size_of(source: object) -> int | None:
     """Return the number of utterances of a data set, or of a loader's; None if it does not tell."""
-    dataset: Any = source if is_map_style(source) else getattr(source, "dataset", source)
+    dataset: Any = dataset_of(source)
     return len(dataset) if is_map_style(dataset) else None
 
 
 def visible_ids(source: Any) -> Sequence[str] | None:
-    """Return the ids that a data set shows: its `data_ids` or `ids`, or those of one that it wraps.
-
-    Also those of a loader's data set, and of a `Subset`.
-    """
-    if isinstance(source, Subset):
-        inner = visible_ids(source.dataset)
-        return None if inner is None else [inner[index] for index in source.indices]
-    for dataset in (source, getattr(source, "dataset", None)):
-        # a data set that wraps another may well hold some of it alone
-        if not hasattr(dataset, "__len__") or size_of(source) not in (None, len(dataset)):
-            continue
-        for name in ("data_ids", "ids"):
-            ids: Any = getattr(dataset, name, None)
-            if hasattr(ids, "__getitem__") and len(ids) == len(dataset):
-                return as_ids(ids)
+    """Return the ids that a data set, or that of a loader, shows: its `data_ids` or `ids`."""
+    dataset = dataset_of(source)
+    if isinstance(dataset, Subset):
+        whole = visible_ids(dataset.dataset)
+        return None if whole is None else [whole[number] for number in dataset.indices]
+    for name in ("data_ids", "ids"):
+        ids: Any = getattr(dataset, name, None)
+        if hasattr(ids, "__getitem__") and hasattr(dataset, "__len__") and len(ids) == len(dataset):
+            return as_ids(ids)
     return None
 
 

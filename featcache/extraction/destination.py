@@ -31,7 +31,7 @@ from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.dataset_view import view_of
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
-from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
+from featcache.extraction.other_splits import OtherSplits, refuse_another, rows_of
 from featcache.extraction.outcome import Outcome
 from featcache.extraction.patience import is_refused, refusal_explained, retry_while_locked
 from featcache.extraction.unfinished import is_overwriting
@@ -148,6 +148,11 @@ class Destination:
         self._begin(writer, found, checks, overwrite=overwrite)
         return writer
 
+    def refuse_another(self) -> None:
+        """Raise `ConfigError` for ids of which a complete cache has none; nothing is computed."""
+        if self.ids is not None and len(self.ids) and not self.append:
+            refuse_another(self.path, self.ids, self.split)
+
     def _begin(
         self, writer: CacheWriter, found: Found, checks: Admission, *, overwrite: bool
     ) -> None:
@@ -243,9 +248,6 @@ class Destination:
         rows = rows_of(cache.opened, self.ids)
         lacking = [self.ids[number] for number in np.flatnonzero(rows < 0).tolist()]
         failed = {*cache.failed}.intersection(lacking)
-        strange = len(lacking) == len(self.ids) and not failed
-        if self.full and not self.append and len(cache) and strange:
-            raise another_split(cache, self.ids, self.split)
         self._tell_what_is_left_out(sorted(failed & self.accepted))
         return [id for id in lacking if id not in self.accepted]
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import ConfigError
+from featcache.errors import CacheError, ConfigError
 from featcache.extraction.datasets import named
+from featcache.extraction.unfinished import is_overwriting
 from featcache.storage import FeatureStorage
-from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.manifest import NAME
 from featcache.store.reading.generation import Generation
@@ -55,11 +56,21 @@ class OtherSplits:
         return found
 
 
-def another_split(cache: Cache, ids: Sequence[str], split: str) -> ConfigError:
-    """Return the error about a complete cache that a data set has no utterance in common with."""
-    return ConfigError(
-        f"the data set shares no utterance with cache {str(cache.path)!r}, which is complete: "
-        f"{named(ids, 3)} here, {named(list(islice(cache, 3)), 3)} there. Is it another split than "
+def refuse_another(path: Path, ids: Sequence[str], split: str) -> None:
+    """Raise `ConfigError` for a complete cache that a data set has no utterance in common with."""
+    try:
+        cache = Generation(path.absolute())
+    except (CacheError, OSError):  # none, or damaged: whoever opens it says so
+        return
+    there, failed = cache.index.ids, {*cache.failed}
+    known = cache.manifest.complete and len(there) and not is_overwriting(path)
+    if not known or not failed.isdisjoint(ids):
+        return
+    if any((rows >= 0).any() for rows in _rows_of_some(cache, ids)):
+        return
+    raise ConfigError(
+        f"the data set shares no utterance with cache {str(path)!r}, which is complete: "
+        f"{named(ids, 3)} here, {named([*islice(there, 3)], 3)} there. Is it another split than "
         f"{split!r}? Give its stage= or split=; or append=True to add its utterances, "
         "overwrite=True to replace those there"
     )
@@ -67,6 +78,9 @@ def another_split(cache: Cache, ids: Sequence[str], split: str) -> ConfigError:
 
 def rows_of(cache: Generation, ids: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows of ids in a cache, -1 where there is none."""
-    starts = range(0, len(ids), _SOME)
-    found = [cache.find(ids[start : start + _SOME]) for start in starts]
-    return np.concatenate([np.empty(0, np.int64), *found])
+    return np.concatenate([np.empty(0, np.int64), *_rows_of_some(cache, ids)])
+
+
+def _rows_of_some(cache: Generation, ids: Sequence[str]) -> Iterator[NDArray[np.int64]]:
+    for start in range(0, len(ids), _SOME):
+        yield cache.find(ids[start : start + _SOME])

@@ -15,7 +15,7 @@ from featcache.cluster.config import ParallelConfig
 from featcache.errors import FeatureError
 from featcache.extraction.computation import checked_result
 from featcache.extraction.dataset_batches import Batch, DatasetBatches, Loading, worker_failed
-from featcache.extraction.datasets import is_map_style, visible_lengths
+from featcache.extraction.datasets import dataset_of, is_map_style, visible_lengths
 from featcache.extraction.seeding import COMPUTING, seed_generators
 from featcache.extraction.stamping import Entries
 from featcache.interface import Ints
@@ -67,7 +67,7 @@ class ProbeSource:
     copied: Callable[[Any], Any] = field(default=lambda dataset: dataset)
 
     def __post_init__(self) -> None:
-        dataset = getattr(self.source, "dataset", self.source)
+        dataset = dataset_of(self.source)
         self.is_loader = dataset is not self.source and not is_map_style(self.source)
         self.by_id = self.ids is not None and is_map_style(dataset)
         self._options = self._one_at_a_time()
@@ -90,7 +90,7 @@ class ProbeSource:
         """Return how long the utterances are, if anybody knows."""
         if self.lengths is not None:
             return self.lengths
-        return visible_lengths(getattr(self.source, "dataset", self.source))
+        return visible_lengths(dataset_of(self.source))
 
     def forget(self) -> None:
         """Let go of what computes: a model takes memory."""
@@ -151,7 +151,7 @@ class ProbeSource:
         return DatasetBatches(self._items(), numbers, self._options, self.ids, Loading(seed=seed))
 
     def _entries(self, numbers: Ints) -> list[int]:
-        entries = Entries(getattr(self.source, "dataset", self.source))
+        entries = Entries(dataset_of(self.source))
         return cast(list[int], entries.stamps(numbers.tolist()).tolist())
 
     def _alone(self, batch: Batch, seed: int) -> tuple[str, Probed | Failed]:
@@ -178,7 +178,7 @@ class ProbeSource:
 
     def _items(self) -> Any:
         if self._dataset is None:
-            self._dataset = self.copied(getattr(self.source, "dataset", self.source))
+            self._dataset = self.copied(dataset_of(self.source))
         return self._dataset
 
     def _one_at_a_time(self) -> dict[str, Any]:

@@ -149,6 +149,8 @@ class Run:
         if self.ranks.rank:
             return None, None
         to, checking = self.destination, self.checking
+        if not overwrite:
+            to.refuse_another()
         if self.annotations is not None:
             self.annotations.read(to.ids)
         made_from = checking.begin(fingerprint(), resume=resume, overwrite=overwrite)
@@ -175,6 +177,7 @@ class Run:
             str(to.path),
         )
         to.ids = self.executor.learn_ids()
+        to.refuse_another()
         return to.ids
 
     def _find_missing(self) -> Ints | None:

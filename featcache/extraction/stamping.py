@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Subset
 
-from featcache.extraction.datasets import visible_ids
+from featcache.extraction.datasets import dataset_of, visible_ids
 from featcache.extraction.own_entries import entry_of_rows
 from featcache.staleness.utterance_stamps import UNKNOWN, entry_stamps, input_stamp
 from featcache.store.format.ids import as_id
@@ -226,8 +226,8 @@ class StreamStamps:
     """
 
     def __init__(self, loader: Any) -> None:
-        dataset = getattr(loader, "dataset", None)
-        ids = None if dataset is None else visible_ids(loader)
+        dataset = dataset_of(loader)
+        ids = None if dataset is loader else visible_ids(dataset)
         self._entries = Entries(dataset if ids is not None else None)
         self._numbers: dict[str, int] = {}
         if ids is not None and self._entries:

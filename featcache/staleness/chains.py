@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from featcache.staleness.imports import imported_by
 from featcache.staleness.members import MISSING, functions_in, is_method, step_into
 from featcache.staleness.names import Names
 from featcache.staleness.source import is_users, is_users_module
@@ -48,8 +48,7 @@ class FunctionReading:
             except ValueError:  # not bound yet
                 self._values[name] = MISSING
         for name, module, attribute in found.names.imported:
-            loaded: object = sys.modules.get(module, MISSING)
-            self._values[name] = loaded if attribute is None else step_into(loaded, Step(attribute))
+            self._values[name] = imported_by(function, module, attribute)
 
     def read(self) -> None:
         """Note what the function names, and take what is to be followed."""
@@ -98,7 +97,7 @@ class FunctionReading:
         for number, step in enumerate(steps):
             key = MISSING if step.key is None else self._setting(step.key)
             if type(key) in (str, int):
-                steps[number] = Step(key, item=True)  # type: ignore[arg-type]
+                steps[number] = Step(key, item=step.item)  # type: ignore[arg-type]
                 self._to.keyed.append((self, chain, step.key))
         return chain._replace(steps=tuple(steps))
 

@@ -16,72 +16,19 @@ from typing import NamedTuple
 import torch
 
 from featcache.staleness.chains import MAKING, FunctionReading, Place
-from featcache.staleness.members import functions_in, is_descriptor, within
+from featcache.staleness.implicit import IMPLICIT, NAMELESS, NEUTRAL, OPERATORS
+from featcache.staleness.members import (
+    defaults_of_fields,
+    first_bases,
+    functions_in,
+    is_descriptor,
+    within,
+)
 from featcache.staleness.modules import Described, describe_module
 from featcache.staleness.names import Names, names_of
 from featcache.staleness.source import Code, code_of, is_users
 from featcache.staleness.steps import Chain
 from featcache.staleness.values import Values
-
-# called without being named
-_IMPLICIT = frozenset(
-    [
-        "forward",
-        "__array__",
-        "__bool__",
-        "__call__",
-        "__contains__",
-        "__enter__",
-        "__eq__",
-        "__float__",
-        "__ge__",
-        "__get__",
-        "__getattr__",
-        "__getattribute__",
-        "__getitem__",
-        "__gt__",
-        "__index__",
-        "__int__",
-        "__iter__",
-        "__le__",
-        "__len__",
-        "__lt__",
-        "__missing__",
-        "__next__",
-        "__torch_function__",
-    ]
-)
-_NAMELESS = ("<lambda>", "_")
-# parts of the names of methods, by operators of Python's syntax tree
-_OPERATORS = {
-    "Add": "add",
-    "Sub": "sub",
-    "Mult": "mul",
-    "MatMult": "matmul",
-    "Div": "truediv",
-    "FloorDiv": "floordiv",
-    "Mod": "mod",
-    "Pow": "pow",
-    "LShift": "lshift",
-    "RShift": "rshift",
-    "BitOr": "or",
-    "BitXor": "xor",
-    "BitAnd": "and",
-    "USub": "neg",
-    "UAdd": "pos",
-    "Invert": "invert",
-}
-# bases of users' classes whose code reads no attribute but its own
-_NEUTRAL = (
-    "object",
-    "Module",
-    "Generic",
-    "Protocol",
-    "ABC",
-    "SimpleNamespace",
-    "FeatureCacheMixin",
-    "Brain",
-)
 
 
 @dataclass
@@ -144,7 +91,7 @@ class Follower:
         if not is_users(function):
             return None
         if function not in self.functions:
-            self._add(function, owner, held if function.__name__ in _NAMELESS else "")
+            self._add(function, owner, held if function.__name__ in NAMELESS else "")
         return self.functions[function].label
 
     def wrapper(self, wrapper: object) -> None:
@@ -167,14 +114,14 @@ class Follower:
             self.classes.setdefault(cls, False)
         elif not isinstance(value, SimpleNamespace):
             return None
-        if any(base.__name__ not in _NEUTRAL and not is_users(base) for base in cls.__mro__):
+        if any(base.__name__ not in NEUTRAL and not is_users(base) for base in cls.__mro__):
             return None
         held = dict(vars(value)) if hasattr(value, "__dict__") else {}
         for base in cls.__mro__:
             for name in _slots(base):
                 if hasattr(value, name):
                     held[name] = getattr(value, name)
-        names, written = self.names_of(cls) | _IMPLICIT, self.written_of(cls)
+        names, written = self.names_of(cls) | IMPLICIT, self.written_of(cls)
         return {k: v for k, v in held.items() if self.mentions(k, names) and k not in written}
 
     def reads(self, value: object, name: str) -> bool:
@@ -226,17 +173,29 @@ class Follower:
         while self._pending:
             function, owner = self._pending.pop(0)
             FunctionReading(self, self.functions[function], owner).read()
-        for cls, named in list(self.classes.items()):
-            names = self.names_of(cls) | _IMPLICIT | self._operators | {*(MAKING if named else ())}
-            for base in filter(is_users, cls.__mro__):
-                for name, value in list(vars(base).items()):
-                    if self.mentions(name, names):
-                        self._take(base, name, value)
+        self._follow_classes()
         for reading, chain, key in list(self.keyed):
             if reading.is_written(key):  # by code that was found later
                 self.keyed.remove((reading, chain, key))
                 reading.without_keys(chain)
         return bool(self._pending) or self.size != before
+
+    def _follow_classes(self) -> None:
+        """Take what is mentioned of the classes that were reached."""
+        for cls, named in list(self.classes.items()):
+            names = self.names_of(cls) | IMPLICIT | self._operators | {*(MAKING if named else ())}
+            for base in filter(is_users, cls.__mro__):
+                for name, value in list(vars(base).items()):
+                    if self.mentions(name, names):
+                        self._take(base, name, value)
+                for name, value in defaults_of_fields(base) if named else ():
+                    if self.mentions(name, names):
+                        self.note(base.__qualname__, name, value, (id(base), name))
+        own = {str(chain.steps[0].name) for chain in self.of_extractor if chain.steps}
+        for cls in (*self.classes, type(self.extractor)):
+            names = own if cls is type(self.extractor) else self.names_of(cls)
+            if order := first_bases(cls, names | IMPLICIT | {*MAKING}):
+                self.note(cls.__qualname__, "order of bases", order, (id(cls),))
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -283,8 +242,8 @@ class Follower:
             names.text = {each for each in function.__code__.co_consts if isinstance(each, str)}
         else:
             names = names_of(code.tree)
-        for each in names.operators & _OPERATORS.keys():
-            self._operators.update(f"__{kind}{_OPERATORS[each]}__" for kind in ("", "r", "i"))
+        for each in names.operators & OPERATORS.keys():
+            self._operators.update(f"__{kind}{OPERATORS[each]}__" for kind in ("", "r", "i"))
         self.functions[function] = Function(function, label, name, code, names, owner)
         self._pending.append((function, owner))
 

@@ -7,7 +7,7 @@ import re
 # read in training only
 _TRAINING = re.compile(
     r"\w*dropout\w*$|\w*layer_?drop\w*$|\w*drop_(prob|rate|path)$|\w*freeze\w*$|requires_grad$"
-    r"|inplace$|gradient_checkpointing\w*$|apply_spec_augment$|mask_(time|feature)_\w+$"
+    r"|inplace$|_?gradient_checkpointing\w*$|apply_spec_augment$|mask_(time|feature)_\w+$"
     r"|\w*initializer_(range|factor)$|init_(std|method|scale)$|\w*_loss_\w+$|ctc_\w+$"
     r"|update_until_epoch$|training$"
 )

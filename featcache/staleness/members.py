@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 import torch
 
+from featcache.staleness.configurations import MISSING as MISSING
+from featcache.staleness.configurations import configured, is_configuration
 from featcache.staleness.source import is_users
 from featcache.staleness.steps import Step
 
-MISSING = object()
+# files of code that `dataclass`, `namedtuple` and `attrs` make
+_GENERATED = ("<string>", "<attrs generated")
 
 
 def is_method(value: object, name: object, found: object) -> bool:
@@ -38,6 +43,8 @@ def step_into(value: Any, step: Step) -> Any:
     """Return what a step of a chain leads to, or `MISSING`; runs no code of properties."""
     if step.name is None or value is MISSING:
         return MISSING
+    if is_configuration(value):
+        return configured(value, step.name)
     if step.item:
         return _item(value, step.name)
     if isinstance(value, ModuleType):
@@ -63,6 +70,28 @@ def _item(value: Any, key: str | int) -> Any:
     return MISSING
 
 
+def defaults_of_fields(cls: type) -> Iterator[tuple[str, object]]:
+    """Yield defaults of fields that are no attributes of their class: factories, NamedTuple's."""
+    fields: dict[str, Any] = vars(cls).get("__dataclass_fields__", {})
+    for name, each in fields.items():
+        if each.default_factory is not dataclasses.MISSING:
+            yield name, each.default_factory
+    yield from vars(cls).get("_field_defaults", {}).items()
+    yield from ((each.name, each.default) for each in vars(cls).get("__attrs_attrs__", ()))
+
+
+def first_bases(cls: type, names: Collection[str]) -> list[str]:
+    """Say of bases that define the same name, neither from the other, which of them comes first."""
+    bases = [base for base in cls.__mro__ if base is not object]
+    return [
+        f"{one.__qualname__} before {other.__qualname__}"
+        for one, other in itertools.combinations(bases, 2)
+        if (is_users(one) or is_users(other))
+        and not issubclass(one, other)
+        and any(name in vars(other) for name in vars(one) if name in names)
+    ]
+
+
 def functions_in(value: Any) -> Iterator[FunctionType]:
     """Yield the functions that an attribute of a class is made of: methods, properties."""
     parts = [value]
@@ -73,7 +102,7 @@ def functions_in(value: Any) -> Iterator[FunctionType]:
     for part in parts:
         for attribute in ("func", "__func__"):  # cached_property, partialmethod; staticmethod
             part = getattr(part, attribute, part)
-        if isinstance(part, FunctionType) and part.__code__.co_filename == "<string>":
+        if isinstance(part, FunctionType) and part.__code__.co_filename.startswith(_GENERATED):
             file = getattr(sys.modules.get(part.__module__), "__file__", None)
             if file is not None or str(part.__module__).startswith("namedtuple_"):
                 continue  # made by `dataclass` or the like

@@ -136,8 +136,9 @@ class _Reader(ast.NodeVisitor):
         if step is None or inner is None:
             return None
         chain = self._chain(inner) or Chain(None)
-        if step.name is None and isinstance(node, ast.Subscript):
-            step = step._replace(key=self._chain(node.slice))
+        if step.name is None and isinstance(node, ast.Subscript | ast.Call):
+            key = node.slice if isinstance(node, ast.Subscript) else node.args[1]
+            step = step._replace(key=self._chain(key))
         return Chain(chain.root, (*chain.steps, step))
 
     def _named_by_text(self, node: ast.AST) -> Chain | None:
@@ -270,13 +271,14 @@ class _Reader(ast.NodeVisitor):
         return False
 
     def _importfrom(self, node: ast.ImportFrom) -> bool:
-        if node.module and not node.level:
-            for each in node.names:
-                self.found.imported.append((each.asname or each.name, node.module, each.name))
+        module = "." * node.level + (node.module or "")
+        for each in node.names:
+            self.found.imported.append((each.asname or each.name, module, each.name))
         return False
 
     def _import(self, node: ast.Import) -> bool:
         for each in node.names:
             name = each.name if each.asname else each.name.partition(".")[0]
+            self.found.imported.append((f"<{each.name}>", each.name, None))  # all of its parents
             self.found.imported.append((each.asname or name, name, None))
         return False

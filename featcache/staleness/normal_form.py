@@ -18,6 +18,7 @@ from featcache.store.format.files import digest
 _LEFT_OUT = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx", "simple"}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _NAMING = (ast.ExceptHandler, ast.MatchStar, ast.MatchAs)
+_NOTES = ("final", "override", "overload", "no_type_check", "abstractmethod")  # of decorators
 _LOGGERS = ("log", "_log", "logger", "_logger", "logging", "warnings", "LOGGER", "LOG")
 _DOES = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
@@ -94,6 +95,8 @@ def _form(node: Any, names: _Names, *, top: bool = False) -> Iterator[str]:
         return
     if isinstance(node, ast.AnnAssign) and node.value is not None:
         node = ast.Assign(targets=[node.target], value=node.value)
+    if isinstance(node, ast.Raise):
+        node = _without_message(node)
     if isinstance(node, ast.JoinedStr):
         node = ast.JoinedStr(values=_joined(node.values))
     yield f"{type(node).__name__}("
@@ -104,7 +107,8 @@ def _form(node: Any, names: _Names, *, top: bool = False) -> Iterator[str]:
         yield f"{name}="
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, ast.AST):
-                if not _says_nothing(each):
+                noted = name == "decorator_list" and _last_name(each) in _NOTES
+                if not noted and not _says_nothing(each):
                     yield from _form(each, names)
             else:
                 yield f"{names.of(node, each)!r}," if _is_name(node, name) else f"{each!r},"
@@ -147,6 +151,25 @@ def _says_nothing(node: ast.AST) -> bool:
     return is_message(call.func)
 
 
+def _without_message(node: ast.Raise) -> ast.Raise:
+    """Return a statement without the text that it raises an error with."""
+    error = node.exc
+    if not isinstance(error, ast.Call) or error.keywords:
+        return node
+    texts = (isinstance(each, ast.JoinedStr) or _is_text(each) for each in error.args)
+    if not all(texts) or any(isinstance(each, _DOES) for each in ast.walk(error)):
+        return node
+    return ast.Raise(exc=ast.Call(func=error.func, args=[], keywords=[]), cause=node.cause)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _last_name(node: ast.AST) -> object:
+    return getattr(node, "attr", getattr(node, "id", None))
+
+
 def is_message(called: ast.AST) -> bool:
     """Tell whether what is called prints or logs."""
     if isinstance(called, ast.Name):
@@ -154,5 +177,4 @@ def is_message(called: ast.AST) -> bool:
     owner = called.value if isinstance(called, ast.Attribute) else None
     if isinstance(owner, ast.Call):  # logging.getLogger(...).info
         return isinstance(owner.func, ast.Attribute) and owner.func.attr == "getLogger"
-    name = getattr(owner, "attr", getattr(owner, "id", None))
-    return name in _LOGGERS
+    return owner is not None and _last_name(owner) in _LOGGERS

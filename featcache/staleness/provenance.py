@@ -56,6 +56,7 @@ class Provenance:
         without_source: functions whose source is not kept, and which count by their byte code.
         folder: that of the file of the first one.
         extractor: the object that computes, if there is one.
+        written: attributes of it that the code writes.
     """
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Provenance:
     without_source: tuple[str, ...] = ()
     folder: str | None = None
     extractor: object = None
+    written: frozenset[str] = frozenset()
 
     def fingerprint(self, given: Mapping[str, object]) -> dict[str, object]:
         """Return the fingerprint as JSON; what the user has given takes the place of the found.
@@ -266,6 +268,7 @@ def _provenance(
         compiled={each.label: code_digest(each.function.__code__) for each in functions},
         without_source=tuple(each.label for each in functions if each.code.tree is None),
         extractor=follower.extractor,
+        written=frozenset(follower.written_of(type(follower.extractor))),
         folder=next((str(Path(each.code.file).parent) for each in functions), None),
     )
 

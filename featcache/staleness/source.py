@@ -119,6 +119,8 @@ def is_users(item: FunctionType | type) -> bool:
         return False
     if isinstance(item, FunctionType) and not item.__code__.co_filename.startswith("<"):
         return _is_users_file(item.__code__.co_filename)
+    if isinstance(item, FunctionType) and item.__name__ == "<lambda>":
+        return True  # text of the user's that a library has evaluated
     return module not in sys.modules or is_users_module(sys.modules[module])
 
 
@@ -131,6 +133,11 @@ def is_users_module(module: ModuleType) -> bool:
     if file is None:  # typed in, or built in
         return module.__name__ not in sys.builtin_module_names and not _is_frozen(module)
     return _is_users_file(file)
+
+
+def is_users_place(package: str, place: str) -> bool:
+    """Tell whether a package that lies in a file or folder is the user's."""
+    return package not in _LIBRARIES and _is_users_file(place)
 
 
 @functools.lru_cache(4096)

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from featcache.staleness.arrays import Array, is_array
+from featcache.staleness.configurations import is_configuration, plain_configuration
 from featcache.staleness.left_out import is_left_out
 from featcache.staleness.plain_values import NOTHING as NOTHING
 from featcache.staleness.plain_values import plain_of, seed_of, unicode_of
@@ -140,6 +141,8 @@ class Values:
             return self.describe(held, name)
         if isinstance(value, np.generic):
             return self.describe(value.item(), name)
+        if is_configuration(value):
+            return self.describe(plain_configuration(value), name)
         if isinstance(value, torch.dtype | np.dtype | range | slice | torch.Size):
             return str(value)
         if isinstance(value, torch.nn.Module):

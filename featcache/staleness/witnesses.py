@@ -53,6 +53,7 @@ def witnesses(
     """
     values, defined = Values(Follower(extractor)), definitions()
     held = vars(extractor) if hasattr(extractor, "__dict__") else {}
+    held = {name: value for name, value in held.items() if name not in provenance.written}
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],

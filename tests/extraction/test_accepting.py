@@ -108,3 +108,13 @@ def test_a_new_cache_accepts_nothing(written: Any) -> None:
     recorded: Any = featcache.made_from(written("2.0", accept=True).path)["recorded"]
     assert recorded["sources"]
     assert "accepted" not in recorded
+
+
+def test_changes_are_accepted_once_all_that_is_checked_was_compared(written: Any) -> None:
+    first = written("2.0")
+    but_one = '(2.0 if item["id"] != "u4" else 3.0)'  # which is not of the probe
+    with pytest.raises(StaleCacheError, match="1 of 9 utterances is stored otherwise"):
+        written(but_one, accept=True, check="all")
+    assert featcache.made_from(first.path)["fingerprint"] == first.fingerprint
+    assert written("(1.0 + 1.0)", accept=True, check="all").complete
+    assert written("(1.0 + 1.0)").complete
