@@ -11,7 +11,6 @@ damage: the lines around it still hold, and `Journal.damaged` tells.
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +54,8 @@ class JournalWriter:
         self._waiting_extents += sum(len(placed.extents) for placed in utterance.arrays.values())
         if utterance.annotations:
             self._waiting_bytes += size_of(utterance.annotations)
-        counts = (len(self._waiting), self._waiting_extents, self._waiting_bytes)
-        if any(map(operator.ge, counts, (LINE_UTTERANCES, LINE_EXTENTS, LINE_BYTES))):
+        full = self._waiting_extents >= LINE_EXTENTS or self._waiting_bytes >= LINE_BYTES
+        if full or len(self._waiting) >= LINE_UTTERANCES:
             self._write_waiting()
 
     def commit(self, stats: Mapping[str, FeatureStats]) -> None:

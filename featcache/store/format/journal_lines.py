@@ -108,12 +108,12 @@ def _utterance_to_json(utterance: Utterance) -> list[object]:
         ]
         for name, placed in utterance.arrays.items()
     }
-    stamps: list[object] = []
-    if utterance.stamps != UNKNOWN:
-        stamps = [[f"{stamp:016x}" for stamp in utterance.stamps]]
-    if utterance.annotations:
-        stamps = [*(stamps or [[]]), dict(utterance.annotations)]
-    return [utterance.id, arrays, *stamps]
+    if utterance.stamps == UNKNOWN and not utterance.annotations:
+        return [utterance.id, arrays]
+    known = utterance.stamps if utterance.stamps != UNKNOWN else ()
+    stamps = [f"{stamp:016x}" for stamp in known]
+    told = [dict(utterance.annotations)] if utterance.annotations else []
+    return [utterance.id, arrays, stamps, *told]
 
 
 def _utterance_from_json(

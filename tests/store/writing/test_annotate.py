@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from annotation_helpers import (
     expected,
@@ -58,7 +59,7 @@ def test_annotations_are_given_in_a_new_generation(tmp_path: Path) -> None:
 
 def test_what_the_source_does_not_name_stays(tmp_path: Path) -> None:
     make_annotated(tmp_path, range(9))
-    given = {
+    given: dict[str, dict[str, Any]] = {
         id_of(1): {"speaker": "anna"},
         id_of(2): {"speaker": None, "text": None, "more": [1]},
         id_of(4): {},
@@ -91,7 +92,10 @@ def append_twice(path: Path) -> None:
 @pytest.mark.parametrize("later", [append, append_twice])
 def test_given_values_survive_appends(tmp_path: Path, later: Callable[[Path], None]) -> None:
     make_annotated(tmp_path, range(9))
-    given = {id_of(1): {"speaker": "anna", "more": True}, id_of(2): {"text": None}}
+    given: dict[str, dict[str, Any]] = {
+        id_of(1): {"speaker": "anna", "more": True},
+        id_of(2): {"text": None},
+    }
     annotate(tmp_path, given)
     later(tmp_path)
     more = [20, 21, 22] if later is append_twice else [20]
@@ -206,7 +210,7 @@ def test_a_column_that_the_cache_has_keeps_its_kind(tmp_path: Path) -> None:
 
 def test_lines_of_json_keep_their_types(tmp_path: Path) -> None:
     make_cache(tmp_path / "cache", range(3))
-    given = {
+    given: dict[str, dict[str, Any]] = {
         id_of(0): {"text": "a\n", "n": 3, "x": 0.5, "ok": True, "list": [1, 2], "none": None},
         id_of(2): {"n": 4},
     }
@@ -330,7 +334,9 @@ def test_threads_read_while_a_cache_is_annotated(tmp_path: Path) -> None:
     def read() -> None:
         for _ in range(30):
             found = featcache.open(tmp_path)
-            numbers = found.annotation("n").take([0, 1]) if "n" in found.annotations else [0, 0]
+            numbers = (
+                found.annotation("n").take(np.arange(2)) if "n" in found.annotations else [0, 0]
+            )
             wrong.extend(numbers if numbers[0] != numbers[1] else [])
 
     readers = [threading.Thread(target=read) for _ in range(2)]

@@ -15,7 +15,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, KeyNotFoundError
 from featcache.store.format import journal
 from featcache.store.format.manifest import read_manifest
-from featcache.store.format.stamps import Stamps
+from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.writing.part_writer import PartWriter
 
 MOST = 2**64 - 1
@@ -28,8 +28,8 @@ def stamps_of(number: int) -> Stamps:
 
 def write(writer: CacheWriter | PartWriter, *numbers: int, stamped: bool = True) -> None:
     for number in numbers:
-        stamps = {"stamps": stamps_of(number)} if stamped else {}
-        writer.write(id_of(number), arrays_of(number), **stamps)
+        stamps = stamps_of(number) if stamped else UNKNOWN
+        writer.write(id_of(number), arrays_of(number), stamps=stamps)
 
 
 def open_writer(path: Path, **settings: Any) -> CacheWriter:
