@@ -101,7 +101,7 @@ def views(table: FeatureTable) -> None:
         "s",
         "< 1 s",
     )
-    ids = [view.id(row) for row in range(0, len(view), len(view) // 20_000)]
+    ids = [view.id(row) for row in range(0, len(view), len(view) // 20_000 or 1)]
     line(
         "look-up of 20,000 ids of a view, each",
         [value / len(ids) * 1e6 for value in timed(partial(view.rows, ids))],
