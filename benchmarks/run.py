@@ -20,6 +20,7 @@ QUESTIONS = {
     "read": "How long does one random read of a whole utterance take?",
     "load": "How fast do padded batches of random utterances come?",
     "scale": "What do ten million utterances cost?",
+    "views": "What do views of ten million utterances cost?",
     "samplers": "How long do batch samplers take to make?",
     "extraction": "What do several workers gain and cost?",
     "checking": "What do fingerprint and probe cost?",

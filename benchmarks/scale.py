@@ -254,9 +254,8 @@ class Probe(Dataset[int]):
     def __getitem__(self, seed: int) -> int:
         ids = random_ids(self._count, LOOK_UPS, seed)
         if self._dataset is not None:
-            table = self._dataset.table
-            rows = table.find(ids)
-            table.lengths("fbank", rows=rows[rows >= 0]).sum()
+            rows = self._dataset.table.rows(ids)
+            self._dataset.table.lengths("fbank")[rows].sum()
         return private_bytes()
 
 

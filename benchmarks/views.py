@@ -21,8 +21,8 @@ import click
 import numpy as np
 import torch
 from machine import describe
-from scale import BATCHES, Probe, line, timed, write_cache
-from torch.utils.data import DataLoader
+from scale import BATCHES, LOOK_UPS, line, private_bytes, random_ids, timed, write_cache
+from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset, FeatureLoader
@@ -101,7 +101,7 @@ def views(table: FeatureTable) -> None:
         "s",
         "< 1 s",
     )
-    ids = [view.id(row) for row in range(0, len(view), len(view) // 20_000)]
+    ids = [view.id(row) for row in range(0, len(view), len(view) // 20_000 or 1)]
     line(
         "look-up of 20,000 ids of a view, each",
         [value / len(ids) * 1e6 for value in timed(partial(view.rows, ids))],
@@ -131,6 +131,23 @@ def states(table: FeatureTable) -> None:
     line("resume: the proof that a state is of this view", took, "s", "< 0.1 s")
 
 
+class Finder(Dataset[int]):
+    """Looks up ids and lengths as a batch needs them, and tells how much memory is private."""
+
+    def __init__(self, dataset: FeatureDataset | None, count: int) -> None:
+        self._dataset, self._count = dataset, count
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __getitem__(self, seed: int) -> int:
+        ids = random_ids(self._count, LOOK_UPS, seed)
+        if self._dataset is not None:
+            rows = self._dataset.table.find(ids)
+            self._dataset.table.lengths("fbank", rows=rows[rows >= 0]).sum()
+        return private_bytes()
+
+
 def workers(table: FeatureTable, count: int) -> None:
     """Measure the private memory of workers: without a data set, with the cache and with a view."""
     view = table.filter(fbank=(300, 3000), duration=(2, 20)).sort("duration")
@@ -138,7 +155,7 @@ def workers(table: FeatureTable, count: int) -> None:
         found = []
         for dataset in (None, FeatureDataset(table), FeatureDataset(view)):
             loader = DataLoader(
-                Probe(dataset, count),
+                Finder(dataset, count),
                 batch_size=None,
                 num_workers=2,
                 multiprocessing_context=multiprocessing.get_context(method),
