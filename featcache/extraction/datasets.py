@@ -55,7 +55,8 @@ def visible_ids(source: Any) -> Sequence[str] | None:
     if isinstance(source, Subset):
         inner = visible_ids(source.dataset)
         return None if inner is None else [inner[index] for index in source.indices]
-    for dataset in (source, getattr(source, "dataset", None)):
+    wrapped: Any = getattr(source, "dataset", None)
+    for dataset in (source, wrapped) if is_map_style(source) or wrapped is None else (wrapped,):
         # a data set that wraps another may well hold some of it alone
         if not hasattr(dataset, "__len__") or size_of(source) not in (None, len(dataset)):
             continue
