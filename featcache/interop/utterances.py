@@ -144,7 +144,8 @@ def _of_supervisions(cuts: Sequence[Any], name: str) -> Callable[[int], object]:
             )
         return getattr(cut.supervisions[0], name, None) if cut.supervisions else None
 
-    if all(not hasattr(each, name) for cut in cuts for each in (cut, *cut.supervisions)):
+    fields = sys.modules["lhotse"].SupervisionSegment.__dataclass_fields__  # which some may lack
+    if name not in fields and not any(hasattr(e, name) for c in cuts for e in (c, *c.supervisions)):
         raise ConfigError(f"neither the cuts nor their supervisions have {name!r}")
     return value
 

@@ -134,12 +134,15 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         """Return the declared dtype of a feature."""
         return self.selection.blocks.of_feature(feature)[0].declared_dtype
 
-    def lengths(self, feature: str, *, rows: Ints | None = None) -> Ints:
-        """Return the frames of all rows, int64, read-only; or of those that `rows` lists.
+    def lengths(
+        self, feature: str, *, ids: Iterable[str] | None = None, rows: Ints | None = None
+    ) -> Ints:
+        """Return the frames of all rows, int64, read-only; or of those that `ids` or `rows` list.
 
         All of one cache are its mapped column, without a copy. Some are checked against what is
         stored, before memory is taken for them.
         """
+        rows = rows if ids is None else self.rows(ids)
         if rows is None:
             return self.selection.lengths(feature)
         return self.selection.checked_lengths(feature, rows)

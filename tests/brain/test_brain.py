@@ -190,7 +190,7 @@ def test_the_precision_of_evaluation_is_used_and_remembered(storage: FeatureStor
             return utterances
 
     brain = make_brain(storage, Watching, precision="bf16", eval_precision="fp32")
-    assert brain.cache_features(make_dataset(1)).fingerprint["precision"] == "fp32"
+    assert brain.cache_features(make_dataset(1)).cache.fingerprint["precision"] == "fp32"
     assert brain.dtype == torch.float32
     brain = make_brain(storage, Watching, eval_precision="bf16")
     with pytest.raises(StaleCacheError, match='precision: was "fp32", now "bf16"'):

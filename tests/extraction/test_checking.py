@@ -410,7 +410,7 @@ def test_features_that_no_seed_repeats_are_said_to_be_unchecked(
     storage: FeatureStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     brain = make_brain(storage, Counting)
-    assert "seed" not in brain.cache_features(make_dataset(12)).fingerprint
+    assert "seed" not in brain.cache_features(make_dataset(12)).cache.fingerprint
     assert "even from the same seed" in caplog.text
     brain.cache_features(make_dataset(12))
 

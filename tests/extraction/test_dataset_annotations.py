@@ -279,6 +279,9 @@ def test_cuts_tell_what_they_and_their_supervision_have(tmp_path: Path) -> None:
     assert dataset.annotation("text") == ["a text", None]
     with pytest.raises(ConfigError, match="neither the cuts nor their supervisions have 'txt'"):
         dataset.annotation("txt")
+    for cut in cuts:
+        cut.supervisions = []
+    assert dataset.annotation("text") == [None, None]
 
 
 def cut_of(id: str) -> Any:

@@ -196,7 +196,7 @@ def test_what_all_padded_features_hold_keeps_to_the_limit(
         def dims(self, feature: str) -> tuple[int, ...]:
             return {"wide": (2, 3), "flat": ()}[feature]
 
-        def lengths(self, feature: str, *, rows: Any = None) -> Any:
+        def lengths(self, feature: str, *, ids: Any = None, rows: Any = None) -> Any:
             return frames[self.features.index(feature)]
 
         def id(self, row: int) -> str:

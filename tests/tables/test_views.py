@@ -50,6 +50,7 @@ def assert_is(table: FeatureTable, ids: list[str]) -> None:
         assert lengths.tolist() == [len(array) for array in arrays]
         assert not lengths.flags.writeable
         assert table.lengths(feature, rows=np.arange(len(ids))).tolist() == lengths.tolist()
+        assert table.lengths(feature, ids=ids[::-1]).tolist() == lengths[::-1].tolist()
         batch = table.read_batch(ids, feature)
         assert batch.lengths.tolist() == lengths.tolist()
         for id, array, padded in zip(ids, arrays, batch.data, strict=True):
