@@ -78,20 +78,20 @@ class Selection:
     def id(self, row: int) -> str:
         """Return the id of a row."""
         if self.cuts is not None:
-            return self.cuts.ids[row]
+            return self.cuts.id(row)
         block, inner = self.place(row)
         return block.id(inner)
 
     def packed_ids(self, rows: Ints) -> Strings:
         """Return the ids of some rows, without an object of each."""
         if self.cuts is not None:
-            return self.cuts.ids.take(rows)
+            return self.cuts.packed_ids(rows)
         return self.blocks.packed_ids(self.below(rows))
 
     def hashes(self) -> Hashes:
         """Return the hash of each row's id, in the order of the rows."""
         if self.cuts is not None:
-            return self.cuts.index.hashes_of_rows()
+            return self.cuts.hashes()
         below: Hashes = np.concatenate([block.hashes() for block in self.blocks.blocks])
         return below if self.row_map is None else below[self.row_map.below]
 
@@ -117,7 +117,7 @@ class Selection:
         """Return the frames of all rows, read-only."""
         self.blocks.require(feature)
         if self.cuts is not None and self._is_cut(feature):
-            return self.cuts.spans[feature][1].values
+            return self.cuts.lengths(feature)
         column = self.blocks.lengths(feature)
         lengths = column.view() if self.row_map is None else column[self.row_map.below]
         lengths.flags.writeable = False
