@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
+from featcache.store.format.annotation_columns import Column as AnnotationColumn
+from featcache.store.format.annotation_columns import stored_columns
 from featcache.store.format.column_file import save_columns
 from featcache.store.format.files import make_directory
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Index
@@ -39,6 +41,7 @@ from featcache.store.format.index_writer import (
     string_columns,
 )
 from featcache.store.format.manifest import (
+    AnnotationEntry,
     Manifest,
     PartEntry,
     index_file,
@@ -105,8 +108,11 @@ def timed(make: Callable[[], object], times: int = 5) -> list[float]:
     return took
 
 
-def write_cache(path: Path, count: int) -> None:
+def write_cache(
+    path: Path, count: int, annotations: Mapping[str, AnnotationColumn] | None = None
+) -> None:
     """Write a cache whose arrays are holes in sparse files."""
+    annotations = annotations or {}
     lengths = np.random.default_rng(0).integers(100, 3500, count)
     ids = b"".join(b"utt-%08d" % number for number in range(count))
     keys = (ids[at : at + 12] for at in range(0, len(ids), 12))
@@ -144,6 +150,7 @@ def write_cache(path: Path, count: int) -> None:
         index_columns([index], rows_of([index], []), ["fbank"], {}),
         container_columns([""], [containers]),
         string_columns("failed", Strings.of([])),
+        *(stored_columns(name, column) for name, column in annotations.items()),
     )
     file = index_file(new_generation_name(1))
     declared = featcache.FeatureStorageConfig("fbank", stats=False).to_json()
@@ -156,6 +163,10 @@ def write_cache(path: Path, count: int) -> None:
         rows=count,
         dims={"fbank": (MELS,)},
         parts=(PartEntry("made", count, {"fbank": 0}, ""),),
+        annotations={
+            name: AnnotationEntry(column.kind, carried=False)
+            for name, column in annotations.items()
+        },
     )
     write_manifest(path, manifest)
 
@@ -243,8 +254,9 @@ class Probe(Dataset[int]):
     def __getitem__(self, seed: int) -> int:
         ids = random_ids(self._count, LOOK_UPS, seed)
         if self._dataset is not None:
-            rows = self._dataset.table.rows(ids)
-            self._dataset.table.lengths("fbank")[rows].sum()
+            table = self._dataset.table
+            rows = table.find(ids)
+            table.lengths("fbank", rows=rows[rows >= 0]).sum()
         return private_bytes()
 
 

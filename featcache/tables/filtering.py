@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -47,7 +47,8 @@ def _meets(name: str, column: Column, condition: object) -> Mask:
             "(least, most), and a function as where="
         )
     several = isinstance(condition, Collection) and not isinstance(condition, str | bytes)
-    values = list(cast(Collection[Value], condition)) if several else [cast(Value, condition)]
+    given = list(cast(Collection[Any], condition)) if several else [condition]
+    values = [each.item() if isinstance(each, np.generic) else each for each in given]
     for value in values:
         if value is not None and not _is_of(column.kind, value):
             raise ConfigError(f"{name}={condition!r}: {name!r} holds {column.kind}, not {value!r}")
