@@ -49,8 +49,8 @@ def open(
         path: the cache directory.
         verify: None checks the size of each file when it is first read; "columns" those of all
             files now, and the checksums of index and statistics; "arrays" those of every byte of
-            every file, which reads the whole cache. All damage is told at once. Utterances whose
-            features, by their `frame_s`, end more than two frames apart are named in the log.
+            every file, which reads the whole cache. All damage is told at once; in the log, the
+            utterances whose features, by their `frame_s`, end more than two frames apart.
         check_reads: compare whatever is read with its checksum: whole arrays by their own, windows
             by those of the pages that they lie on. The index is compared when the cache is opened.
         expect: the fingerprint that the features should have, plain data as `brain.expectation()`
@@ -95,10 +95,9 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         self._open(Expectation.of(expect), check_reads, mapped)
         if verify is not None:
             with reading(self.path):
-                arrays = verify == "arrays"
-                damage = all_damage(self.path, self._manifest, self._index, arrays=arrays)
-                raise_damage(damage, WHAT_TO_DO)
-                tell_unequal_ends(self.path, self._manifest, self._index)
+                there = (self.path, self._manifest, self._index)
+                raise_damage(all_damage(*there, arrays=verify == "arrays"), WHAT_TO_DO)
+                tell_unequal_ends(*there)
 
     def _open(self, expectation: Expectation, check_reads: bool, mapped: bool) -> None:
         with reading(self.path):
