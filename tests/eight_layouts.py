@@ -54,10 +54,24 @@ def stamps_of(number: int, build: int = 0) -> Stamps:
     return Stamps((number % 251 << 56) | 1, build + 1)
 
 
+def annotations_of(number: int, build: int = 0) -> dict[str, Any]:
+    """The annotations of an utterance; some have none."""
+    if number % 3 == 0:
+        return {}
+    tags = [*range(number % 5)]
+    return {
+        "text": f"said {build} {number}",
+        "n": number,
+        "speaker": f"s{number % 2}",
+        "tags": tags,
+    }
+
+
 def write(writer: CacheWriter, numbers: Iterable[int], build: int = 0) -> None:
     for number in numbers:
         stamps = stamps_of(number, build) if number % 4 else UNKNOWN
-        writer.write(id_of(number), arrays(number, build), stamps=stamps)
+        told = annotations_of(number, build)
+        writer.write(id_of(number), arrays(number, build), annotations=told, stamps=stamps)
 
 
 def write_missing(writer: CacheWriter, numbers: Iterable[int], build: int = 0) -> None:
@@ -74,11 +88,17 @@ def is_right(found: Mapping[str, Any], number: int, build: int = 0) -> bool:
 
 
 def wrong_ids(cache: featcache.Cache, numbers: Iterable[int], build: int = 0) -> list[str]:
-    """The utterances of `numbers` that a cache lacks or has other arrays of."""
+    """The utterances of `numbers` that a cache lacks or has other arrays or annotations of."""
     wrong = []
     for number in numbers:
         id = id_of(number)
         if id not in cache or not is_right(cache[id], number, build):
+            wrong.append(id)
+            continue
+        row = cache.opened.row(id)
+        found = {name: cache.annotation(name)[row] for name in cache.annotations if name != "given"}
+        there = {name: value for name, value in found.items() if value is not None}
+        if there != annotations_of(number, build):
             wrong.append(id)
     return wrong
 

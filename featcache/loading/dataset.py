@@ -105,6 +105,7 @@ class FeatureDataset(Dataset[Item]):
         self.table = FeatureTable.of(source)
         if not allow_incomplete:
             self.table.require_complete()
+        self.table.selection.share()  # for workers
         features = self.table.features if features is None else features
         wanted = [features] if isinstance(features, str) else list(features)
         self._dtypes = {name: torch_dtype(self.table.dtype(name)) for name in wanted}
@@ -129,6 +130,7 @@ class FeatureDataset(Dataset[Item]):
 
     def view(self, table: FeatureTable) -> FeatureDataset:
         """Return a data set over a view of the table, with the same features and transform."""
+        table.selection.share()
         other = copy.copy(self)
         vars(other).update(table=table, _proof=())
         return other

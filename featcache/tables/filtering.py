@@ -47,7 +47,7 @@ def _meets(name: str, column: Column, condition: object) -> Mask:
             "(least, most), and a function as where="
         )
     several = isinstance(condition, Collection) and not isinstance(condition, str | bytes)
-    given = list(cast(Collection[Any], condition)) if several else [condition]
+    given: list[Any] = list(cast(Collection[Any], condition)) if several else [condition]
     values = [each.item() if isinstance(each, np.generic) else each for each in given]
     for value in values:
         if value is not None and not _is_of(column.kind, value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,15 +60,35 @@ def _stable(values: NDArray[Any], *, descending: bool) -> Ints:
         return (len(values) - 1 - _stable(values[::-1], descending=False))[::-1]
     if values.dtype == np.int64 and values.min(initial=0) >= 0:
         return stable_order(values)
-    return np.argsort(values, kind="stable")
+    order = np.argsort(values)  # not stable, and many times faster than what is
+    ordered = values[order]
+    ranks = np.zeros(len(values), np.int64)  # rows of one value have one rank
+    np.cumsum(ordered[1:] != ordered[:-1], out=ranks[1:])
+    bits = len(values).bit_length()
+    ranks <<= bits
+    ranks |= order
+    ranks.sort()
+    ranks &= (1 << bits) - 1
+    return ranks
 
 
-def shuffled(hashes: Hashes, seed: int) -> Ints:
-    """Return the rows in an order that depends on the hashes of their ids and the seed alone.
+def drawn_parts(hashes: Hashes, seed: int, sizes: Sequence[int] | Ints) -> list[Ints]:
+    """Draw rows for parts of these sizes, ascending in each; what is over is in none.
 
-    An utterance that comes or goes leaves the order of the others as it is.
+    A draw depends on the hashes of the ids and the seed alone: an utterance that comes or goes
+    moves no others but at the ends of parts.
     """
-    return np.argsort(mixed(hashes, seed), kind="stable")
+    keys, ends = mixed(hashes, seed), np.cumsum(sizes)
+    inner = ends[ends < len(keys)]
+    bounds = np.partition(keys, inner)[inner] if len(inner) else keys[:0]
+    part_of = bounds.searchsorted(keys, side="right")
+    parts = [np.flatnonzero(part_of == part) for part in range(len(sizes))]
+    if [*map(len, parts)] == [*map(int, sizes)]:
+        return parts
+    part_of[np.argsort(keys, kind="stable")] = inner.searchsorted(
+        np.arange(len(keys)), side="right"
+    )  # two ids have one hash, at a bound
+    return [np.flatnonzero(part_of == part) for part in range(len(sizes))]
 
 
 def mixed(hashes: Hashes, seed: int) -> Hashes:

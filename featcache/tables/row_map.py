@@ -13,10 +13,11 @@ from featcache.tables.shared_array import SharedArray
 class RowMap:
     """Row numbers of what lies below: row r here is row `below[r]` there. None comes twice."""
 
-    def __init__(self, below: Ints | SharedArray[np.int64]) -> None:
-        self._shared = (
-            below if isinstance(below, SharedArray) else SharedArray(np.asarray(below, np.int64))
-        )
+    def __init__(
+        self, below: Ints | SharedArray[np.int64], back: SharedArray[np.int32] | None = None
+    ) -> None:
+        self._shared = below if isinstance(below, SharedArray) else SharedArray(below)
+        self._back = back
 
     @property
     def below(self) -> Ints:
@@ -32,22 +33,27 @@ class RowMap:
         return len(self._shared)
 
     @cached_property
-    def _sorted(self) -> tuple[Ints, Ints | None]:
-        """Rows below in ascending order, and the row of each; None where they ascend already."""
-        below = self.below
-        if bool((below[1:] > below[:-1]).all()):
-            return below, None
-        order = np.argsort(below, kind="stable")
-        return below[order], order
+    def _ascends(self) -> bool:
+        return bool((self.below[1:] > self.below[:-1]).all())
+
+    def share(self) -> None:
+        """Make now what `find` needs, for processes that are forked or spawned later to share."""
+        if self._back is None and not self._ascends:
+            back = np.full(int(self.below.max()) + 1, -1, np.int32)
+            back[self.below] = np.arange(len(self), dtype=np.int32)
+            self._back = SharedArray(back)
 
     def find(self, below: Ints) -> Ints:
         """Return the row here of rows below, -1 where there is none, and of -1."""
         if not len(self):
             return np.full(len(below), -1, np.int64)
-        ascending, order = self._sorted
-        places = np.minimum(ascending.searchsorted(below), len(self) - 1)
-        rows: Ints = places if order is None else order[places]
-        return np.where(ascending[places] == below, rows, -1)
+        self.share()
+        if self._back is not None:
+            back = self._back.values
+            there = (below >= 0) & (below < len(back))
+            return np.where(there, back[np.where(there, below, 0)], -1).astype(np.int64)
+        places = np.minimum(self.below.searchsorted(below), len(self) - 1)
+        return np.where(self.below[places] == below, places, -1)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RowMap, (self._shared,)
+        return RowMap, (self._shared, self._back)

@@ -61,6 +61,13 @@ class Selection:
         cuts = None if self.cuts is None else self.cuts.take(rows)
         return Selection(self.blocks, RowMap(self.below(rows)), cuts)
 
+    def share(self) -> None:
+        """Make now what look-ups need, for processes that are forked or spawned later to share."""
+        maps = [member.rows for block in self.blocks.blocks for member in block.members[:1]]
+        for row_map in (self.row_map, *maps):
+            if row_map is not None:
+                row_map.share()
+
     def below(self, rows: Ints) -> Ints:
         """Return the rows in the blocks of rows here."""
         return rows if self.row_map is None else self.row_map.below[rows]

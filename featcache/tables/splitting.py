@@ -14,7 +14,7 @@ from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.store.format.index import hash_of
 from featcache.tables.columns import Columns
-from featcache.tables.ordering import mixed, shuffled
+from featcache.tables.ordering import drawn_parts, mixed
 
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
@@ -35,8 +35,8 @@ def sampled_rows(table: FeatureTable, amount: float, seed: int) -> Ints:
             f"a sample of {amount!r} cannot be drawn from {len(table)} utterances; give a share "
             "from 0.0 to 1.0, or a number of them"
         )
-    order = shuffled(table.selection.hashes(), whole_number("seed", seed, 0))
-    return np.sort(order[:count])
+    whole_number("seed", seed, 0)
+    return drawn_parts(table.selection.hashes(), seed, [count])[0]
 
 
 def split_rows(
@@ -47,22 +47,23 @@ def split_rows(
     _check_shares(shares)
     wanted = np.array(list(shares.values()), float) * len(table) / sum(shares.values())
     if by is None:
-        order = shuffled(table.selection.hashes(), seed)
-        ends = np.cumsum(_whole_sizes(wanted))
-        parts = np.split(order, ends[:-1])
-        return {name: np.sort(part) for name, part in zip(shares, parts, strict=True)}
+        parts = drawn_parts(table.selection.hashes(), seed, _whole_sizes(wanted))
+        return dict(zip(shares, parts, strict=True))
     codes, distinct = Columns(table)[by].codes()
     if codes.min(initial=0) < 0:
         raise ConfigError(
             f"utterance {table.id(int(codes.argmin()))!r} has no {by!r}, so nothing tells which "
             "part it belongs to; leave such utterances out with filter"
         )
-    used, groups = np.unique(codes, return_inverse=True)
+    sizes = np.bincount(codes, minlength=len(distinct))
+    used = np.flatnonzero(sizes)
     if len(used) < len(shares):
         raise ConfigError(f"there are {len(used)} values of {by!r} for {len(shares)} parts")
-    names = [repr(distinct[code]).encode() for code in used.tolist()]
+    names = [repr(distinct[code]).encode("utf-8", "surrogatepass") for code in used.tolist()]
     hashes = np.fromiter(map(hash_of, names), np.uint64, len(names))
-    part_of = _assigned(np.bincount(groups), np.argsort(mixed(hashes, seed)), wanted)[groups]
+    part_of_code = np.zeros(len(sizes), np.int8 if len(shares) < 128 else np.int64)
+    part_of_code[used] = _assigned(sizes[used], np.argsort(mixed(hashes, seed)), wanted)
+    part_of = part_of_code[codes]
     return {name: np.flatnonzero(part_of == part) for part, name in enumerate(shares)}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from crash_promises import Content, Model, Promise
-from crash_writers import ALL, go_on, model_in, numbers_in, stamps_of, utterance
+from crash_writers import ALL, go_on, model_in, numbers_in, stamps_of, text_of, utterance
 from store_helpers import Arrays, id_of
 
 import featcache
@@ -17,6 +17,7 @@ from featcache.errors import FeatcacheError, NotACacheError
 from featcache.store.format.kept_files import read_building_file
 
 LONGEST_S = 20.0
+GIVEN = {*range(10)}  # the utterances that the stories annotate
 WRONGS = ("lost", "undone", "unopenable", "stuck", "wrong", "half", "untyped")
 Oracle = dict[Model, dict[int, Arrays]]
 
@@ -33,6 +34,7 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
     with _noting(wrongs):
         if None not in promise.visible:
             see_file(path, promise, wrongs)
+            see_given(path, promise, wrongs)
         there = go_on(path, layout)
         lost = promise.committed - there
         if lost:
@@ -40,6 +42,7 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
         if there & promise.gone:
             wrongs["undone"] = f"{sorted(there & promise.gone)} were deleted"
         see_file(path, promise, wrongs)
+        see_given(path, promise, wrongs)
         whole = Content("new", frozenset(ALL))
         cache = see(path, Promise(whole.numbers, (whole,)), oracle, wrongs)
         if cache.opened.file("probe") != read_building_file(path, "probe"):
@@ -66,6 +69,9 @@ def see(path: Path, promise: Promise, oracle: Oracle, wrongs: dict[str, str]) ->
         for name, array in oracle[model][number].items():
             if not np.array_equal(cache.read(id_of(number), name), array):
                 wrongs["wrong"] = f"{name} of {id_of(number)}"
+        row = cache.opened.row(id_of(number))
+        if cache.annotation("text")[row] != text_of(number, model):
+            wrongs["wrong"] = f"the annotation of {id_of(number)}"
     if not _has_stats_of(cache, content):
         wrongs["wrong"] = "the statistics of fbank"
     return cache
@@ -91,6 +97,20 @@ def see_file(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
     data = read_building_file(path, "probe")
     if (None if data is None else data.decode()) not in promise.files:
         wrongs["lost"] = f"the probe is {data!r}, not {' or '.join(map(str, promise.files))}"
+
+
+def see_given(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
+    """Compare the annotation that the first utterances were given, all at once."""
+    cache = featcache.open(path)
+    found: set[object] = {None}
+    if "given" in cache.annotations:
+        there = numbers_in(cache) & GIVEN
+        rows = cache.opened.rows(map(id_of, sorted(there)))
+        found = {*cache.annotation("given").take(rows)}
+    if len(found) > 1:
+        wrongs["half"] = f"some of the utterances were given something: {found}"
+    elif not found <= {*promise.given}:
+        wrongs["lost"] = f"given was {found}, not {' or '.join(map(str, promise.given))}"
 
 
 def _has_stats_of(cache: featcache.Cache, content: Content) -> bool:

@@ -40,6 +40,7 @@ class Promise:
             and what else there is; but it does not put that in the place of the old model's cache.
         gone: utterances of the new model that were deleted, which no writer may find.
         files: one of these is the probe of the build that is written.
+        given: one of these is the annotation that the first utterances were given.
     """
 
     committed: frozenset[int] = frozenset()
@@ -47,6 +48,7 @@ class Promise:
     opening: bool = False
     gone: frozenset[int] = frozenset()
     files: tuple[str | None, ...] = (None,)
+    given: tuple[str | None, ...] = (None,)
 
     def allows(self, content: Content) -> bool:
         """Say whether readers may see a generation."""
@@ -79,6 +81,10 @@ class Promise:
                 return replace(self, files=(*self.files, file))
             case "kept":
                 return replace(self, files=(file,))
+            case "giving":
+                return replace(self, given=(*self.given, file))
+            case "given":
+                return replace(self, given=(file,))
         return None
 
     def _after(self, what: str, content: Content) -> Promise:
@@ -113,7 +119,8 @@ def tell(
     Args:
         what: "opening", "opened" with what readers see then, "committed", "publishing", "published"
             or, with what stays, "aborting"; "deleting", "deleted", and "again" before some of these
-            are written once more; "keeping" and "kept", with the probe.
+            are written once more; "keeping" and "kept", with the probe; "giving" and "given", with
+            an annotation in place of it.
         stamps: entry stamps of what is published, by number; None: any.
     """
     entries = None if stamps is None else sorted(stamps.items())

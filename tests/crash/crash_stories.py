@@ -14,6 +14,7 @@ from crash_promises import tell
 from crash_trace import LONGEST_S
 from crash_writers import (
     ALL,
+    annotate,
     close,
     commit,
     delete,
@@ -159,6 +160,13 @@ def change_aside(path: Path, layout: str) -> None:
     close(writer, ALL)
 
 
+def annotate_all(path: Path, layout: str) -> None:
+    """Give the utterances that are there an annotation, another one, and go on."""
+    annotate(path, range(10), "first")
+    annotate(path, range(10), "second")
+    write_from(10, open_writer(path, layout))
+
+
 STORIES = {
     "fresh": Story(fresh),
     "append": Story(append, begun),
@@ -168,6 +176,7 @@ STORIES = {
     "part-writers": Story(part_writers),
     "abort": Story(abort, begun),
     "change": Story(change, begun),
+    "annotate": Story(annotate_all, begun),
     "change-aside": Story(change_aside, begun_by_the_old_model),
 }
 

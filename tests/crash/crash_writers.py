@@ -55,6 +55,18 @@ def stamps_of(number: int, model: Model = "new") -> Stamps:
     return Stamps(number + (1 if model == "new" else 1001), 1)
 
 
+def text_of(number: int, model: Model = "new") -> str:
+    """Return the annotation with which an utterance is written."""
+    return f"{model} {number}"
+
+
+def annotate(path: Path, numbers: Iterable[int], given: str) -> None:
+    """Give utterances an annotation, telling so."""
+    tell("giving", [], file=given)
+    featcache.open(path).annotate({id_of(number): {"given": given} for number in numbers})
+    tell("given", [], file=given)
+
+
 def open_writer(
     path: Path, layout: str, model: Model = "new", overwrite: bool = False
 ) -> CacheWriter:
@@ -75,7 +87,9 @@ def open_part_writer(path: Path, layout: str) -> PartWriter:
 def write(writer: CacheWriter | PartWriter, numbers: Iterable[int], model: Model = "new") -> None:
     """Write utterances."""
     for number in numbers:
-        writer.write(id_of(number), utterance(number, model), stamps=stamps_of(number, model))
+        arrays, stamps = utterance(number, model), stamps_of(number, model)
+        told = {"text": text_of(number, model)}
+        writer.write(id_of(number), arrays, annotations=told, stamps=stamps)
 
 
 def commit(writer: CacheWriter | PartWriter, numbers: Iterable[int]) -> None:

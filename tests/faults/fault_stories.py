@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eight_layouts import open_writer, write, write_missing
+from store_helpers import id_of
+
+import featcache
 
 BEFORE = range(4)  # stored and published before the story, but in "fresh"
 EVERYTHING = range(13)
@@ -20,6 +23,7 @@ class Promise:
 
     committed: set[int] = field(default_factory=set)
     published: set[int] = field(default_factory=set)
+    given: bool = False  # to all that were there before, an annotation
 
 
 Begin = Callable[[], None]  # faults happen from here on
@@ -76,12 +80,20 @@ def close(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
     promise.published |= {*EVERYTHING}
 
 
+def annotate(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    cache = featcache.open(path)
+    begin()
+    cache.annotate({id_of(number): {"given": number} for number in BEFORE})
+    promise.given = True
+
+
 STORIES: dict[str, Callable[[Path, str, Promise, Begin], None]] = {
     "fresh": fresh,
     "append": append,
     "overwrite": overwrite,
     "recover": append,
     "close": close,
+    "annotate": annotate,
 }
 RECOVERED = range(4, 9)  # committed by the writer that died before "recover"
 

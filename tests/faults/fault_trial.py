@@ -158,7 +158,17 @@ def _published(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
     wrong = wrong_ids(cache, promise.published)
     if trial.story == "overwrite" and wrong:
         wrong = wrong_ids(cache, promise.committed or BEFORE, build=1)
+    wrong = wrong or _not_given(cache, promise)
     return [Finding("lost", f"published, but not to be read: {wrong}")] if wrong else []
+
+
+def _not_given(cache: featcache.Cache, promise: Promise) -> list[str]:
+    """Return the ids that have not the annotation that all were given, or some of them."""
+    if "given" not in cache.annotations:
+        return ["all"] if promise.given else []
+    of_all = zip(cache, cache.annotation("given"), strict=True)
+    expected = {id_of(number): number for number in BEFORE}
+    return [id for id, value in of_all if value != expected.get(id)]
 
 
 def _gone_on(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
@@ -182,7 +192,7 @@ def _gone_on(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
     if (
         len(cache) != len(EVERYTHING)
         or not cache.complete
-        or (wrong := wrong_ids(cache, EVERYTHING, build))
+        or (wrong := wrong_ids(cache, EVERYTHING, build) or _not_given(cache, promise))
     ):
         findings.append(Finding("lost", f"{cache!r} in the end, wrong: {wrong}"))
     return findings

@@ -43,6 +43,7 @@ def make_caches(root: Path) -> None:
             with open_writer(root / "sealed" / layout, layout) as writer:
                 change(writer)
                 write(writer, numbers)
+        annotate(root / "sealed" / layout)
         shutil.copytree(root / "sealed" / layout, root / "dead" / layout)
         _write_and_die(root / "dead" / layout, layout)
 
@@ -53,6 +54,12 @@ def change(writer: CacheWriter) -> None:
     if id_of(GONE) in writer:
         writer.restamp({KNOWN: Stamps(1, 2)})
         writer.delete([id_of(GONE)])
+
+
+def annotate(path: Path) -> None:
+    """Give some utterances annotations, of which the later writers carry."""
+    given = {id_of(number): {"given": f"to {number}", "n": number} for number in (1, 4)}
+    featcache.open(path).annotate(given, unknown="skip")
 
 
 def _write_and_die(path: Path, layout: str) -> None:
@@ -96,6 +103,10 @@ def read_all(path: Path, how: dict[str, Any]) -> None:
         typed(*(partial(opened.read, id, name) for id in ids))
         typed(*(partial(opened.read, id, name, 1, 2) for id in ids))
     typed(lambda: opened.opened.file("probe"), lambda: read_building_file(path, "made-from"))
+    for name in opened.annotations:
+        typed(lambda name=name: list(opened.annotation(name)))  # type: ignore[misc]
+        typed(lambda name=name: opened.annotation(name).codes())  # type: ignore[misc]
+        typed(lambda name=name: opened.annotation(name).is_in(["s1"]))  # type: ignore[misc]
     typed(lambda: opened.stats("fbank"), lambda: KNOWN in opened, lambda: opened[KNOWN])
 
 
@@ -104,6 +115,7 @@ def write_more(path: Path, layout: str, overwrite: bool) -> None:
     with open_writer(path, layout, overwrite=overwrite) as writer:
         change(writer)
         write_missing(writer, (1, 30))
+    annotate(path)
 
 
 def picture(path: Path) -> dict[str, object]:

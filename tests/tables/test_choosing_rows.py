@@ -17,7 +17,7 @@ from test_feature_table import write_one
 import featcache
 from featcache import FeatureStorageConfig
 from featcache.errors import ConfigError, KeyNotFoundError
-from featcache.tables.ordering import mixed
+from featcache.tables.ordering import drawn_parts, mixed
 from featcache.tables.splitting import _assigned, _whole_sizes
 from featcache.tables.table import FeatureTable
 
@@ -108,6 +108,21 @@ def test_a_sample_depends_on_ids_and_seed_alone(tables: list[FeatureTable]) -> N
             tables[0].sample(amount)
     with pytest.raises(ConfigError, match="seed must be"):
         tables[0].sample(1, seed=-1)
+
+
+@given(
+    hashes=st.lists(st.integers(0, 5), max_size=30),
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+)
+def test_parts_have_their_sizes_even_where_ids_have_one_hash(
+    hashes: list[int], sizes: list[int]
+) -> None:
+    fitting = [min(size, max(len(hashes) - sum(sizes[:n]), 0)) for n, size in enumerate(sizes)]
+    parts = drawn_parts(np.array(hashes, np.uint64), 3, fitting)
+    assert [*map(len, parts)] == fitting
+    rows = [row for part in parts for row in part.tolist()]
+    assert len(set(rows)) == len(rows) == sum(fitting)
+    assert all(part.tolist() == sorted(part.tolist()) for part in parts)
 
 
 def test_a_split_shares_out_every_utterance_once(tables: list[FeatureTable]) -> None:
