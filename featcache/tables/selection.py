@@ -64,7 +64,10 @@ class Selection:
     def share(self) -> None:
         """Make now what look-ups need, for processes that are forked or spawned later to share."""
         maps = [member.rows for block in self.blocks.blocks for member in block.members[:1]]
-        for row_map in (self.row_map, *maps):
+        own = (
+            self.row_map if self.cuts is None else self.cuts.rows
+        )  # segments are found by their ids
+        for row_map in (own, *maps):
             if row_map is not None:
                 row_map.share()
 
