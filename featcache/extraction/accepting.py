@@ -12,10 +12,10 @@ from featcache.extraction.record import Record
 from featcache.staleness.comparison import Comparison
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.manifest import read_manifest
-from featcache.store.writing.accept import accept
+from featcache.store.writing.accept import accept, says_when
 
-# sections of a fingerprint that are code and settings; weights, declarations, and what the user
-# names by himself cannot be accepted
+# sections of a fingerprint that are code and settings; weights, declarations but for the times of
+# frames, and what the user names by himself cannot be accepted
 _SECTIONS = ("source", "constants", "hparams", "attributes", "given", "torch", "modules")
 OFFER = "if the change cannot matter, accept=True keeps the cache"
 _log = logging.getLogger("featcache")
@@ -28,7 +28,7 @@ def may_be_accepted(changed: Sequence[str], comparison: Comparison | None) -> bo
         comparison is not None
         and len(comparison.ids) > 0
         and comparison.same_bits
-        and all(field.partition(".")[0] in _SECTIONS for field in fields)
+        and all(line.partition(".")[0] in _SECTIONS or says_when(line) for line in changed)
         and not any(field.endswith(".weights") for field in fields)
     )
 

@@ -16,18 +16,17 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from featcache._checks import errors_about
-from featcache.errors import ConfigError, WindowError, nearest
+from featcache.errors import ConfigError, nearest
 from featcache.interface import Ints
+from featcache.loading.item_index import Index, cuts_by_feature, key_and_part, span_of
 from featcache.loading.memory import Allocate, fresh
 from featcache.loading.padding import Batch, Item, pad, rows_of, torch_dtype
 from featcache.loading.shared_memory import worker_memory
 from featcache.store.cache import Cache, CachePath
 from featcache.tables.has_table import within_table
 from featcache.tables.numbering import Numbering, require_rows_of
-from featcache.tables.seconds import Seconds, frames_of
 from featcache.tables.table import FeatureTable
 
-Index = int | str | tuple[int | str, slice | Seconds]
 Dtype = str | torch.dtype
 Transform = Callable[[Item], Item]
 
@@ -176,24 +175,18 @@ class FeatureDataset(Dataset[Item]):
         if len(indices) == 0:
             raise ConfigError("a batch needs at least one utterance")
         self.require_rows(indices)
-        keys, parts = zip(*map(_key_and_part, indices), strict=True)
+        keys, parts = zip(*map(key_and_part, indices), strict=True)
         rows = self.table.numbers(keys)
-        cuts = [(place, cut) for place, cut in enumerate(parts) if isinstance(cut, slice)]
-        timed = {place: cut for place, cut in enumerate(parts) if isinstance(cut, Seconds)}
-        frames = frames_of(
-            self.table, rows[[*timed]], [keys[place] for place in timed], [*timed.values()],
-            self.features,
-        )  # fmt: skip
+        cuts = cuts_by_feature(self.table, self.features, rows, keys, parts)
         spans, shapes, nbytes = {}, {}, 0
         for name, dtype in self._dtypes.items():
             lengths = self.table.lengths(name, rows=rows)
             starts = np.zeros_like(lengths)
             shape = self.table.dims(name)
             if self.table.has_frames(name):
-                of_times = ((place, each[name]) for place, each in zip(timed, frames, strict=True))
-                for place, cut in (*cuts, *of_times):
+                for place, cut in cuts[name]:
                     whole = int(lengths[place])
-                    starts[place], lengths[place] = _span(name, keys[place], whole, cut)
+                    starts[place], lengths[place] = span_of(name, keys[place], whole, cut)
                 shape = (int(lengths.max()), *shape)
             spans[name], shapes[name] = (starts, lengths), (len(rows), *shape)
             nbytes += math.prod(shapes[name]) * dtype.itemsize
@@ -259,40 +252,10 @@ class FeatureDataset(Dataset[Item]):
 
     def _from_the_end(self, index: Index) -> Index:
         """Return an index whose row, if it is negative, is counted from the end."""
-        key, cut = _key_and_part(index)
+        key, cut = key_and_part(index)
         if isinstance(key, int | np.integer) and -len(self) <= key < 0:
             key = int(key) + len(self)
         return key if cut is None else (key, cut)
-
-
-def _key_and_part(index: Index) -> tuple[int | str, slice | Seconds | None]:
-    if not isinstance(index, tuple):
-        return index, None
-    if len(index) == 2 and isinstance(index[1], slice | Seconds):
-        return index
-    raise ConfigError(
-        "an index is a row number, an id, or one of them with frames, [id, 100:200], or with "
-        f"seconds, [id, featcache.Seconds(1.0, 2.5)], not {index!r}"
-    )
-
-
-def _span(feature: str, key: int | str, length: int, cut: slice) -> tuple[int, int]:
-    """Return the first frame and the number of frames of a cut through `length` frames."""
-    start = 0 if cut.start is None else cut.start
-    stop = length if cut.stop is None else cut.stop
-    whole = isinstance(start, int | np.integer) and isinstance(stop, int | np.integer)
-    if cut.step is not None or not whole or not 0 <= start <= stop <= length:
-        steps = "" if cut.step is None else f" in steps of {cut.step}"
-        raise WindowError(
-            f"utterance {key!r}, feature {feature!r}: frames {start} to {stop}{steps} are not "
-            f"within 0 to {length}"
-            + (
-                ""
-                if whole
-                else ", in whole numbers; seconds are featcache.Seconds(start_s, stop_s)"
-            )
-        )
-    return start, stop - start
 
 
 def dataset_of(source: object) -> FeatureDataset | None:

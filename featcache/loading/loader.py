@@ -15,8 +15,9 @@ from typing_extensions import TypeVar
 
 from featcache._checks import named_settings
 from featcache.errors import ConfigError
-from featcache.loading.dataset import Dtype, FeatureDataset, Index, Plan, Transform, dataset_of
+from featcache.loading.dataset import Dtype, FeatureDataset, Plan, Transform, dataset_of
 from featcache.loading.device import check_pinned, on_device, usable_device
+from featcache.loading.item_index import Index
 from featcache.loading.memory import Allocate, Recycler, pinned
 from featcache.loading.padding import Batch, Item
 from featcache.loading.position import LoaderState, Position

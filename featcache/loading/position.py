@@ -9,7 +9,7 @@ from typing import Protocol, cast, runtime_checkable
 
 from featcache._checks import number_in_state, whole_number
 from featcache.errors import StateError
-from featcache.loading.dataset import Index
+from featcache.loading.item_index import Index
 from featcache.samplers.epoch import EpochSampler
 from featcache.samplers.iteration import Iteration
 from featcache.tables.table import FeatureTable

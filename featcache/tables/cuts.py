@@ -5,31 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from featcache.interface import Ints
 from featcache.store.format.files import digest
-from featcache.store.format.index import ContainerColumns, Index, hash_of
+from featcache.store.format.index import ContainerColumns, Hashes, Index, hash_of
 from featcache.store.format.strings import Strings
+from featcache.tables.row_map import RowMap
 from featcache.tables.shared_array import SharedArray
 
 _NONE = np.zeros(0, np.int64)
+_AT_ONCE = 65536
 
 
 @dataclass(frozen=True)
 class Cuts:
     """Ids and frames of the rows of a segment view.
 
+    Those of a view of it are the same columns and other rows.
+
     Attributes:
-        ends, data: the ids, as in `Strings`.
-        spans: per feature that is cut, the first frame and the number of frames of each row; all
-            other features are given whole.
+        ends, data: ids, as in `Strings`.
+        spans: per feature that is cut, first frames and numbers of frames; all others are whole.
+        rows: the row in these columns of each row; None: all in their order.
     """
 
     ends: SharedArray[np.int64]
     data: SharedArray[np.uint8]
     spans: Mapping[str, tuple[SharedArray[np.int64], SharedArray[np.int64]]]
+    rows: RowMap | None = None
 
     @classmethod
     def of(cls, ids: Strings, spans: Mapping[str, tuple[Ints, Ints]]) -> Cuts:
@@ -44,38 +50,60 @@ class Cuts:
         )
 
     @cached_property
-    def ids(self) -> Strings:
-        """The ids in the order of the rows."""
+    def _ids(self) -> Strings:
         return Strings(self.ends.values, self.data.values)
 
     @cached_property
-    def index(self) -> Index:
-        """The ids, to be looked up."""
-        hashes = np.fromiter((hash_of(id.encode()) for id in self.ids), np.uint64, len(self.ids))
+    def _index(self) -> Index:
+        """The ids of the columns, to be looked up."""
+        hashes, data = np.empty(len(self._ids), np.uint64), self.data.values.data
+        for begin in range(0, len(hashes), _AT_ONCE):
+            ends = pairwise(self.ends.values[begin : begin + _AT_ONCE + 1].tolist())
+            some = [hash_of(data[first:last]) for first, last in ends]
+            hashes[begin : begin + len(some)] = some
         order = np.argsort(hashes, kind="stable")
         nothing = ContainerColumns(
             Strings.of([]), _NONE, np.zeros(0, np.uint8), np.zeros(0, np.int32)
         )
-        return Index(hashes[order], order, self.ids, {}, nothing, {})
+        return Index(hashes[order], order, self._ids, {}, nothing, {})
 
-    def span(self, feature: str, rows: Ints) -> tuple[Ints, Ints] | None:
-        """Return first frames and numbers of frames of rows; None for a feature that is whole."""
-        if feature not in self.spans:
-            return None
-        starts, lengths = self.spans[feature]
-        return starts.values[rows], lengths.values[rows]
+    def id(self, row: int) -> str:
+        """Return the id of a row."""
+        return self._ids[row if self.rows is None else int(self.rows.below[row])]
+
+    def packed_ids(self, rows: Ints) -> Strings:
+        """Return the ids of some rows, without an object of each."""
+        return self._ids.take(self._below(rows))
+
+    def hashes(self) -> Hashes:
+        """Return the hash of each row's id, in the order of the rows."""
+        hashes = self._index.hashes_of_rows()
+        return hashes if self.rows is None else hashes[self.rows.below]
 
     def find(self, ids: Sequence[str]) -> Ints:
         """Return the rows of ids, -1 where there is none."""
-        return self.index.find_many(ids)
+        found = self._index.find_many(ids)
+        return found if self.rows is None else self.rows.find(found)
+
+    def lengths(self, feature: str) -> Ints:
+        """Return the numbers of frames of all rows, read-only, of a feature that is cut."""
+        column = self.spans[feature][1].values
+        lengths = column if self.rows is None else column[self.rows.below]
+        lengths.flags.writeable = False
+        return lengths
+
+    def span(self, feature: str, rows: Ints) -> tuple[Ints, Ints]:
+        """Return first frames and numbers of frames of rows, of a feature that is cut."""
+        starts, lengths = self.spans[feature]
+        rows = self._below(rows)
+        return starts.values[rows], lengths.values[rows]
 
     def take(self, rows: Ints) -> Cuts:
-        """Return the cuts of these rows."""
-        spans = {
-            name: (starts.values[rows], lengths.values[rows])
-            for name, (starts, lengths) in self.spans.items()
-        }
-        return Cuts.of(self.ids.take(rows), spans)
+        """Return the cuts of these rows, of which none comes twice."""
+        return Cuts(self.ends, self.data, self.spans, RowMap(self._below(rows)))
+
+    def _below(self, rows: Ints) -> Ints:
+        return rows if self.rows is None else self.rows.below[rows]
 
     @cached_property
     def digest(self) -> str:
@@ -85,9 +113,10 @@ class Cuts:
     def _digests(self) -> Iterable[str]:
         yield self.ends.digest
         yield self.data.digest
+        yield (RowMap(np.arange(len(self._ids))) if self.rows is None else self.rows).digest
         for name, span in sorted(self.spans.items()):
             yield digest(name.encode())
             yield from (numbers.digest for numbers in span)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Cuts, (self.ends, self.data, self.spans)
+        return Cuts, (self.ends, self.data, self.spans, self.rows)

@@ -7,7 +7,9 @@ the table's.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -15,12 +17,14 @@ import numpy as np
 from featcache.declaration.frame_times import Seconds64
 from featcache.errors import ConfigError
 from featcache.interface import Ints
-from featcache.store.format.strings import Strings
+from featcache.store.format.strings import Strings, ends_of
 from featcache.tables.recording_times import Alignment, RecordingTimes, Spans
 from featcache.tables.segment_list import ListSource, SegmentList
 
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
+
+_AT_ONCE = 65536
 
 
 class Segments(NamedTuple):
@@ -114,17 +118,30 @@ def _count(ends_s: Seconds64, length_s: float, hop_s: float, frame_s: float) -> 
 
 def _ids(table: FeatureTable, counts: Ints, start_s: Seconds64, stop_s: Seconds64) -> Strings:
     """Return `<recording>:<start_s>-<stop_s>` for each window."""
-    texts: dict[float, str] = {}  # most times are those of many windows
-    encoded, begin = [], 0
-    for row, count in enumerate(counts.tolist()):
-        recording, end = table.id(row), begin + count
-        for times in zip(start_s[begin:end].tolist(), stop_s[begin:end].tolist(), strict=True):
-            for time in times:
-                if time not in texts:
-                    texts[time] = np.format_float_positional(round(time, 9), trim="-")
-            encoded.append(f"{recording}:{texts[times[0]]}-{texts[times[1]]}".encode())
-        begin = end
-    return Strings.of_bytes(encoded)
+    texts: dict[float, bytes] = {}  # most times are those of many windows
+    sizes, data = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
+    for rows in _pieces(counts):
+        some = slice(int(counts[: rows.start].sum()), int(counts[: rows.stop].sum()))
+        starts, stops = start_s[some].tolist(), stop_s[some].tolist()
+        for time in {*starts, *stops} - texts.keys():
+            texts[time] = np.format_float_positional(round(time, 9), trim="-").encode()
+        names = [id.encode() for id in table.selection.packed_ids(np.arange(rows.start, rows.stop))]
+        recordings = np.repeat(np.arange(len(names)), counts[rows]).tolist()
+        encoded = [
+            b"%b:%b-%b" % (names[recording], texts[start], texts[stop])
+            for recording, start, stop in zip(recordings, starts, stops, strict=True)
+        ]
+        sizes.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+        data.append(np.frombuffer(b"".join(encoded), np.uint8))
+    return Strings(ends_of(np.concatenate(sizes)), np.concatenate(data))
+
+
+def _pieces(counts: Ints) -> Iterator[slice]:
+    """Cut recordings into pieces of about `_AT_ONCE` windows."""
+    ends = np.cumsum(counts)
+    stops = np.unique(np.searchsorted(ends, np.arange(_AT_ONCE, ends[-1:].sum(), _AT_ONCE)) + 1)
+    bounds = [0, *stops.tolist(), len(counts)]
+    yield from (slice(first, last) for first, last in pairwise(bounds) if first < last)
 
 
 def _check_seconds(name: str, value: float) -> None:

@@ -64,7 +64,10 @@ class Selection:
     def share(self) -> None:
         """Make now what look-ups need, for processes that are forked or spawned later to share."""
         maps = [member.rows for block in self.blocks.blocks for member in block.members[:1]]
-        for row_map in (self.row_map, *maps):
+        own = (
+            self.row_map if self.cuts is None else self.cuts.rows
+        )  # segments are found by their ids
+        for row_map in (own, *maps):
             if row_map is not None:
                 row_map.share()
 
@@ -85,20 +88,20 @@ class Selection:
     def id(self, row: int) -> str:
         """Return the id of a row."""
         if self.cuts is not None:
-            return self.cuts.ids[row]
+            return self.cuts.id(row)
         block, inner = self.place(row)
         return block.id(inner)
 
     def packed_ids(self, rows: Ints) -> Strings:
         """Return the ids of some rows, without an object of each."""
         if self.cuts is not None:
-            return self.cuts.ids.take(rows)
+            return self.cuts.packed_ids(rows)
         return self.blocks.packed_ids(self.below(rows))
 
     def hashes(self) -> Hashes:
         """Return the hash of each row's id, in the order of the rows."""
         if self.cuts is not None:
-            return self.cuts.index.hashes_of_rows()
+            return self.cuts.hashes()
         below: Hashes = np.concatenate([block.hashes() for block in self.blocks.blocks])
         return below if self.row_map is None else below[self.row_map.below]
 
@@ -124,7 +127,7 @@ class Selection:
         """Return the frames of all rows, read-only."""
         self.blocks.require(feature)
         if self.cuts is not None and self._is_cut(feature):
-            return self.cuts.spans[feature][1].values
+            return self.cuts.lengths(feature)
         column = self.blocks.lengths(feature)
         lengths = column.view() if self.row_map is None else column[self.row_map.below]
         lengths.flags.writeable = False

@@ -48,7 +48,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
         importlib.invalidate_caches()
         provider = Provider(importlib.import_module(name))
-        declared = [featcache.FeatureStorageConfig("x")]
+        declared = [featcache.FeatureStorageConfig("x", frame_s=settings.pop("frame_s", None))]
         path = tmp_path / "cache"
         return featcache.extract(provider, path, declared, progressbar=False, **settings).cache
 
@@ -71,6 +71,14 @@ def test_a_change_that_computes_the_same_is_shown_and_can_be_accepted(written: A
     assert written("(1.0 + 1.0)").complete
     with pytest.raises(StaleCacheError):
         written("2.0")
+
+
+def test_times_of_frames_that_are_declared_later_can_be_accepted(written: Any) -> None:
+    written("2.0")
+    with pytest.raises(StaleCacheError, match=r"features.x.frame_s: was \(absent\), now 0.02"):
+        written("2.0", frame_s=0.02)
+    cache = written("2.0", frame_s=0.02, accept=True)
+    assert cache.table.segments({"a": ("u3", 0.04, 0.1)}).lengths("x").tolist() == [3]
 
 
 def test_what_was_accepted_is_recorded(written: Any) -> None:

@@ -248,6 +248,18 @@ def test_an_empty_recording_has_no_windows(tmp_path: Path) -> None:
     assert list(table.segments(Windows(0.5)).ids) == ["some:0-0.5", "some:0.5-1"]
 
 
+def test_windows_of_long_and_of_many_recordings_have_their_own_ids(tmp_path: Path) -> None:
+    counts = {f"r{n:03}": n % 3 for n in range(300)} | {"long": 140_000, "zz": 70_000}
+    table = table_of(tmp_path, {id: {"units": count} for id, count in counts.items()})
+    view = table.segments(Windows(0.02))
+    expected = [f"{id}:" for id in table.ids for _ in range(counts[id])]
+    assert [id[: id.index(":") + 1] for id in view.ids] == expected
+    ids = [f"long:{n / 50:g}-{(n + 1) / 50:g}" for n in (0, 1, 65536, 131_000)]
+    rows = view.rows([*ids, "zz:1399.98-1400"])
+    assert rows.tolist() == [0, 1, 65536, 131_000, len(view) - 1]
+    assert [view.read(id, "units").tolist() for id in ids] == [[0], [1], [65536], [131_000]]
+
+
 def test_views_of_segments_are_views_like_others(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"a": even(2.5), "b": even(0.5), "c": even(1)})
     view = table.select(["c", "a"]).segments(Windows(1.0))

@@ -14,6 +14,16 @@ from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import check_writable, read_manifest, write_manifest
 
 
+def says_when(difference: str) -> bool:
+    """Tell whether a line of `differences` is about times of frames: they change no byte.
+
+    >>> says_when("features.fbank.frame_s: was (absent), now 0.01")
+    True
+    """
+    field = difference.partition(": was ")[0].split(".")
+    return len(field) == 3 and field[0] == "features" and field[2] in ("frame_s", "offset_s")
+
+
 def accept(
     cache: Path,
     features: Mapping[str, FeatureStorageConfig],
@@ -22,8 +32,8 @@ def accept(
     """Take a fingerprint for what a cache was made from, and return in what it differs.
 
     Whoever calls this has seen that both compute the same. An overwrite that is under way is given
-    up. Raises `StaleCacheError` for other declarations, which say how the bytes are to be read;
-    `CacheLockedError` while the cache is written.
+    up. Raises `StaleCacheError` for declarations that read the bytes in another way (other times of
+    frames do not), `CacheLockedError` while the cache is written.
     """
     content = cache_fingerprint(features, fingerprint)
     with explained(cache, lambda: "the cache is as it was"):
@@ -32,7 +42,8 @@ def accept(
             manifest = read_manifest(cache)
             check_writable(cache, manifest)
             changed = differences(manifest.fingerprint, content)
-            if declared := differences(manifest.features, content["features"], "features"):
+            declared = differences(manifest.features, content["features"], "features")
+            if declared := [line for line in declared if not says_when(line)]:
                 lines = "".join(f"\n  {line}" for line in declared)
                 raise StaleCacheError(
                     f"cache {str(cache)!r} was declared in another way, which cannot be "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,8 @@ import pytest
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import CorruptCacheError
+from featcache.store.format.manifest import read_manifest, write_manifest
 
 
 def timed_cache(path: Path, frames: Mapping[str, tuple[int, int]], second_s: float | None) -> Path:
@@ -56,6 +59,16 @@ def test_features_without_times_are_compared_with_nothing(
     featcache.open(timed_cache(tmp_path / "c", {"a": (100, 3)}, None), verify="columns")
     featcache.open(timed_cache(tmp_path / "none", {}, 0.02), verify="columns")
     assert not caplog.records
+
+
+def test_times_that_cannot_be_are_damage(tmp_path: Path) -> None:
+    path = timed_cache(tmp_path / "c", {"a": (100, 50)}, 0.02)
+    manifest = read_manifest(path)
+    declared = manifest.features["units"] | {"frame_s": "0.02"}
+    fingerprint = {"features": manifest.features | {"units": declared}}
+    write_manifest(path, replace(manifest, fingerprint=fingerprint))
+    with pytest.raises(CorruptCacheError, match=r"featcache.json' is damaged: .*are not seconds"):
+        featcache.open(path)
 
 
 def test_a_long_list_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -84,6 +84,20 @@ def test_other_declarations_cannot_be_accepted(tmp_path: Path) -> None:
     assert featcache.open(tmp_path / "cache").fingerprint["code"] == "a"
 
 
+def test_times_of_frames_can_be_declared_later(tmp_path: Path) -> None:
+    write(tmp_path / "cache", OLD, "a", "b")
+    timed = {"fbank": FeatureStorageConfig("fbank", frame_s=0.01, offset_s=0.0025)}
+    with pytest.raises(StaleCacheError, match=r"features.fbank.frame_s: was \(absent\), now 0.01"):
+        CacheWriter(tmp_path / "cache", timed, OLD)
+    assert len(accept(tmp_path / "cache", timed, OLD)) == 2
+    with CacheWriter(tmp_path / "cache", timed, OLD) as writer:
+        writer.write("c", {"fbank": np.zeros((3, 4), np.float32)})
+    cache = featcache.open(tmp_path / "cache", verify="arrays")
+    assert list(cache) == ["a", "b", "c"]
+    view = cache.table.segments({"x": ("a", 0.0125, 0.0325)})
+    assert view.lengths("fbank").tolist() == [2]
+
+
 def test_nothing_is_accepted_while_somebody_writes(tmp_path: Path) -> None:
     with CacheWriter(tmp_path / "cache", FEATURES, OLD), pytest.raises(CacheLockedError):
         accept(tmp_path / "cache", FEATURES, NEW)
