@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eight_layouts import open_writer, write, write_missing
+from store_helpers import id_of
+
+import featcache
 
 BEFORE = range(4)  # stored and published before the story, but in "fresh"
 EVERYTHING = range(13)
@@ -76,12 +79,39 @@ def close(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
     promise.published |= {*EVERYTHING}
 
 
+def edit(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    cache = featcache.open(path)
+    begin()
+    promise.committed -= {1}
+    promise.published -= {1}
+    cache.delete([id_of(1)])
+    cache.refresh()
+    cache.tag("v1")
+    cache.untag("v1")
+    cache.compact()
+    with open_writer(path, layout) as writer:
+        write_missing(writer, EVERYTHING)
+    promise.committed |= {*EVERYTHING}
+    promise.published |= {*EVERYTHING}
+
+
+def merge(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    begin()
+    with open_writer(path, layout) as writer:
+        write_missing(writer, EVERYTHING)
+        writer.commit()
+        promise.committed |= {*EVERYTHING}
+    promise.published |= {*EVERYTHING}
+
+
 STORIES: dict[str, Callable[[Path, str, Promise, Begin], None]] = {
     "fresh": fresh,
     "append": append,
     "overwrite": overwrite,
     "recover": append,
     "close": close,
+    "edit": edit,
+    "merge": merge,
 }
 RECOVERED = range(4, 9)  # committed by the writer that died before "recover"
 
@@ -100,6 +130,9 @@ def prepare(path: Path, story: str, layout: str) -> None:
         return
     with open_writer(path, layout) as writer:
         write(writer, BEFORE)
+    for number in range(4, 10) if story == "merge" else ():  # small parts, one short of too many
+        with open_writer(path, layout) as writer:
+            write(writer, [number])
     if story == "recover":
         child = os.fork()
         if child == 0:
