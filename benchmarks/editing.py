@@ -41,8 +41,17 @@ def fill(path: Path, backend: str, first: int, count: int) -> None:
             writer.write(f"utterance-{number:07d}", {"fbank": array})
 
 
-def copied(folder: Path, nbytes: int) -> float:
-    """Return the seconds that `cp` takes of a file of so many bytes, until they are durable."""
+def processor_s() -> float:
+    """Return the processor time of this process and of its children that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def copied(folder: Path, nbytes: int) -> tuple[float, float]:
+    """Return the seconds that `cp` takes of a file of so many bytes, until they are durable.
+
+    And its processor time.
+    """
     file, copy = folder / "stays", folder / "copy"
     if not file.exists():
         block = np.random.default_rng(1).integers(0, 256, 1 << 24, np.uint8).tobytes()
@@ -50,12 +59,12 @@ def copied(folder: Path, nbytes: int) -> float:
             for start in range(0, nbytes, len(block)):
                 stream.write(block[: nbytes - start])
     os.sync()
-    begun = time.perf_counter()
+    begun, busy_s = time.perf_counter(), processor_s()
     subprocess.run(["cp", "--reflink=never", file, copy], check=True)
     descriptor = os.open(copy, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)
-    took = time.perf_counter() - begun
+    took = time.perf_counter() - begun, processor_s() - busy_s
     copy.unlink()
     return took
 
@@ -66,11 +75,16 @@ def compact(folder: Path, backend: str, gigabytes: float, rounds: int) -> None:
     gone = np.random.default_rng(2).permutation(count)[: count // 10].tolist()
     stays = (count - len(gone)) * UTTERANCE_BYTES
     path = folder / "cache"
-    delete_s, compact_s, copy_s = [], [], []
+    delete_s: list[float] = []
+    compact_s: list[float] = []
+    copy_s: list[float] = []
+    busy: list[tuple[float, float]] = []  # of both edits, and of cp
     for _ in range(rounds):
         fill(path, backend, 0, count)
-        copy_s.append(copied(folder, stays))
+        seconds, cp_busy_s = copied(folder, stays)
+        copy_s.append(seconds)
         os.sync()
+        busy_s = processor_s()
         cache = featcache.open(path)
         start = time.perf_counter()
         cache.delete(f"utterance-{number:07d}" for number in gone)
@@ -78,6 +92,7 @@ def compact(folder: Path, backend: str, gigabytes: float, rounds: int) -> None:
         start = time.perf_counter()
         cache.compact()
         compact_s.append(time.perf_counter() - start)
+        busy.append((processor_s() - busy_s, cp_busy_s))
         cache.refresh()
         assert len(cache) == count - len(gone)
         cache.close()
@@ -89,6 +104,8 @@ def compact(folder: Path, backend: str, gigabytes: float, rounds: int) -> None:
         f"{rounds}: delete {min(delete_s):.2f} s, compact {min(compact_s):.2f} s, both "
         f"{both:.2f} s; cp and fsync of what stays {min(copy_s):.2f} s: x {both / min(copy_s):.2f}"
     )
+    edits, cp = (min(each) for each in zip(*busy, strict=True))
+    print(f"  processor time: {edits:.2f} s of both, {cp:.2f} s of cp")
     for name, each in (("delete", delete_s), ("compact", compact_s), ("cp", copy_s)):
         print(f"  {name}: {', '.join(f'{seconds:.2f}' for seconds in each)} s")
 

@@ -17,8 +17,8 @@ from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
-from featcache.store.format.manifest import generation_number, read_manifest
-from featcache.store.format.named_generations import is_of_current_build, name_of
+from featcache.store.format.manifest import generation_number
+from featcache.store.format.named_generations import is_of_current_build, name_of, tags_of
 from featcache.store.reading.annotation import Annotation, BlockRows
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
@@ -313,8 +313,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     @property
     def tags(self) -> dict[str, int]:
         """Tags of the cache as it is now, and the numbers of the generations that they name."""
-        tags = read_manifest(self.path).tags.items()
-        return {tag: generation_number(name) for tag, name in tags}
+        return {tag: generation_number(name) for tag, name in tags_of(self.path).items()}
 
     def tag(self, name: str) -> None:
         """Give this generation a name, by which `featcache.open(path, version=name)` opens it.

@@ -87,6 +87,31 @@ def annotate(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
     promise.given = True
 
 
+def edit(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    cache = featcache.open(path)
+    begin()
+    promise.committed -= {1}
+    promise.published -= {1}
+    cache.delete([id_of(1)])
+    cache.refresh()
+    cache.tag("v1")
+    cache.untag("v1")
+    cache.compact()
+    with open_writer(path, layout) as writer:
+        write_missing(writer, EVERYTHING)
+    promise.committed |= {*EVERYTHING}
+    promise.published |= {*EVERYTHING}
+
+
+def merge(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    begin()
+    with open_writer(path, layout) as writer:
+        write_missing(writer, EVERYTHING)
+        writer.commit()
+        promise.committed |= {*EVERYTHING}
+    promise.published |= {*EVERYTHING}
+
+
 STORIES: dict[str, Callable[[Path, str, Promise, Begin], None]] = {
     "fresh": fresh,
     "append": append,
@@ -94,6 +119,8 @@ STORIES: dict[str, Callable[[Path, str, Promise, Begin], None]] = {
     "recover": append,
     "close": close,
     "annotate": annotate,
+    "edit": edit,
+    "merge": merge,
 }
 RECOVERED = range(4, 9)  # committed by the writer that died before "recover"
 
@@ -112,6 +139,9 @@ def prepare(path: Path, story: str, layout: str) -> None:
         return
     with open_writer(path, layout) as writer:
         write(writer, BEFORE)
+    for number in range(4, 10) if story == "merge" else ():  # small parts, one short of too many
+        with open_writer(path, layout) as writer:
+            write(writer, [number])
     if story == "recover":
         child = os.fork()
         if child == 0:

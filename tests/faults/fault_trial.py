@@ -184,6 +184,8 @@ def _gone_on(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
                     Finding("lost", f"committed, but not known to the next writer: {lost}")
                 )
             write_missing(writer, EVERYTHING, build)
+        if trial.story == "edit":
+            featcache.open(path).compact(drop_tags=True)
         cache = featcache.open(path, verify="arrays")
     except CacheLockedError as error:
         return [*findings, Finding("leaks", f"a lock: {error!r}")]

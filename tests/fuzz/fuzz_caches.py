@@ -25,9 +25,11 @@ from featcache.store.format.stamps import Stamps
 BOTH = range(8)  # published, in two parts
 KNOWN = "spk1/utt-1"
 GONE = 2  # published, and deleted then
+TAG = "v1"  # of the generation with the first part alone
 DEAD = range(8, 11)  # committed by a writer that died
 HOW: list[dict[str, Any]] = [
     *({}, {}, {"mapped": False}, {"verify": "columns"}, {"verify": "arrays"}),
+    *({"version": TAG}, {"version": TAG, "verify": "arrays"}),
     *(
         [{"check_reads": True}]
         if "check_reads" in inspect.signature(featcache.open).parameters
@@ -44,6 +46,8 @@ def make_caches(root: Path) -> None:
                 change(writer)
                 write(writer, numbers)
         annotate(root / "sealed" / layout)
+            if numbers[0] == BOTH[0]:
+                featcache.open(root / "sealed" / layout).tag(TAG)
         shutil.copytree(root / "sealed" / layout, root / "dead" / layout)
         _write_and_die(root / "dead" / layout, layout)
 
@@ -116,6 +120,16 @@ def write_more(path: Path, layout: str, overwrite: bool) -> None:
         change(writer)
         write_missing(writer, (1, 30))
     annotate(path)
+
+
+def edit(path: Path) -> None:
+    """Delete, tag and compact; each may raise a `FeatcacheError`."""
+    try:
+        opened = featcache.open(path)
+    except FeatcacheError:
+        return
+    typed(lambda: opened.delete([KNOWN]), lambda: opened.tag("v2"), opened.refresh)
+    typed(opened.compact, lambda: opened.untag(TAG), lambda: opened.compact(drop_tags=True))
 
 
 def picture(path: Path) -> dict[str, object]:

@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 from eight_layouts import LAYOUTS
-from fuzz_caches import HOW, is_container, pick, picture, read_all, write_more
+from fuzz_caches import HOW, edit, is_container, pick, picture, read_all, write_more
 from fuzz_children import typed
 from fuzz_format import is_journal, read_journal, reseal_parents, seal, unseal
 from fuzz_mutations import mutated_bytes, mutated_columns, mutated_json, mutated_seal
@@ -58,6 +58,7 @@ class Targets:
             )
         try:
             typed(partial(write_more, path, layout, chance.random() < 0.2))
+            edit(path)
             read_all(path, chance.choice(HOW))
         finally:
             shutil.rmtree(place)

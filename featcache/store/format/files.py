@@ -94,11 +94,12 @@ def open_within(root: Path, path: str) -> int:
         descriptor = open_unlinked(root, path, os.O_RDONLY | O_NONBLOCK)
     except OSError as error:
         of_root = str(error.filename) == str(root)  # no cache at all
-        if of_root or error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+        wrong = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENAMETOOLONG)
+        if of_root or error.errno not in wrong:
             raise
         raise CorruptCacheError(
-            f"{str(root / path)!r} is damaged: it is a link or lies behind one, or is no file; a "
-            "cache keeps all its files in its own directory"
+            f"{str(root / path)!r} is damaged: it is a link or lies behind one, is no file or can "
+            "be none; a cache keeps all its files in its own directory"
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

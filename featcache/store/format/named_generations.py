@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from featcache.errors import NotACacheError, UnknownNameError, nearest
+from featcache.store.format.disk_errors import reading
 from featcache.store.format.manifest import manifest_file, read_manifest
+
+
+def tags_of(cache: Path) -> Mapping[str, str]:
+    """Return the names of the generations that have tags, by tag."""
+    with reading(cache):
+        return read_manifest(cache).tags
 
 
 def name_of(cache: Path, version: str | None) -> str | None:
@@ -15,7 +23,7 @@ def name_of(cache: Path, version: str | None) -> str | None:
     """
     if version is None:
         return None
-    tags = read_manifest(cache).tags
+    tags = tags_of(cache)
     if version not in tags:
         raise UnknownNameError(
             f"cache {str(cache)!r} has no version {version!r}; {nearest(version, tags)}"
@@ -26,6 +34,7 @@ def name_of(cache: Path, version: str | None) -> str | None:
 def is_of_current_build(cache: Path, name: str) -> bool:
     """Tell whether a generation is still there, and its parts with it."""
     try:
-        return read_manifest(cache, manifest_file(name)).build == read_manifest(cache).build
+        with reading(cache):
+            return read_manifest(cache, manifest_file(name)).build == read_manifest(cache).build
     except NotACacheError:
         return False

@@ -22,7 +22,7 @@ from featcache.errors import (
     UnknownNameError,
     nearest,
 )
-from featcache.store.format.disk_errors import explained
+from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.kept_files import of_role, read_kept
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
@@ -112,7 +112,8 @@ def untag(cache: Path, name: str) -> None:
 @contextmanager
 def _editing(cache: Path) -> Iterator[WriteSession]:
     """Write to a cache as it is declared."""
-    manifest = read_manifest(cache)
+    with reading(cache):
+        manifest = read_manifest(cache)
     if manifest.building > manifest.build:
         raise CacheError(
             f"cache {str(cache)!r} is being overwritten: finish that (overwrite=True, with what it "
