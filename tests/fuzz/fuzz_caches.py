@@ -45,9 +45,9 @@ def make_caches(root: Path) -> None:
             with open_writer(root / "sealed" / layout, layout) as writer:
                 change(writer)
                 write(writer, numbers)
-        annotate(root / "sealed" / layout)
             if numbers[0] == BOTH[0]:
                 featcache.open(root / "sealed" / layout).tag(TAG)
+        annotate(root / "sealed" / layout)
         shutil.copytree(root / "sealed" / layout, root / "dead" / layout)
         _write_and_die(root / "dead" / layout, layout)
 
