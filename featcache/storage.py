@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from featcache._checks import directory, named_settings
-from featcache.declaration.feature_config import Features, by_name
+from featcache.declaration.feature_config import Features, FeatureStorageConfig, by_name
 from featcache.errors import (
     ConfigError,
     KeyNotFoundError,
@@ -17,7 +17,7 @@ from featcache.errors import (
     UnknownNameError,
     nearest,
 )
-from featcache.store.cache import Cache
+from featcache.store.cache import Cache, open_features
 from featcache.store.format.fingerprint import differences
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.expectation import Expectation
@@ -72,21 +72,14 @@ class FeatureStorage:
     def cache(self, split: str, *, expect: Mapping[str, object] | None = None) -> Cache:
         """Open the cache of a split for reading; `expect` is that of `featcache.open`.
 
-        Raises `StaleCacheError` if its features were declared in another way or made from something
-        else than is expected, `NotACacheError` if the split is not cached yet.
+        Of features that were added to a cache as sets, the declared ones alone are opened. Raises
+        `StaleCacheError` if its features were declared in another way or made from something else
+        than is expected, `NotACacheError` if the split is not cached yet.
         """
         try:
-            cache = Cache(self.path(split), expect=expect)
+            return declared_cache(self.path(split), self.features, expect)
         except NotACacheError as error:
             raise NotACacheError(f"{error}; {self._missing(split)}") from error
-        declared = {name: feature.to_json() for name, feature in self.features.items()}
-        if changed := differences(cache.fingerprint["features"], declared, "features"):
-            lines = "\n  ".join(["", *changed])
-            raise StaleCacheError(
-                f"cache {str(cache.path)!r} was declared in another way:{lines}\n"
-                "declare it as it was, or compute it again with overwrite=True"
-            )
-        return cache
 
     def reader(
         self, split: str, feature: str, *, expect: Mapping[str, object] | None = None
@@ -163,6 +156,26 @@ class FeatureStorage:
             f"{there}call cache_features(dataset, stage, split={split!r}) first, "
             f"or write it with writer({split!r})"
         )
+
+
+def declared_cache(
+    path: Path,
+    features: Mapping[str, FeatureStorageConfig],
+    expect: Mapping[str, object] | None = None,
+) -> Cache:
+    """Open the feature sets of a cache that hold some features; see `FeatureStorage.cache`."""
+    cache = open_features(path, features, expect)
+    refused = cache.opened.refused  # which whoever reads them is told
+    declared = {name: each.to_json() for name, each in features.items() if name not in refused}
+    if changed := differences(cache.fingerprint["features"], declared, "features"):
+        lines = "\n  ".join(["", *changed])
+        added = not features.keys() <= {*cache.features} and {*cache.features} <= features.keys()
+        more = ", or have what is absent computed by cache_features, or extract" if added else ""
+        raise StaleCacheError(
+            f"cache {str(cache.path)!r} was declared in another way:{lines}\n"
+            f"declare it as it was, or compute it again with overwrite=True{more}"
+        )
+    return cache
 
 
 def _check_ids(cache: Cache, features: list[str], ids: Sequence[str] | None) -> None:

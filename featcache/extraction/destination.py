@@ -7,14 +7,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from featcache.errors import (
     CacheLockedError,
-    ComputeError,
     ConfigError,
     NotACacheError,
     StaleCacheError,
@@ -29,13 +27,15 @@ from featcache.extraction.changed_inputs import (
 )
 from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import counted, named
-from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
+from featcache.extraction.failure_notes import note_failures
+from featcache.extraction.failures import FAILURES, Failure
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
 from featcache.extraction.outcome import Outcome
 from featcache.extraction.patience import is_refused, refusal_explained, retry_while_locked
+from featcache.extraction.shares import Share
 from featcache.extraction.unfinished import is_overwriting
 from featcache.interface import Ints
-from featcache.storage import FeatureStorage
+from featcache.storage import FeatureStorage, declared_cache
 from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
@@ -44,6 +44,7 @@ from featcache.store.format.stamps import StampColumns
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.new_sets import name_set
 from featcache.store.writing.stored_stamps import stored_stamps
 
 EMPTY = "the data set is empty: not one utterance came of it; look at what filters or feeds it"
@@ -63,6 +64,7 @@ class Destination:
         append: a complete cache may be given utterances of another data set.
         shared: other splits of the storage may hold the same utterances.
         inputs: compares stored utterances with the data set.
+        share: the features that are stored here, where others of the storage are stored apart.
     """
 
     storage: FeatureStorage
@@ -72,13 +74,16 @@ class Destination:
     append: bool
     shared: bool
     inputs: ChangedInputs = field(default_factory=partial(ChangedInputs, None))
+    share: Share | None = None
 
     def __post_init__(self) -> None:
         self.fingerprint: Mapping[str, object] = {}  # of the run, from `open` on
         self.full = False  # whether the cache was complete before
         self.accepted: frozenset[str] = frozenset()  # failed before, and are left out now
         self.seed: int | None = None  # of random features
-        self._others = OtherSplits(self.storage, self.split)
+        share = self.share or Share(self.storage.path(self.split), self.storage.features)
+        self.path, self.features = share.path, share.features
+        self._others = OtherSplits(self.storage.root, self.split, self.features)
 
     @property
     def loading(self) -> Loading:
@@ -86,22 +91,40 @@ class Destination:
         return Loading(self.inputs.mentioned, self.seed)
 
     @property
-    def path(self) -> Path:
-        """The cache directory."""
-        return self.storage.path(self.split)
+    def beside(self) -> frozenset[str]:
+        """The features of the storage that are stored apart from these."""
+        return frozenset(self.storage.features.keys() - self.features.keys())
+
+    @property
+    def name(self) -> str:
+        """The name of the cache in messages: the split, with the features where some are apart."""
+        return f"{self.split} ({', '.join(self.features)})" if self.beside else self.split
 
     def cache(self) -> Cache:
         """Open the cache, which the run has compared with what its features are made from."""
         note_compared(self.path, read_manifest(self.path))
-        return self.storage.cache(self.split)
+        return self.stored()
+
+    def stored(self, *, expect: Mapping[str, object] | None = None) -> Cache:
+        """Open the cache as `FeatureStorage.cache` does."""
+        if self.path == self.storage.path(self.split) and not self.beside:
+            return self.storage.cache(self.split, expect=expect)
+        return declared_cache(self.path, self.features, expect)
+
+    def writer(
+        self, fingerprint: Mapping[str, object] | None = None, *, overwrite: bool = False
+    ) -> CacheWriter:
+        """Open the cache for writing; see `CacheWriter`."""
+        cache = self.storage.path(self.split)
+        return CacheWriter(cache, self.features, fingerprint, overwrite=overwrite)
 
     def current(self, fingerprint: Mapping[str, object]) -> Cache | None:
         """Return the cache that readers see, if it was made from the same."""
         try:
-            cache = self.storage.cache(self.split, expect=fingerprint)
+            cache = self.stored(expect=fingerprint)
         except (NotACacheError, StaleCacheError):  # the writer starts one, or says all that differs
             return None
-        declared = cache_fingerprint(self.storage.features, fingerprint)
+        declared = cache_fingerprint(self.features, fingerprint)
         return None if differences(cache.fingerprint, declared) else cache
 
     def open(
@@ -129,6 +152,7 @@ class Destination:
             if self.full and missing is not None and not len(missing) and not found.changed:
                 raise_damage(container_damage(cache.path, cache.opened.index.containers))
                 self._restamp(cache, found)
+                self._name_set()
                 return None
         if missing is not None and not self.shared:
             self._others.refuse(missing)
@@ -181,7 +205,7 @@ class Destination:
         if not found.alike:
             return
         try:
-            with self.storage.writer(self.split, self.fingerprint) as writer:
+            with self.writer(self.fingerprint) as writer:
                 if self.ids is not None:
                     writer.expect(self.ids)
                 found.apply(writer)
@@ -189,6 +213,14 @@ class Destination:
             if not (isinstance(error, CacheLockedError) or is_refused(error)):
                 raise
             remember(cache, found.alike)
+
+    def _name_set(self) -> None:
+        """Let all readers see a set that is whole, if its writer was killed before."""
+        try:
+            name_set(self.path)
+        except OSError as error:
+            if not is_refused(error):  # who declares its features sees it anyway
+                raise
 
     def check_new(self, ids: Sequence[str]) -> None:
         """Raise `ConfigError` if the cache must not be given a data set that shows no ids."""
@@ -222,7 +254,7 @@ class Destination:
         if left_out:
             text = f"{counted(left_out)} were not in the given sampler"
             _log.warning("%s: %r stays incomplete", text, str(self.path))
-        self._record(failures)
+        note_failures(Cache(self.path), failures)
 
     def publish_early(self, writer: CacheWriter) -> None:
         """Let readers see what is there so far, unless they still have the old cache, complete."""
@@ -262,21 +294,6 @@ class Destination:
             _log.warning("%s: %s, see %r; on_error='raise' tries again", text, some, where)
 
     def _writer(self, *, overwrite: bool) -> CacheWriter:
-        make = partial(self.storage.writer, self.split, self.fingerprint, overwrite=overwrite)
+        make = partial(self.writer, self.fingerprint, overwrite=overwrite)
         # a part's writer that has lost its run ends soon; another run of the cache does not
         return retry_while_locked(make, unless=partial(is_locked, self.path))
-
-    def _record(self, failures: Sequence[Failure]) -> None:
-        """Keep a line for each utterance that failed, now or earlier, and tell of those of now."""
-        cache = Cache(self.path)
-        still = set(cache.failed) - {failure["id"] for failure in failures}
-        earlier = [line for line in read_failures(self.path) if line["id"] in still]
-        write_failures(self.path, [*earlier, *failures])
-        if not failures:
-            return
-        number, path, first = counted(len(failures)), str(self.path / FAILURES), failures[0]
-        told = f"{first['id']!r} with {first['type']}: {first['error']}"
-        text = f"{number} failed, see {path!r}; the first, {told}"
-        if not len(cache):
-            raise ComputeError(f"all {text}")
-        _log.warning("%s", text)

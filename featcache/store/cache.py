@@ -17,10 +17,11 @@ from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
 from featcache.store.reading.expectation import Expectation
-from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
+from featcache.store.reading.joined_sets import damage_of, missing_from
+from featcache.store.reading.opening import OpenSettings, open_generation
 from featcache.store.reading.reader import FeatureReader
-from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
+from featcache.store.reading.verify import WHAT_TO_DO, raise_damage
 
 CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
@@ -67,6 +68,16 @@ def open(
     return Cache(path, verify=verify, check_reads=check_reads, expect=expect, mapped=mapped)
 
 
+def open_features(
+    path: Path, features: Iterable[str], expect: Mapping[str, object] | None = None
+) -> Cache:
+    """Open the feature sets of a cache that have some features, also those not complete yet."""
+    cache = Cache.__new__(Cache)
+    settings = OpenSettings(features=tuple(features))
+    cache.__setstate__((path.absolute(), Expectation.of(expect), settings))
+    return cache
+
+
 class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     """One published generation of a cache.
 
@@ -74,7 +85,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     was made anew from something else meanwhile.
 
     A mapping from utterance ids to dicts of arrays, and a context manager. Rows, and with them
-    `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes.
+    `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes. Where features were
+    added later, as a feature set, they are the utterances that all sets have.
 
     Attributes:
         path: the cache directory.
@@ -93,26 +105,24 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
         self.path = directory(path, "a cache").absolute()
-        self._open(Expectation.of(expect), check_reads, mapped)
+        self._open(Expectation.of(expect), OpenSettings(mapped, check_reads))
         if verify is not None:
             with reading(self.path):
-                arrays = verify == "arrays"
-                damage = all_damage(self.path, self._manifest, self._index, arrays=arrays)
-                raise_damage(damage, WHAT_TO_DO)
+                raise_damage(damage_of(self.opened, arrays=verify == "arrays"), WHAT_TO_DO)
 
-    def _open(self, expectation: Expectation, check_reads: bool, mapped: bool) -> None:
+    def _open(self, expectation: Expectation, settings: OpenSettings) -> None:
         with reading(self.path):
-            self.opened = Generation(self.path, mapped=mapped, check_reads=check_reads)
-            expectation.check(self.opened)
+            self.opened = open_generation(self.path, expectation, settings)
         self._manifest, self._index = self.opened.manifest, self.opened.index
 
-    def __getstate__(self) -> tuple[Path, Expectation, bool, bool]:
+    def __getstate__(self) -> tuple[Path, Expectation, OpenSettings]:
         opened = self.opened
-        return self.path, Expectation.of_opened(opened), opened.check_reads, opened.mapped
+        settings = OpenSettings(opened.mapped, opened.check_reads, self.features)
+        return self.path, Expectation.of_opened(opened), settings
 
-    def __setstate__(self, state: tuple[Path, Expectation, bool, bool]) -> None:
-        self.path, expectation, check_reads, mapped = state
-        self._open(expectation, check_reads, mapped)
+    def __setstate__(self, state: tuple[Path, Expectation, OpenSettings]) -> None:
+        self.path, expectation, settings = state
+        self._open(expectation, settings)
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -192,6 +202,14 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         """
         return tuple(self.opened.failed)
 
+    def missing(self, feature: str) -> tuple[str, ...]:
+        """Return the ids that lack a feature and have others, in the order of their UTF-8 bytes.
+
+        None but in a cache of feature sets, whose rows are the utterances that all of them have.
+        """
+        self.opened.arrays(feature)
+        return tuple(missing_from(self.opened, feature))
+
     @property
     def generation(self) -> int:
         """Number of this generation, counted up with each publish."""
@@ -259,7 +277,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     def stats(self, feature: str) -> FeatureStats:
         """Return count, mean and variance over all frames of a feature.
 
-        Raises `KeyNotFoundError` if none were collected.
+        Of all utterances that have the feature, in a cache of feature sets, too. Raises
+        `KeyNotFoundError` if none were collected.
         """
         self.opened.arrays(feature)
         if not self._manifest.features[feature]["stats"]:

@@ -6,11 +6,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from featcache.errors import CacheError, CorruptCacheError, KeyNotFoundError, WindowError, nearest
+from featcache.errors import (
+    CacheError,
+    CorruptCacheError,
+    KeyNotFoundError,
+    StaleCacheError,
+    WindowError,
+    nearest,
+)
 from featcache.interface import Array, Ints
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_index, read_strings
@@ -24,6 +32,16 @@ from featcache.store.reading.feature_arrays import FeatureArrays
 from featcache.store.reading.verify import raise_damage
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Feature sets of a cache as one: the rows that all of them have."""
+
+    manifest: Manifest
+    index: Index  # without containers, which are those of the sets
+    failed: Strings
+    features: Mapping[str, FeatureArrays]
+
+
 class Generation:
     """The generation of a cache that is current when it is opened; others may follow it.
 
@@ -34,20 +52,48 @@ class Generation:
         path: the cache directory.
         mapped: map index and containers into memory; False reads them.
         check_reads: compare the index with its checksums now, and arrays when they are read.
+
+    Attributes:
+        sets: the generations of the feature sets that it is made of, by name; empty for a plain
+            cache.
+        refused: the errors of features that were made from something else than is expected.
     """
 
     def __init__(self, path: Path, *, mapped: bool = True, check_reads: bool = False) -> None:
         self.path = path
+        self.sets: Mapping[str, Generation] = {}
+        self.refused: Mapping[str, StaleCacheError] = {}
         self.mapped = mapped
         self.check_reads = check_reads
         self.manifest, self.index, self.failed = _current(path, mapped, check_reads)
         columns = self.index.containers
         self.containers = Containers.of(path, columns, mapped)
         checks = Checks(path, self.manifest, columns, self.containers) if check_reads else None
-        self.features = {
+        self.features: Mapping[str, FeatureArrays] = {
             name: FeatureArrays(self.manifest, name, self.index, self.containers, checks)
             for name in self.manifest.features
         }
+
+    @classmethod
+    def of_sets(
+        cls,
+        path: Path,
+        sets: Mapping[str, Generation],
+        joined: Joined,
+        refused: Mapping[str, StaleCacheError],
+    ) -> Generation:
+        """Return feature sets that are open as the one generation of their cache."""
+        first = next(iter(sets.values()))
+        opened = cls.__new__(cls)
+        settings = {"mapped": first.mapped, "check_reads": first.check_reads}
+        vars(opened).update(path=path, sets=sets, refused=refused, **settings)
+        vars(opened).update(vars(joined), containers=first.containers)
+        return opened
+
+    def of_feature(self, feature: str) -> Generation:
+        """Return the generation of the set that has a feature; itself, if plain."""
+        sets = self.sets.values()
+        return next((each for each in sets if feature in each.features), self)
 
     @property
     def stamps(self) -> StampColumns | None:
@@ -66,6 +112,8 @@ class Generation:
         try:
             return self.features[feature]
         except (KeyError, TypeError):  # a list, such as that of ids
+            if isinstance(feature, str) and feature in self.refused:
+                raise StaleCacheError(str(self.refused[feature])) from None
             raise KeyNotFoundError(
                 f"no feature {feature!r} in cache {str(self.path)!r}",
                 hint=partial(nearest, feature, self.features),
@@ -118,7 +166,8 @@ class Generation:
 
     def close(self) -> None:
         """Let go of the container files: arrays cannot be read any more."""
-        self.containers.close()
+        for each in self.sets.values() or (self,):
+            each.containers.close()
 
     def _listed(self, ids: Iterable[str]) -> list[str]:
         if isinstance(ids, str):

@@ -33,6 +33,7 @@ from featcache.store.reading.generation import Generation
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.build_files import BuildFiles
 from featcache.store.writing.changes import Changes, with_changes
+from featcache.store.writing.new_sets import name_set
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish import Outcome, publish, sealed_parts
@@ -99,6 +100,8 @@ class WriteSession:
             told = told or bool(self.stamps or self.files.waiting)
             if told or complete != self._manifest.complete or self._sealed() != self._published():
                 self._publish(complete, ())
+            if self._manifest.complete:
+                name_set(self.path)
 
     def delete(self, ids: Collection[str]) -> None:
         """Delete utterances that are stored in sealed parts, durably, and publish that.
