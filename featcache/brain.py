@@ -33,7 +33,7 @@ from featcache.extraction.local_executor import LocalExecutor
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
 from featcache.extraction.run import Executor, Run, check_settings
-from featcache.extraction.shares import cache_of_shares, shares_of
+from featcache.extraction.shares import shares_of
 from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
@@ -203,7 +203,7 @@ class FeatureCacheMixin:
                 checking = Checking(to, source, check, record, accept)
                 run = Run(to, executor, checking, publish_every_s, progressbar, colour, ranks)
                 cache = run.run(identify, resume=resume, overwrite=overwrite)
-            return cache if len(found) == 1 else cache_of_shares(storage, split)
+            return cache if len(found) == 1 else to.whole()
 
     def check_features(
         self,

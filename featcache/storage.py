@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
@@ -76,8 +76,16 @@ class FeatureStorage:
         `StaleCacheError` if its features were declared in another way or made from something else
         than is expected, `NotACacheError` if the split is not cached yet.
         """
+        return self._cache(split, expect)
+
+    def _cache(
+        self,
+        split: str,
+        expect: Mapping[str, object] | None,
+        wanted: Collection[str] | None = None,
+    ) -> Cache:
         try:
-            return declared_cache(self.path(split), self.features, expect)
+            return declared_cache(self.path(split), self.features, expect, wanted)
         except NotACacheError as error:
             raise NotACacheError(f"{error}; {self._missing(split)}") from error
 
@@ -138,7 +146,7 @@ class FeatureStorage:
                     "rename one of them"
                 )
         # a missing or stale cache is an error here, not in a worker
-        cache = self.cache(split, expect=expect)
+        cache = self._cache(split, expect, names)
         check_complete(cache, allow_incomplete=allow_incomplete)
         _check_ids(cache, names, getattr(dataset, "data_ids", None))
         for name in names:
@@ -162,11 +170,17 @@ def declared_cache(
     path: Path,
     features: Mapping[str, FeatureStorageConfig],
     expect: Mapping[str, object] | None = None,
+    wanted: Collection[str] | None = None,
 ) -> Cache:
-    """Open the feature sets of a cache that hold some features; see `FeatureStorage.cache`."""
-    cache = open_features(path, features, expect)
-    refused = cache.opened.refused  # which whoever reads them is told
-    declared = {name: each.to_json() for name, each in features.items() if name not in refused}
+    """Open the feature sets of a cache that hold some features; see `FeatureStorage.cache`.
+
+    `wanted` are those of `features` that are needed; None: all.
+    """
+    needed = features.keys() if wanted is None else wanted
+    cache = open_features(path, needed, expect)
+    # stale features are left out: whoever reads them is told
+    named = {*needed, *features.keys() & cache.features} - cache.opened.refused.keys()
+    declared = {name: each.to_json() for name, each in features.items() if name in named}
     if changed := differences(cache.fingerprint["features"], declared, "features"):
         lines = "\n  ".join(["", *changed])
         added = not features.keys() <= {*cache.features} and {*cache.features} <= features.keys()

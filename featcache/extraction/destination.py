@@ -31,17 +31,20 @@ from featcache.extraction.failure_notes import note_failures
 from featcache.extraction.failures import FAILURES, Failure
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
 from featcache.extraction.outcome import Outcome
-from featcache.extraction.patience import is_refused, refusal_explained, retry_while_locked
-from featcache.extraction.shares import Share
+from featcache.extraction.patience import (
+    is_refused,
+    refusal_explained,
+    refusal_passed_over,
+    retry_while_locked,
+)
+from featcache.extraction.shares import Share, note_sets_compared
 from featcache.extraction.unfinished import is_overwriting
 from featcache.interface import Ints
 from featcache.storage import FeatureStorage, declared_cache
 from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
-from featcache.store.format.manifest import read_manifest
 from featcache.store.format.stamps import StampColumns
-from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.new_sets import name_set
@@ -92,7 +95,7 @@ class Destination:
 
     @property
     def beside(self) -> frozenset[str]:
-        """The features of the storage that are stored apart from these."""
+        """Features of the storage that are stored apart from these."""
         return frozenset(self.storage.features.keys() - self.features.keys())
 
     @property
@@ -102,8 +105,13 @@ class Destination:
 
     def cache(self) -> Cache:
         """Open the cache, which the run has compared with what its features are made from."""
-        note_compared(self.path, read_manifest(self.path))
+        note_sets_compared(self.path, self.features)
         return self.stored()
+
+    def whole(self) -> Cache:
+        """Open the cache with all features of the storage."""
+        note_sets_compared(self.storage.path(self.split), self.storage.features)
+        return self.storage.cache(self.split)
 
     def stored(self, *, expect: Mapping[str, object] | None = None) -> Cache:
         """Open the cache as `FeatureStorage.cache` does."""
@@ -111,9 +119,7 @@ class Destination:
             return self.storage.cache(self.split, expect=expect)
         return declared_cache(self.path, self.features, expect)
 
-    def writer(
-        self, fingerprint: Mapping[str, object] | None = None, *, overwrite: bool = False
-    ) -> CacheWriter:
+    def writer(self, fingerprint: Mapping[str, object], *, overwrite: bool = False) -> CacheWriter:
         """Open the cache for writing; see `CacheWriter`."""
         cache = self.storage.path(self.split)
         return CacheWriter(cache, self.features, fingerprint, overwrite=overwrite)
@@ -156,6 +162,8 @@ class Destination:
                 return None
         if missing is not None and not self.shared:
             self._others.refuse(missing)
+        if self.ids is not None and missing is self.ids and not self.append:
+            self._others.refuse_strangers(self.ids)
         lacking = None if missing is None else [*missing, *found.changed]
         with refusal_explained(self.path, lacking):
             if not resume and not overwrite:
@@ -216,11 +224,8 @@ class Destination:
 
     def _name_set(self) -> None:
         """Let all readers see a set that is whole, if its writer was killed before."""
-        try:
+        with refusal_passed_over():  # who declares its features sees it anyway
             name_set(self.path)
-        except OSError as error:
-            if not is_refused(error):  # who declares its features sees it anyway
-                raise
 
     def check_new(self, ids: Sequence[str]) -> None:
         """Raise `ConfigError` if the cache must not be given a data set that shows no ids."""
@@ -296,4 +301,5 @@ class Destination:
     def _writer(self, *, overwrite: bool) -> CacheWriter:
         make = partial(self.writer, self.fingerprint, overwrite=overwrite)
         # a part's writer that has lost its run ends soon; another run of the cache does not
-        return retry_while_locked(make, unless=partial(is_locked, self.path))
+        there = self.path if self.path.exists() else self.storage.path(self.split)
+        return retry_while_locked(make, unless=partial(is_locked, there))

@@ -24,7 +24,7 @@ from featcache.extraction.probe_source import ProbeSource, on_this_device
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
 from featcache.extraction.run import Executor, Run, check_settings
-from featcache.extraction.shares import cache_of_shares, shares_of
+from featcache.extraction.shares import shares_of
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.extraction.workers.tasks import Environment, checked_environment, loader_options
 from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_other_code
@@ -179,7 +179,7 @@ def extract(
             checking,
         )  # in the driver of other processes, a model would only take memory
         caches = [run.run(lambda: made_from, resume=resume, overwrite=overwrite) for run in runs]
-        return caches[0] if len(caches) == 1 else cache_of_shares(storage, where.name)
+        return caches[0] if len(caches) == 1 else to.whole()
 
 
 def _sent(provider: EnvironmentProvider, made_with: DriverCode) -> Callable[[], Environment]:

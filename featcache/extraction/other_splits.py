@@ -31,6 +31,18 @@ class OtherSplits:
     ) -> None:
         self._root, self._split, self._features = root, split, features
 
+    def refuse_strangers(self, ids: Sequence[str]) -> None:
+        """Raise `ConfigError` if a feature set of this split is complete without any of them."""
+        for directory, manifest in stored_sets(self._root / self._split):
+            if (
+                manifest.complete
+                and manifest.rows
+                and not manifest.features.keys() & self._features
+            ):
+                beside = Cache(directory)
+                if len(ids) and (rows_of(beside.opened, ids) < 0).all():
+                    raise another_split(beside, ids, self._split)
+
     def refuse(self, ids: Sequence[str]) -> None:
         """Raise `ConfigError` if another split has one of these utterances."""
         for split, opened in self._caches.items():

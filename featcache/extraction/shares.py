@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.storage import FeatureStorage
-from featcache.store.cache import Cache
 from featcache.store.format.feature_sets import stored_sets
 from featcache.store.reading.expectation import note_compared
 from featcache.store.writing.new_sets import directory_of, holds_any
@@ -44,9 +43,8 @@ def shares_of(storage: FeatureStorage, split: str, *, overwrite: bool) -> list[S
     return shares
 
 
-def cache_of_shares(storage: FeatureStorage, split: str) -> Cache:
-    """Open the cache of all declared features, each compared with what it is made from."""
-    for directory, manifest in stored_sets(storage.path(split)):
-        if not storage.features.keys().isdisjoint(manifest.features):
+def note_sets_compared(cache: Path, features: Collection[str]) -> None:
+    """Note that the sets of some features were compared with what these are made from."""
+    for directory, manifest in stored_sets(cache):
+        if not manifest.features.keys().isdisjoint(features):
             note_compared(directory, manifest)
-    return storage.cache(split)

@@ -27,6 +27,7 @@ from featcache.store.format.feature_sets import (
     stored_sets,
     write_sets,
 )
+from featcache.store.format.files import remove_unfinished
 from featcache.store.format.lock import HOLDER, SOFT_NAME, WriterLock
 from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.manifest import (
@@ -94,6 +95,7 @@ def name_set(directory: Path) -> None:
                 known = tuple(
                     found.name for found, each in stored_sets(cache) if each.complete and each.rows
                 )
+            remove_unfinished(cache)
             write_sets(cache, list(dict.fromkeys((*known, directory.name))))
     remove_left(cache)
 
@@ -146,7 +148,7 @@ def _become_a_set(cache: Path) -> None:
             return
         _check_sealed(cache)
         for left in (cache / SETS).glob("*"):
-            if left.name.startswith(NEW) or _is_linked(left, cache):  # of who was killed here
+            if left.name.startswith(NEW) or _is_copied(left, cache):  # of who was killed here
                 shutil.rmtree(left)
         new = cache / SETS / f"{NEW}{secrets.token_hex(4)}"
         new.mkdir(parents=True)
@@ -159,12 +161,12 @@ def _become_a_set(cache: Path) -> None:
         lock.release()
 
 
-def _is_linked(directory: Path, cache: Path) -> bool:
-    """Tell whether all that a set holds are second names of what a plain cache holds."""
+def _is_copied(directory: Path, cache: Path) -> bool:
+    """Tell whether a plain cache has all parts of a set."""
     seals = [*directory.glob(f"{PARTS}/*/{SEAL}")]
     first = [cache / seal.relative_to(directory) for seal in seals]
     pairs = zip(seals, first, strict=True)
-    return all(there.exists() and there.samefile(seal) for seal, there in pairs)
+    return all(there.exists() and there.read_bytes() == seal.read_bytes() for seal, there in pairs)
 
 
 def _check_sealed(cache: Path) -> None:

@@ -214,6 +214,8 @@ class WriteSession:
             manifest = replace(_without_build(manifest), building=build)
             manifest = replace(manifest, building_fingerprint=digest, fingerprint=content)
             manifest = replace(manifest, files=files if empty else manifest.files)
+            if any(line.startswith("features.") for line in changed):  # the index has other columns
+                return publish(self.path, manifest, Outcome(complete=False))
             manifest = write_manifest(self.path, manifest)
         return manifest
 
