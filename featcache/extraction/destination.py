@@ -27,8 +27,8 @@ from featcache.extraction.changed_inputs import (
 )
 from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import counted, named
-from featcache.extraction.failure_notes import note_failures
-from featcache.extraction.failures import FAILURES, Failure
+from featcache.extraction.failure_notes import note_failures, tell_left_out
+from featcache.extraction.failures import Failure
 from featcache.extraction.other_splits import OtherSplits, another_split, rows_of
 from featcache.extraction.outcome import Outcome
 from featcache.extraction.patience import (
@@ -278,7 +278,7 @@ class Destination:
             raise another_split(cache, self.ids, self.split)
         if self.full:
             self._tell_what_is_beside(cache, rows)
-        self._tell_what_is_left_out(sorted(failed & self.accepted))
+        tell_left_out(self.path, sorted(failed & self.accepted))
         return [id for id in lacking if id not in self.accepted]
 
     def _tell_what_is_beside(self, cache: Cache, rows: Ints) -> None:
@@ -290,13 +290,6 @@ class Destination:
             text = "cache %r holds %d utterances, %d of them not in this data set: %s"
             some = named([cache.ids[row] for row in numbers[:3]])
             _log.log(level, text, str(self.path), len(cache), len(numbers), some)
-
-    def _tell_what_is_left_out(self, failed: Sequence[str]) -> None:
-        if failed:
-            are = "is" if len(failed) == 1 else "are"
-            text = f"{counted(len(failed))} failed earlier and {are} left out"
-            some, where = named(failed, 3), str(self.path / FAILURES)
-            _log.warning("%s: %s, see %r; on_error='raise' tries again", text, some, where)
 
     def _writer(self, *, overwrite: bool) -> CacheWriter:
         make = partial(self.writer, self.fingerprint, overwrite=overwrite)

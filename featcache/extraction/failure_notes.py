@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from featcache.errors import ComputeError
-from featcache.extraction.datasets import counted
+from featcache.extraction.datasets import counted, named
 from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
 from featcache.store.cache import Cache
 
@@ -26,3 +27,12 @@ def note_failures(cache: Cache, failures: Sequence[Failure]) -> None:
     if not len(cache):
         raise ComputeError(f"all {text}")
     _log.warning("%s", text)
+
+
+def tell_left_out(path: Path, failed: Sequence[str]) -> None:
+    """Say which utterances are not tried again."""
+    if failed:
+        are = "is" if len(failed) == 1 else "are"
+        text = f"{counted(len(failed))} failed earlier and {are} left out"
+        some, where = named(failed, 3), str(path / FAILURES)
+        _log.warning("%s: %s, see %r; on_error='raise' tries again", text, some, where)

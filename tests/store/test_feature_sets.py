@@ -128,7 +128,7 @@ def test_batches_windows_tables_and_copies_read_the_right_rows(cache: Path) -> N
     opened = featcache.open(cache, mapped=False)
     ids = sorted(map(id_of, [1, 3, 5, 8]))
     expected = both([1, 3, 5, 8])
-    for copy in (opened, pickle.loads(pickle.dumps(opened))):
+    for copy in (opened, pickle.loads(pickle.dumps(opened))):  # noqa: S301
         batch = copy.read_batch(ids[::-1], "units")
         assert batch.lengths.tolist() == [len(expected[id]["units"]) for id in ids[::-1]]
         np.testing.assert_array_equal(
@@ -145,7 +145,7 @@ def test_who_had_the_plain_cache_open_reads_on(cache: Path, check_reads: bool) -
     reader, pickled = opened.reader("fbank"), pickle.dumps(opened)
     add(cache)
     assert_holds(opened, oracle(ALL))
-    assert_holds(pickle.loads(pickled), oracle(ALL))
+    assert_holds(pickle.loads(pickled), oracle(ALL))  # noqa: S301
     assert tuple(reader(id_of(3)).shape) == arrays_of(3)["fbank"].shape
 
 
@@ -205,7 +205,7 @@ def test_a_stale_set_refuses_its_features_only(cache: Path) -> None:
     assert opened.read(id_of(3), "energy").shape == energy_of(3)["energy"].shape
     with pytest.raises(StaleCacheError, match="layer: was 9, now 10"):
         opened.read(id_of(3), "fbank")
-    with pytest.raises(StaleCacheError, match="layer: was 9, now 11[^$]*was 10, now 11"):
+    with pytest.raises(StaleCacheError, match=r"layer: was 9, now 11[^$]*was 10, now 11"):
         featcache.open(cache, expect={"layer": 11})
     with pytest.raises(StaleCacheError):
         FeatureReader(cache, "fbank", expect={"layer": 10})(id_of(0))
@@ -217,9 +217,9 @@ def test_a_storage_opens_the_sets_of_what_it_declares(cache: Path) -> None:
     assert_holds(FeatureStorage(root, two_features()).cache("train"), oracle(ALL))
     assert len(FeatureStorage(root, [ENERGY]).cache("train")) == 3
     assert len(FeatureStorage(root, [*two_features(), ENERGY]).cache("train")) == 3
-    with pytest.raises(StaleCacheError, match="pitch: was \\(absent\\)[^$]*computed by cache_feat"):
+    with pytest.raises(StaleCacheError, match=r"pitch: was \(absent\)[^$]*computed by cache_feat"):
         FeatureStorage(root, [*two_features(), PITCH]).cache("train")
-    with pytest.raises(StaleCacheError, match="units: was .*, now \\(absent\\)"):
+    with pytest.raises(StaleCacheError, match=r"units: was .*, now \(absent\)"):
         FeatureStorage(root, two_features()[:1]).cache("train")
 
 
@@ -265,7 +265,7 @@ def test_files_that_cannot_have_two_names_are_told_of(
 
     with monkeypatch.context() as without_links:
         without_links.setattr(os, "link", refused)
-        with pytest.raises(CacheError, match="featcache.join reads both"):
+        with pytest.raises(CacheError, match=r"featcache\.join reads both"):
             CacheWriter(cache, [ENERGY])
     check_cache(cache, ALL)
     add(cache)
