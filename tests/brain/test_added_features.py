@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +199,38 @@ def test_on_workers_the_added_feature_is_computed_alone(new: FeatureStorage) -> 
     parallel = {"env": "local", "n_workers": 1}
     cache = make_brain(new, More).cache_features(dataset, TRAIN, parallel=parallel)
     assert_has_energy(cache, dataset)
+
+
+RANKS = """
+import sys, torch
+from pathlib import Path
+import speechbrain as sb
+from speechbrain.utils.distributed import ddp_init_group
+from brain_helpers import make_brain, make_dataset
+from test_added_features import ENERGY, OLD, More
+from featcache import FeatureStorage
+
+ddp_init_group({"distributed_backend": "gloo"})
+brain = make_brain(FeatureStorage(Path(sys.argv[1]), [*OLD, ENERGY]), More)
+cache = brain.cache_features(make_dataset(), sb.Stage.TRAIN)
+assert cache.features == ("ssl", "units", "energy") and len(cache) == 10 and cache.complete
+torch.distributed.barrier()
+"""
+
+
+def test_ranks_share_what_is_added(new: FeatureStorage, tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    here = Path(__file__)
+    paths = [str(here.parent), str(here.parents[1]), *sys.path]
+    done = subprocess.run(
+        [*run, str(script), str(new.root)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert_has_energy(new.cache("train"), make_dataset())

@@ -40,6 +40,7 @@ class Joined:
     index: Index  # without containers, which are those of the sets
     failed: Strings
     features: Mapping[str, FeatureArrays]
+    set_rows: Mapping[str, Ints | None]  # of each set, those of the joined rows; None: all
 
 
 class Generation:
@@ -56,12 +57,14 @@ class Generation:
     Attributes:
         sets: the generations of the feature sets that it is made of, by name; empty for a plain
             cache.
+        set_rows: the rows of each set that are its rows; None where they are all.
         refused: the errors of features that were made from something else than is expected.
     """
 
     def __init__(self, path: Path, *, mapped: bool = True, check_reads: bool = False) -> None:
         self.path = path
         self.sets: Mapping[str, Generation] = {}
+        self.set_rows: Mapping[str, Ints | None] = {}
         self.refused: Mapping[str, StaleCacheError] = {}
         self.mapped = mapped
         self.check_reads = check_reads

@@ -42,7 +42,8 @@ def join_sets(sets: Mapping[str, Generation]) -> Joined:
         stamps=None,
     )
     failed = sorted({id for each in opened for id in each.failed}, key=str.encode)
-    return Joined(_manifest(sets, len(index)), index, Strings.of(failed), features)
+    set_rows = dict(zip(sets, rows, strict=True))
+    return Joined(_manifest(sets, len(index)), index, Strings.of(failed), features, set_rows)
 
 
 def missing_from(opened: Generation, feature: str) -> list[str]:
