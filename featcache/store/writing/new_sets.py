@@ -7,6 +7,7 @@ A plain cache becomes a set of its own first: its files get second names in `set
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import secrets
@@ -40,6 +41,7 @@ from featcache.store.format.manifest import (
 )
 from featcache.store.format.part import SEAL, list_parts
 
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 PATIENCE_S = 10.0  # that others name a set of theirs
 _STAYS = {NAME, SETS, LOCK, SOFT_NAME, HOLDER}
 
@@ -198,8 +200,10 @@ def _link(entry: Path, place: Path) -> None:
     try:
         os.link(entry, place, follow_symlinks=False)
     except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
         raise CacheError(
             f"{str(entry)!r} cannot get a second name, {str(place)!r} ({error.strerror}), as is "
-            "needed to add features to a cache: store them in a directory of their own, and "
+            "needed to add features to a cache: store them in another directory, and "
             "featcache.join reads both"
         ) from error
