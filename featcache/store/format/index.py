@@ -79,6 +79,7 @@ class Index:
     containers: ContainerColumns
     stats: Mapping[str, FeatureStats]
     stamps: StampColumns | None = None
+    ids_digest: str = ""  # of the columns of the ids; empty where it is not known
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -166,6 +167,7 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
         ),
         stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
         stamps=read_stamps(file),
+        ids_digest=file.digest("id_ends") + file.digest("id_bytes"),
     )
     _check_lengths(index, file)
     return index
