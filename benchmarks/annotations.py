@@ -24,7 +24,8 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.store.format.annotation_columns import Column, stored_columns
 from featcache.store.format.coded_strings import Codes
 from featcache.store.format.column_file import ColumnFile, save_columns
-from featcache.store.format.manifest import AnnotationEntry, read_manifest, write_manifest
+from featcache.store.format.manifest import read_manifest, write_manifest
+from featcache.store.format.manifest_entries import AnnotationEntry
 from featcache.store.format.strings import Strings, ends_of
 
 SPEAKERS = 5000

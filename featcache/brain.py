@@ -34,6 +34,7 @@ from featcache.extraction.local_executor import LocalExecutor
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
 from featcache.extraction.run import Executor, Run, check_settings
+from featcache.extraction.shares import shares_of
 from featcache.extraction.torchrun import Ranks
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
@@ -181,33 +182,40 @@ class FeatureCacheMixin:
         made_from = {"stage": name_of(stage), **settings_of(self), **(fingerprint or {})}
         with kept_random_state(), Ranks() as ranks, computing(made_with, again):
             ids = visible_ids(dataset) if parallel is None else ids_for_workers(dataset, ranks.size)
-            inputs = ChangedInputs(dataset, kwargs, made_with.mentioned, on_changed)
-            to = Destination(storage, split, ids, on_error == "skip", append, shared, inputs)
             most = getattr(self, "debug_batches", 2) if getattr(self, "debug", False) else None
-            executor: Executor
-            if parallel is None:
-                compute = partial(features_of, self, stage)
-                executor = LocalExecutor(
-                    to, dataset, compute, kwargs, retries, most_batches=most, ranks=ranks
-                )
-            else:
-                client, lengths = config_or_client(parallel), visible_lengths(dataset)
-                build = partial(environment_of, self, dataset, stage, kwargs, made_with)
-                executor = WorkersExecutor(
-                    to, client, build, kwargs, retries, publish_every_s, lengths, most
-                )
             if progressbar is None:
                 progressbar = not getattr(self, "noprogressbar", False)
             colour = getattr(self, "tqdm_barcolor", {}).get(name_of(stage).lower())
-            source = probe_source_of(
-                self, dataset, stage, kwargs, to, parallel, mentioned=made_with.mentioned
-            )
-            record = Record(to, partial(witnesses, made_with, self, dataset))
-            checking = Checking(to, source, check, record, accept)
-            beside = DatasetAnnotations.of(dataset, annotations, storage.features)
-            run = Run(to, executor, checking, publish_every_s, progressbar, colour, beside, ranks)
             identify = partial(made_with.fingerprint, made_from)
-            return run.run(identify, resume=resume, overwrite=overwrite)
+            beside = DatasetAnnotations.of(dataset, annotations, storage.features)
+            shares = partial(shares_of, storage, split, overwrite=overwrite)
+            for share in (found := ranks.together(shares)[0]):
+                inputs = ChangedInputs(dataset, kwargs, made_with.mentioned, on_changed)
+                skip = on_error == "skip"
+                to = Destination(storage, split, ids, skip, append, shared, inputs, share)
+                executor: Executor
+                if parallel is None:
+                    compute = partial(features_of, self, stage)
+                    executor = LocalExecutor(
+                        to, dataset, compute, kwargs, retries, most_batches=most, ranks=ranks
+                    )
+                else:
+                    client, lengths = config_or_client(parallel), visible_lengths(dataset)
+                    build = partial(environment_of, self, dataset, stage, kwargs, made_with)
+                    executor = WorkersExecutor(
+                        to, client, build, kwargs, retries, publish_every_s, lengths, most
+                    )
+                source = probe_source_of(
+                    self, dataset, stage, kwargs, to, parallel, mentioned=made_with.mentioned
+                )
+                record = Record(to, partial(witnesses, made_with, self, dataset))
+                checking = Checking(to, source, check, record, accept)
+                first = beside if share is found[0] else None  # annotations are stored once
+                run = Run(
+                    to, executor, checking, publish_every_s, progressbar, colour, first, ranks
+                )
+                table = run.run(identify, resume=resume, overwrite=overwrite)
+            return table if len(found) == 1 else to.view(of_all=True, tell=ranks.rank == 0)
 
     def check_features(
         self,
@@ -235,13 +243,15 @@ class FeatureCacheMixin:
         made_with = again()
         made_from = {"stage": name_of(stage), **settings_of(self), **(fingerprint or {})}
         with kept_random_state(), computing(made_with, again):
-            to = Destination(storage, split, visible_ids(dataset), False, False, shared=True)
-            source = probe_source_of(
-                self, dataset, stage, kwargs, to, mentioned=made_with.mentioned
-            )
-            record = Record(to, partial(witnesses, made_with, self, dataset))
-            checking = Checking(to, source, check_of(check), record)
-            checking.compare_only(made_with.fingerprint(made_from))
+            for share in shares_of(storage, split, overwrite=False):
+                ids = visible_ids(dataset)
+                to = Destination(storage, split, ids, False, False, shared=True, share=share)
+                source = probe_source_of(
+                    self, dataset, stage, kwargs, to, mentioned=made_with.mentioned
+                )
+                record = Record(to, partial(witnesses, made_with, self, dataset))
+                checking = Checking(to, source, check_of(check), record)
+                checking.compare_only(made_with.fingerprint(made_from))
 
     def expectation(
         self,

@@ -10,6 +10,8 @@ from featcache.store.cache import Cache, CachePath
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.fingerprint import differences
 from featcache.store.reading.generation import Generation
+from featcache.store.reading.joined_sets import joined_mapping
+from featcache.store.reading.opening import open_generation
 from featcache.store.reading.origin import made_at, witnesses
 
 _SOURCES = "sources"  # of the witnesses: the text of each function, by file and name
@@ -22,6 +24,7 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
     publish where it was not recorded; "fingerprint": what is compared when the cache is written or
     opened, its declarations under "features"; "recorded": what explains it and is compared by
     nobody, such as the versions of libraries and the source of functions; empty where nothing was.
+    Of features that were added later, the keys of both that differ are under "sets".
 
     >>> import tempfile, featcache
     >>> path = tempfile.mkdtemp()
@@ -31,8 +34,9 @@ def made_from(cache: Cache | CachePath) -> dict[str, object]:
     """
     opened = _opened(cache)
     with reading(opened.path):
-        recorded = witnesses(opened)
-        made = made_at(opened, recorded)
+        recorded = _recorded(opened)
+        sets = opened.sets.values() or [opened]
+        made = max(made_at(each, witnesses(each)) for each in sets)
     return {
         "path": str(opened.path),
         "generation": opened.manifest.generation,
@@ -61,9 +65,9 @@ def diff(a: Cache | CachePath, b: Cache | CachePath) -> dict[str, list[str]]:
     """
     first, second = _opened(a), _opened(b)
     with reading(first.path):
-        was = witnesses(first)
+        was = _recorded(first)
     with reading(second.path):
-        now = witnesses(second)
+        now = _recorded(second)
     sources = was.pop(_SOURCES, {}), now.pop(_SOURCES, {})
     return {
         "fingerprint": differences(first.manifest.fingerprint, second.manifest.fingerprint),
@@ -77,7 +81,12 @@ def _opened(cache: Cache | CachePath) -> Generation:
         return cache.opened
     path = directory(cache, "a cache").absolute()
     with reading(path):
-        return Generation(path)  # to look at it, nothing has to be expected
+        return open_generation(path, None)  # to look at it, nothing has to be expected
+
+
+def _recorded(opened: Generation) -> dict[str, object]:
+    sets = {name: witnesses(each) for name, each in opened.sets.items()}
+    return joined_mapping(sets) if sets else witnesses(opened)
 
 
 def _changed_code(was: object, now: object) -> Iterator[str]:

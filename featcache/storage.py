@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
 from featcache._checks import directory, named_settings
-from featcache.declaration.feature_config import Features, by_name
+from featcache.declaration.feature_config import Features, FeatureStorageConfig, by_name
 from featcache.errors import (
     ConfigError,
     KeyNotFoundError,
@@ -17,7 +17,7 @@ from featcache.errors import (
     UnknownNameError,
     nearest,
 )
-from featcache.store.cache import Cache
+from featcache.store.cache import Cache, open_features
 from featcache.store.format.fingerprint import differences
 from featcache.store.reading.complete import check_complete
 from featcache.store.reading.expectation import Expectation
@@ -72,21 +72,22 @@ class FeatureStorage:
     def cache(self, split: str, *, expect: Mapping[str, object] | None = None) -> Cache:
         """Open the cache of a split for reading; `expect` is that of `featcache.open`.
 
-        Raises `StaleCacheError` if its features were declared in another way or made from something
-        else than is expected, `NotACacheError` if the split is not cached yet.
+        Of features that were added to a cache as sets, the declared ones alone are opened. Raises
+        `StaleCacheError` if its features were declared in another way or made from something else
+        than is expected, `NotACacheError` if the split is not cached yet.
         """
+        return self._cache(split, expect)
+
+    def _cache(
+        self,
+        split: str,
+        expect: Mapping[str, object] | None,
+        wanted: Collection[str] | None = None,
+    ) -> Cache:
         try:
-            cache = Cache(self.path(split), expect=expect)
+            return declared_cache(self.path(split), self.features, expect, wanted)
         except NotACacheError as error:
             raise NotACacheError(f"{error}; {self._missing(split)}") from error
-        declared = {name: feature.to_json() for name, feature in self.features.items()}
-        if changed := differences(cache.fingerprint["features"], declared, "features"):
-            lines = "\n  ".join(["", *changed])
-            raise StaleCacheError(
-                f"cache {str(cache.path)!r} was declared in another way:{lines}\n"
-                "declare it as it was, or compute it again with overwrite=True"
-            )
-        return cache
 
     def reader(
         self, split: str, feature: str, *, expect: Mapping[str, object] | None = None
@@ -145,7 +146,7 @@ class FeatureStorage:
                     "rename one of them"
                 )
         # a missing or stale cache is an error here, not in a worker
-        cache = self.cache(split, expect=expect)
+        cache = self._cache(split, expect, names)
         check_complete(cache, allow_incomplete=allow_incomplete)
         _check_ids(cache, names, getattr(dataset, "data_ids", None))
         for name in names:
@@ -163,6 +164,32 @@ class FeatureStorage:
             f"{there}call cache_features(dataset, stage, split={split!r}) first, "
             f"or write it with writer({split!r})"
         )
+
+
+def declared_cache(
+    path: Path,
+    features: Mapping[str, FeatureStorageConfig],
+    expect: Mapping[str, object] | None = None,
+    wanted: Collection[str] | None = None,
+) -> Cache:
+    """Open the feature sets of a cache that hold some features; see `FeatureStorage.cache`.
+
+    `wanted` are those of `features` that are needed; None: all.
+    """
+    needed = features.keys() if wanted is None else wanted
+    cache = open_features(path, needed, expect)
+    # stale features are left out: whoever reads them is told
+    named = {*needed, *features.keys() & cache.features} - cache.opened.refused.keys()
+    declared = {name: each.to_json() for name, each in features.items() if name in named}
+    if changed := differences(cache.fingerprint["features"], declared, "features"):
+        lines = "\n  ".join(["", *changed])
+        added = not features.keys() <= {*cache.features} and {*cache.features} <= features.keys()
+        more = ", or have what is absent computed by cache_features, or extract" if added else ""
+        raise StaleCacheError(
+            f"cache {str(cache.path)!r} was declared in another way:{lines}\n"
+            f"declare it as it was, or compute it again with overwrite=True{more}"
+        )
+    return cache
 
 
 def _check_ids(cache: Cache, features: list[str], ids: Sequence[str] | None) -> None:

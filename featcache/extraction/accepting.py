@@ -39,7 +39,7 @@ def changed_fields(to: Destination, fingerprint: Mapping[str, object]) -> list[s
         there = read_manifest(to.path).fingerprint
     except CacheError:  # the writer begins one, or says what is wrong
         return []
-    return differences(there, cache_fingerprint(to.storage.features, fingerprint))
+    return differences(there, cache_fingerprint(to.features, fingerprint))
 
 
 def accept_changes(
@@ -65,9 +65,9 @@ def accept_changes(
             "(overwrite=True), or give another directory"
         )
     complete = read_manifest(to.path).complete
-    accept(to.path, to.storage.features, fingerprint)
+    accept(to.path, to.features, fingerprint)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    writer = to.storage.writer(to.split, fingerprint)
+    writer = to.writer(fingerprint)
     try:
         if to.ids is not None:
             writer.expect(to.ids)

@@ -68,7 +68,7 @@ def probe_source_of(
         to.ids,
         partial(features_of, extractor, stage),
         loader_kwargs,
-        list(to.storage.features),
+        list(to.features),
         lambda: extractor.device,
         precision if isinstance(precision, str) else "fp32",
         same_device=parallel is None or on_this_device(parallel, extractor.device),

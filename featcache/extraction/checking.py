@@ -96,7 +96,7 @@ class Checking:
         if random:
             found.setdefault("seed", seed)
             to.seed = seed
-        if self.accept and not overwrite:
+        if not overwrite and (self.accept or self._code_grew(found)):
             self._accept(found)
         return found
 
@@ -174,7 +174,7 @@ class Checking:
 
     def _unlike_stored(self, cache: Cache, but: Collection[str] = ()) -> str | None:
         """Say which stored utterances are others than computed alone; None if none are."""
-        probe, declared = self._now.probe, self.destination.storage.features
+        probe, declared = self._now.probe, self.destination.features
         if self.check is None or not self.source.by_id or not probe.repeatable:
             return None
         near = tolerance(probe.precision, same_device=self.source.same_device)
@@ -207,15 +207,21 @@ class Checking:
         Raises `StaleCacheError`, with the differences, and `NotACacheError` if there is none.
         """
         to = self.destination
-        cache = to.storage.cache(to.split)
+        cache = to.stored()
         found = self.begin(fingerprint, resume=True, overwrite=False)
-        declared = cache_fingerprint(to.storage.features, found)
+        declared = cache_fingerprint(to.features, found)
         if changed := differences(cache.fingerprint, declared):
             listed = "".join(f"\n  {line}" for line in changed)
             text = f"cache {str(cache.path)!r} was made from something else than there is now:"
             raise self.explained(StaleCacheError(f"{text}{listed}\n{_CURE}"), found)
         self.admit((), cache)
         self.end(cache)
+
+    def _code_grew(self, fingerprint: Mapping[str, object]) -> bool:
+        """Tell whether code changed with features that were added, and computes the same bits."""
+        share, to = self.destination.share, self.destination
+        added = share is not None and share.others_added
+        return added and may_be_accepted(changed_fields(to, fingerprint), self._now.comparison)
 
     def _compute(self, seed: int, overwrite: bool) -> None:
         """Compute the utterances of the kept probe, or those of a new one."""

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, cast
 
 from featcache.errors import ComputeError, FeatureError, describe, nearest
@@ -38,6 +39,7 @@ class Computation:
         check_new: called with ids of the batches that are not in the cache, unless `only_missing`;
             may raise.
         seed: of random features: each utterance, a batch of its own, has generators of its own.
+        beside: features that are computed with the others and stored elsewhere.
     """
 
     compute: Callable[[Any], Any]
@@ -48,6 +50,7 @@ class Computation:
     retries: int = 0
     check_new: Callable[[Sequence[str]], object] = lambda ids: None
     seed: int | None = None
+    beside: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.failures: list[Failure] = []
@@ -89,6 +92,8 @@ class Computation:
         if self.seed is not None and batch.ids:
             seed_generators(self.seed, batch.ids[0], COMPUTING)
         utterances = checked_result(self.compute(batch.data), batch.ids)
+        for name, (_, arrays) in product(self.beside, utterances):
+            arrays.pop(name, None)
         if not self._warned:
             timed = [f.name for f in self.writer.features.values() if f.time_axis == 0]
             if sentence := uncut(batch.data, utterances, timed):

@@ -7,14 +7,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from featcache.errors import (
     CacheLockedError,
-    ComputeError,
     ConfigError,
     NotACacheError,
     StaleCacheError,
@@ -30,20 +28,26 @@ from featcache.extraction.changed_inputs import (
 from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.dataset_view import view_of
 from featcache.extraction.datasets import counted, named
-from featcache.extraction.failures import FAILURES, Failure, read_failures, write_failures
+from featcache.extraction.failure_notes import note_failures, tell_left_out
+from featcache.extraction.failures import Failure
 from featcache.extraction.other_splits import OtherSplits, refuse_another, rows_of
 from featcache.extraction.outcome import Outcome
-from featcache.extraction.patience import is_refused, refusal_explained, retry_while_locked
+from featcache.extraction.patience import (
+    is_refused,
+    refusal_explained,
+    refusal_passed_over,
+    retry_while_locked,
+)
+from featcache.extraction.shares import Share, note_sets_compared
 from featcache.extraction.unfinished import is_overwriting
-from featcache.storage import FeatureStorage
+from featcache.storage import FeatureStorage, declared_cache
 from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
-from featcache.store.format.manifest import read_manifest
 from featcache.store.format.stamps import StampColumns
-from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.verify import container_damage, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.new_sets import name_set
 from featcache.store.writing.stored_stamps import stored_stamps
 from featcache.tables.table import FeatureTable
 
@@ -64,6 +68,7 @@ class Destination:
         append: a complete cache may be given utterances of another data set.
         shared: other splits of the storage may hold the same utterances.
         inputs: compares stored utterances with the data set.
+        share: the features that are stored here, where others of the storage are stored apart.
     """
 
     storage: FeatureStorage
@@ -73,13 +78,16 @@ class Destination:
     append: bool
     shared: bool
     inputs: ChangedInputs = field(default_factory=partial(ChangedInputs, None))
+    share: Share | None = None
 
     def __post_init__(self) -> None:
         self.fingerprint: Mapping[str, object] = {}  # of the run, from `open` on
         self.full = False  # whether the cache was complete before
         self.accepted: frozenset[str] = frozenset()  # failed before, and are left out now
         self.seed: int | None = None  # of random features
-        self._others = OtherSplits(self.storage, self.split)
+        share = self.share or Share(self.storage.path(self.split), self.storage.features)
+        self.path, self.features = share.path, share.features
+        self._others = OtherSplits(self.storage.root, self.split, self.features)
 
     @property
     def loading(self) -> Loading:
@@ -87,28 +95,53 @@ class Destination:
         return Loading(self.inputs.mentioned, self.seed)
 
     @property
-    def path(self) -> Path:
-        """The cache directory."""
-        return self.storage.path(self.split)
+    def beside(self) -> frozenset[str]:
+        """Features of the storage that are stored apart from these."""
+        return frozenset(self.storage.features.keys() - self.features.keys())
 
-    def view(self, *, tell: bool) -> FeatureTable:
-        """Return the utterances of the data set as the cache holds them; a warning of others."""
-        # who appends knows of them
-        level = logging.WARNING if tell and not self.append else logging.DEBUG
-        return view_of(self.cache(), self.ids, level=level)
+    @property
+    def name(self) -> str:
+        """The name of the cache in messages: the split, with the features where some are apart."""
+        return f"{self.split} ({', '.join(self.features)})" if self.beside else self.split
+
+    def view(self, *, of_all: bool = False, tell: bool = True) -> FeatureTable:
+        """Return the utterances of the data set as the cache holds them; a warning of others.
+
+        With these features, or with all of the storage.
+        """
+        # who appends knows of them; where others are stored apart, the view of all tells
+        loud = tell and not self.append and (of_all or not self.beside)
+        level = logging.WARNING if loud else logging.DEBUG
+        return view_of(self.whole() if of_all else self.cache(), self.ids, level=level)
 
     def cache(self) -> Cache:
         """Open the cache, which the run has compared with what its features are made from."""
-        note_compared(self.path, read_manifest(self.path))
+        note_sets_compared(self.path, self.features)
+        return self.stored()
+
+    def whole(self) -> Cache:
+        """Open the cache with all features of the storage."""
+        note_sets_compared(self.storage.path(self.split), self.storage.features)
         return self.storage.cache(self.split)
+
+    def stored(self, *, expect: Mapping[str, object] | None = None) -> Cache:
+        """Open the cache as `FeatureStorage.cache` does."""
+        if self.path == self.storage.path(self.split) and not self.beside:
+            return self.storage.cache(self.split, expect=expect)
+        return declared_cache(self.path, self.features, expect)
+
+    def writer(self, fingerprint: Mapping[str, object], *, overwrite: bool = False) -> CacheWriter:
+        """Open the cache for writing; see `CacheWriter`."""
+        cache = self.storage.path(self.split)
+        return CacheWriter(cache, self.features, fingerprint, overwrite=overwrite)
 
     def current(self, fingerprint: Mapping[str, object]) -> Cache | None:
         """Return the cache that readers see, if it was made from the same."""
         try:
-            cache = self.storage.cache(self.split, expect=fingerprint)
+            cache = self.stored(expect=fingerprint)
         except (NotACacheError, StaleCacheError):  # the writer starts one, or says all that differs
             return None
-        declared = cache_fingerprint(self.storage.features, fingerprint)
+        declared = cache_fingerprint(self.features, fingerprint)
         return None if differences(cache.fingerprint, declared) else cache
 
     def open(
@@ -136,9 +169,12 @@ class Destination:
             if self.full and missing is not None and not len(missing) and not found.changed:
                 raise_damage(container_damage(cache.path, cache.opened.index.containers))
                 self._restamp(cache, found)
+                self._name_set()
                 return None
         if missing is not None and not self.shared:
             self._others.refuse(missing)
+        if self.ids is not None and missing is self.ids and not self.append:
+            self._others.refuse_strangers(self.ids)
         lacking = None if missing is None else [*missing, *found.changed]
         with refusal_explained(self.path, lacking):
             if not resume and not overwrite:
@@ -193,7 +229,7 @@ class Destination:
         if not found.alike:
             return
         try:
-            with self.storage.writer(self.split, self.fingerprint) as writer:
+            with self.writer(self.fingerprint) as writer:
                 if self.ids is not None:
                     writer.expect(self.ids)
                 found.apply(writer)
@@ -201,6 +237,11 @@ class Destination:
             if not (isinstance(error, CacheLockedError) or is_refused(error)):
                 raise
             remember(cache, found.alike)
+
+    def _name_set(self) -> None:
+        """Let all readers see a set that is whole, if its writer was killed before."""
+        with refusal_passed_over():  # who declares its features sees it anyway
+            name_set(self.path)
 
     def check_new(self, ids: Sequence[str]) -> None:
         """Raise `ConfigError` if the cache must not be given a data set that shows no ids."""
@@ -234,7 +275,7 @@ class Destination:
         if left_out:
             text = f"{counted(left_out)} were not in the given sampler"
             _log.warning("%s: %r stays incomplete", text, str(self.path))
-        self._record(failures)
+        note_failures(Cache(self.path), failures)
 
     def publish_early(self, writer: CacheWriter) -> None:
         """Let readers see what is there so far, unless they still have the old cache, complete."""
@@ -248,32 +289,11 @@ class Destination:
         rows = rows_of(cache.opened, self.ids)
         lacking = [self.ids[number] for number in np.flatnonzero(rows < 0).tolist()]
         failed = {*cache.failed}.intersection(lacking)
-        self._tell_what_is_left_out(sorted(failed & self.accepted))
+        tell_left_out(self.path, sorted(failed & self.accepted))
         return [id for id in lacking if id not in self.accepted]
 
-    def _tell_what_is_left_out(self, failed: Sequence[str]) -> None:
-        if failed:
-            are = "is" if len(failed) == 1 else "are"
-            text = f"{counted(len(failed))} failed earlier and {are} left out"
-            some, where = named(failed, 3), str(self.path / FAILURES)
-            _log.warning("%s: %s, see %r; on_error='raise' tries again", text, some, where)
-
     def _writer(self, *, overwrite: bool) -> CacheWriter:
-        make = partial(self.storage.writer, self.split, self.fingerprint, overwrite=overwrite)
+        make = partial(self.writer, self.fingerprint, overwrite=overwrite)
         # a part's writer that has lost its run ends soon; another run of the cache does not
-        return retry_while_locked(make, unless=partial(is_locked, self.path))
-
-    def _record(self, failures: Sequence[Failure]) -> None:
-        """Keep a line for each utterance that failed, now or earlier, and tell of those of now."""
-        cache = Cache(self.path)
-        still = set(cache.failed) - {failure["id"] for failure in failures}
-        earlier = [line for line in read_failures(self.path) if line["id"] in still]
-        write_failures(self.path, [*earlier, *failures])
-        if not failures:
-            return
-        number, path, first = counted(len(failures)), str(self.path / FAILURES), failures[0]
-        told = f"{first['id']!r} with {first['type']}: {first['error']}"
-        text = f"{number} failed, see {path!r}; the first, {told}"
-        if not len(cache):
-            raise ComputeError(f"all {text}")
-        _log.warning("%s", text)
+        there = self.path if self.path.exists() else self.storage.path(self.split)
+        return retry_while_locked(make, unless=partial(is_locked, there))

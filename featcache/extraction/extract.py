@@ -25,6 +25,7 @@ from featcache.extraction.probe_source import ProbeSource, on_this_device
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
 from featcache.extraction.run import Executor, Run, check_settings
+from featcache.extraction.shares import shares_of
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.extraction.workers.tasks import Environment, checked_environment, loader_options
 from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_other_code
@@ -145,42 +146,52 @@ def extract(
         storage = FeatureStorage(where.parent, features)
         kwargs = {"batch_size": batch_size, **loader_options(env)}
         made_with = _provenance(env)
-        inputs = ChangedInputs(env["dataset"], kwargs, made_with.mentioned, on_changed)
-        skip = on_error == "skip"
-        to = Destination(storage, where.name, env["ids"], skip, append, True, inputs)
-        source = ProbeSource(
-            env["dataset"],
-            to.ids,
-            env["compute_features"],
-            kwargs,
-            list(storage.features),
-            same_device=parallel is None or on_this_device(parallel, None),
-            in_workers=parallel is not None,
-            mentioned=made_with.mentioned or None,
-            lengths=lengths,
-        )
-        executor: Executor
-        if parallel is None:
-            executor = LocalExecutor(
-                to, env["dataset"], env["compute_features"], kwargs, retries, lengths
-            )
-        else:
-            client = config_or_client(parallel)
-            build = partial(_sent, provider, code_of_driver(made_with))
-            kwargs = {"batch_size": kwargs["batch_size"]}  # no more is planned with
-            executor = WorkersExecutor(to, client, build, kwargs, retries, publish_every_s, lengths)
+        runs: list[Run] = []
         made_from = made_with.fingerprint(fingerprint or {})
         beside = DatasetAnnotations.of(env["dataset"], annotations, storage.features)
         compute = env["compute_features"]
         made_in = witnesses(made_with, getattr(compute, "__self__", compute), env["dataset"])
-        checking = Checking(to, source, check, Record(to, lambda: made_in), accept)
+        for share in shares_of(storage, where.name, overwrite=overwrite):
+            inputs = ChangedInputs(env["dataset"], kwargs, made_with.mentioned, on_changed)
+            skip = on_error == "skip"
+            to = Destination(storage, where.name, env["ids"], skip, append, True, inputs, share)
+            source = ProbeSource(
+                env["dataset"],
+                to.ids,
+                env["compute_features"],
+                kwargs,
+                list(to.features),
+                same_device=parallel is None or on_this_device(parallel, None),
+                in_workers=parallel is not None,
+                mentioned=made_with.mentioned or None,
+                lengths=lengths,
+            )
+            executor: Executor
+            if parallel is None:
+                executor = LocalExecutor(
+                    to, env["dataset"], env["compute_features"], kwargs, retries, lengths
+                )
+            else:
+                client = config_or_client(parallel)
+                build = partial(_sent, provider, code_of_driver(made_with))
+                of_plan = {"batch_size": kwargs["batch_size"]}  # no more is planned with
+                executor = WorkersExecutor(
+                    to, client, build, of_plan, retries, publish_every_s, lengths
+                )
+            checking = Checking(to, source, check, Record(to, lambda: made_in), accept)
+            first = None if runs else beside  # annotations are stored once
+            runs.append(Run(to, executor, checking, publish_every_s, progressbar, None, first))
         del (
             env,
             made_with,
             compute,
+            source,
+            executor,
+            checking,
         )  # in the driver of other processes, a model would only take memory
-        run = Run(to, executor, checking, publish_every_s, progressbar, annotations=beside)
-        return run.run(lambda: made_from, resume=resume, overwrite=overwrite)
+        for run in runs:
+            table = run.run(lambda: made_from, resume=resume, overwrite=overwrite)
+        return table if len(runs) == 1 else to.view(of_all=True)
 
 
 def _sent(provider: EnvironmentProvider, made_with: DriverCode) -> Callable[[], Environment]:

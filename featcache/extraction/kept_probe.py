@@ -33,7 +33,7 @@ def kept_probe(
         return None
     if overwrite:
         given = (fingerprint, {"seed": seed, **fingerprint})
-        same = {fingerprint_digest(cache_fingerprint(to.storage.features, each)) for each in given}
+        same = {fingerprint_digest(cache_fingerprint(to.features, each)) for each in given}
         left = manifest.building > manifest.build and manifest.building_fingerprint in same
         goes_on = left and any(True for _ in committed(to.path))
     else:

@@ -77,7 +77,7 @@ class LocalExecutor:
             raise ConfigError(
                 "under torchrun cache_features needs a map-style dataset, to share it out to ranks"
             )
-        self._writer = stack.enter_context(PartWriter(to.path, to.storage.features, to.fingerprint))
+        self._writer = stack.enter_context(PartWriter(to.path, to.features, to.fingerprint))
         self._batches: DatasetBatches | Iterator[Batch]
         if missing is None:
             self._batches = batches_of_stream(self.source, self.loader_kwargs, to.loading.mentioned)
@@ -99,6 +99,7 @@ class LocalExecutor:
             retries=self.retries,
             check_new=to.check_new,
             seed=to.seed,
+            beside=to.beside,
         )
         try:
             for number, batch in enumerate(batches, start=1):

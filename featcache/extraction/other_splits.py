@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError
 from featcache.extraction.datasets import named
 from featcache.extraction.unfinished import is_overwriting
-from featcache.storage import FeatureStorage
+from featcache.store.format.feature_sets import stored_sets
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.manifest import NAME
 from featcache.store.reading.generation import Generation
@@ -25,8 +26,16 @@ _SOME = 100_000  # ids that are looked up at once
 class OtherSplits:
     """The caches of all other splits of a storage: those of its root with the same features."""
 
-    def __init__(self, storage: FeatureStorage, split: str) -> None:
-        self._storage, self._split = storage, split
+    def __init__(
+        self, root: Path, split: str, features: Mapping[str, FeatureStorageConfig]
+    ) -> None:
+        self._root, self._split, self._features = root, split, features
+
+    def refuse_strangers(self, ids: Sequence[str]) -> None:
+        """Raise `ConfigError` if a feature set of this split is complete without any of them."""
+        for directory, manifest in stored_sets(self._root / self._split):
+            if len(ids) and manifest.features.keys().isdisjoint(self._features):
+                refuse_another(directory, ids, self._split)
 
     def refuse(self, ids: Sequence[str]) -> None:
         """Raise `ConfigError` if another split has one of these utterances."""
@@ -36,7 +45,7 @@ class OtherSplits:
                 found = [ids[number] for number in np.flatnonzero(there).tolist()]
                 raise ConfigError(
                     f"split {self._split!r} is to get utterances that split {split!r} of "
-                    f"{str(self._storage.root)!r} has ({len(found)} of {len(ids)}): "
+                    f"{str(self._root)!r} has ({len(found)} of {len(ids)}): "
                     f"{named(found, 3)}; give the stage= or split= that this data set belongs to, "
                     "or shared=True if both are meant to have them"
                 )
@@ -44,15 +53,14 @@ class OtherSplits:
     @cached_property
     def _caches(self) -> dict[str, Generation]:
         found = {}
-        own = self._storage.path(self._split)
-        declared = cache_fingerprint(self._storage.features, None)["features"]
-        for manifest in sorted(self._storage.root.glob(f"*/{NAME}")):
-            if manifest.parent != own:
+        declared = cache_fingerprint(self._features, None)["features"]
+        for path in sorted(self._root.glob(f"*/{NAME}")):
+            split = path.parent.absolute()
+            for directory, manifest in stored_sets(split) if split.name != self._split else ():
                 # one of other features, or damaged: whoever reads it is told
                 with contextlib.suppress(OSError):
-                    opened = Generation(manifest.parent.absolute())
-                    if not differences(opened.manifest.features, declared):
-                        found[manifest.parent.name] = opened
+                    if not differences(manifest.features, declared):
+                        found[split.name] = Generation(directory)
         return found
 
 

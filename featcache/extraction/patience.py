@@ -61,6 +61,16 @@ def refusal_explained(path: Path, missing: Sequence[str] | None) -> Iterator[Non
         raise CacheError(f"cache {str(path)!r} {text} ({describe(error)})") from error
 
 
+@contextlib.contextmanager
+def refusal_passed_over() -> Iterator[None]:
+    """Do without writing where this user may not, or somebody else is at it."""
+    try:
+        yield
+    except OSError as error:
+        if not (isinstance(error, CacheLockedError) or is_refused(error)):
+            raise
+
+
 def is_refused(error: OSError) -> bool:
     """Say whether an error means that this user may not write there, or nobody may."""
     refused = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -201,7 +201,7 @@ class Run:
             missing = missing[ranks.rank :: ranks.size]
             total = known + len(missing)
         of_ranks = f", rank 0 of {ranks.size}" if ranks.size > 1 else ""
-        text = f"caching {self.destination.split}{of_ranks}"
+        text = f"caching {self.destination.name}{of_ranks}"
         shown = self.progressbar and ranks.rank == 0
         bar = ProgressBar(text, total, known, self._failures, shown=shown, colour=self.colour)
         with bar.bar:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from numpy.typing import NDArray
 
 from featcache._checks import directory
-from featcache.errors import CacheError, KeyNotFoundError, UnknownNameError, nearest
+from featcache.errors import CacheError, UnknownNameError, nearest
 from featcache.interface import Ints
-from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
-from featcache.store.format.manifest import generation_number
-from featcache.store.format.named_generations import is_of_current_build, name_of, tags_of
-from featcache.store.reading.annotation import Annotation, BlockRows
+from featcache.store.format.feature_sets import stored_sets
+from featcache.store.reading.described import Described
 from featcache.store.reading.expectation import Expectation
-from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
+from featcache.store.reading.joined_sets import damage_of
+from featcache.store.reading.opening import OpenSettings, open_generation
 from featcache.store.reading.padded import PaddedFeatures, read_padded
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.reading.unequal_ends import tell_unequal_ends
-from featcache.store.reading.verify import WHAT_TO_DO, all_damage, raise_damage
+from featcache.store.reading.verify import WHAT_TO_DO, raise_damage
 from featcache.store.writing import edit
 from featcache.store.writing.annotate import annotate
 from featcache.store.writing.annotation_sources import AnnotationSource
@@ -36,17 +33,27 @@ if TYPE_CHECKING:
 
 CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
-_State = tuple[Path, Expectation, bool, bool, str | None, str | None]  # pickled
 
 
-class Cache(Mapping[str, dict[str, NDArray[Any]]]):
+def open_features(
+    path: Path, features: Iterable[str], expect: Mapping[str, object] | None = None
+) -> Cache:
+    """Open the feature sets of a cache that have some features, also those not complete yet."""
+    cache = Cache.__new__(Cache)
+    settings = OpenSettings(features=tuple(features))
+    cache.__setstate__((path.absolute(), Expectation.of(expect), settings))
+    return cache
+
+
+class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
     """One published generation of a cache.
 
     Safe to share between threads, to fork and to pickle: the same generation is opened again, or
     the current one where that is gone, unless it was made anew from something else meanwhile.
 
     A mapping from utterance ids to dicts of arrays, and a context manager. Rows, and with them
-    `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes.
+    `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes. Where features were
+    added later, as a feature set, they are the utterances that all sets have.
 
     Attributes:
         path: the cache directory.
@@ -67,36 +74,32 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
         self.path = directory(path, "a cache").absolute()
-        self.version = version
-        self._open(Expectation.of(expect), check_reads, mapped, name_of(self.path, version))
+        self._open(Expectation.of(expect), OpenSettings(mapped, check_reads, version=version))
         if verify is not None:
             with reading(self.path):
-                manifest, arrays = self._manifest, verify == "arrays"
-                if version is not None:  # that generation alone
-                    manifest = replace(manifest, previous=None, tags={})
-                damage = all_damage(self.path, manifest, self._index, arrays=arrays)
-                raise_damage(damage, WHAT_TO_DO)
-                tell_unequal_ends(self.path, self._manifest, self._index)
+                arrays, alone = verify == "arrays", version is not None
+                raise_damage(damage_of(self.opened, arrays=arrays, alone=alone), WHAT_TO_DO)
+                tell_unequal_ends(self.path, self.opened.manifest, self.opened.index)
 
-    def _open(
-        self, expectation: Expectation, check_reads: bool, mapped: bool, name: str | None
-    ) -> None:
+    def _open(self, expectation: Expectation, settings: OpenSettings) -> None:
         with reading(self.path):
-            opened = Generation(self.path, mapped=mapped, check_reads=check_reads, name=name)
-            expectation.check(opened)
-        self.opened = opened
-        self._manifest, self._index = opened.manifest, opened.index
+            self.opened = open_generation(self.path, expectation, settings)
+        self.version, self._index = settings.version, self.opened.index
 
-    def __getstate__(self) -> _State:
-        opened, same = self.opened, Expectation.of_opened(self.opened)
-        version = self.version, self._manifest.name
-        return self.path, same, opened.check_reads, opened.mapped, *version
+    def _as_it_is(self) -> tuple[Expectation, OpenSettings]:
+        """Return with what the same is opened again, or the current generation of it."""
+        opened = self.opened
+        settings = OpenSettings(
+            opened.mapped, opened.check_reads, self.features, self.version, opened.names
+        )
+        return Expectation.of_opened(opened), settings
 
-    def __setstate__(self, state: _State) -> None:
-        self.path, expectation, check_reads, mapped, self.version, name = state
-        if self.version is None and not (name and is_of_current_build(self.path, name)):
-            name = None
-        self._open(expectation, check_reads, mapped, name)
+    def __getstate__(self) -> tuple[Path, Expectation, OpenSettings]:
+        return self.path, *self._as_it_is()
+
+    def __setstate__(self, state: tuple[Path, Expectation, OpenSettings]) -> None:
+        self.path, expectation, settings = state
+        self._open(expectation, settings)
 
     def __repr__(self) -> str:
         state = "complete" if self.complete else "incomplete"
@@ -147,58 +150,6 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
         return FeatureTable.of(self)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays as they are stored, as small as their codecs made them."""
-        return sum(int(columns.nbytes.sum()) for columns in self._index.features.values())
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the features."""
-        return tuple(self._manifest.features)
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """Fingerprint: what the cache was made from, its declarations under "features"."""
-        return copy.deepcopy(dict(self._manifest.fingerprint))
-
-    @property
-    def complete(self) -> bool:
-        """True if each expected utterance is stored or has failed.
-
-        What the writer said where none are expected.
-        """
-        return self._manifest.complete
-
-    @property
-    def expected(self) -> int | None:
-        """Number of utterances that the cache is to hold; None if its writer did not know."""
-        return None if self._manifest.expected is None else self._manifest.expected.count
-
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """Ids of the expected utterances that could not be computed.
-
-        They are in the order of their UTF-8 bytes.
-        """
-        return tuple(self.opened.failed)
-
-    @property
-    def generation(self) -> int:
-        """Number of this generation, counted up with each publish."""
-        return self._manifest.generation
-
-    def dtype(self, feature: str) -> str:
-        """Return the declared dtype of a feature."""
-        return self.opened.arrays(feature).declared_dtype
-
-    def dims(self, feature: str) -> tuple[int, ...]:
-        """Return the shape of one frame, or of the whole array of a feature without a time axis.
-
-        Empty as long as no utterance is stored.
-        """
-        return self.opened.arrays(feature).dims
-
     def read(
         self, id: str, feature: str, start: int | None = None, stop: int | None = None
     ) -> NDArray[Any]:
@@ -230,19 +181,6 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         """
         return self.opened.lengths(feature, ids=ids)
 
-    @property
-    def annotations(self) -> tuple[str, ...]:
-        """Names of the annotations."""
-        return tuple(self._manifest.annotations)
-
-    def annotation(self, name: str) -> Annotation:
-        """Return the values of an annotation in row order, None where an utterance has none.
-
-        Raises `KeyNotFoundError` for an unknown annotation.
-        """
-        column = self.opened.annotation(name)
-        return Annotation(name, column.kind, [BlockRows(column, None, len(self))])
-
     def annotate(
         self, source: AnnotationSource, *, unknown: Literal["raise", "skip"] = "raise"
     ) -> None:
@@ -261,20 +199,9 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         of that which is there, `ConfigError` for no source, `DuplicateIdError` for an id that comes
         twice, `CacheLockedError` while the cache is written; then nothing is changed.
         """
-        annotate(self.path, source, unknown)
-
-    def stats(self, feature: str) -> FeatureStats:
-        """Return count, mean and variance over all frames of a feature.
-
-        Raises `KeyNotFoundError` if none were collected.
-        """
-        self.opened.arrays(feature)
-        if not self._manifest.features[feature]["stats"]:
-            raise KeyNotFoundError(
-                f"cache {str(self.path)!r} has no statistics of feature {feature!r}; declare it "
-                "with stats: true"
-            )
-        return self._index.stats[feature]
+        mine = {*self.features}
+        sets = [each for each, found in stored_sets(self.path) if mine & found.features.keys()]
+        annotate(sets or [self.path], source, unknown)
 
     def reader(self, feature: str) -> FeatureReader:
         """Return a picklable callable that gives the torch tensor of an id.
@@ -289,9 +216,8 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
 
         Tables and loaders that were made of it before go on with what they have.
         """
-        opened = self.opened
-        same = Expectation.of_opened(opened)
-        self._open(same, opened.check_reads, opened.mapped, name_of(self.path, self.version))
+        same, settings = self._as_it_is()
+        self._open(same, settings._replace(names=()))
 
     def delete(self, ids: Iterable[str]) -> None:
         """Delete utterances, durably, as a new generation; they are no more expected.
@@ -313,7 +239,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
     @property
     def tags(self) -> dict[str, int]:
         """Tags of the cache as it is now, and the numbers of the generations that they name."""
-        return {tag: generation_number(name) for tag, name in tags_of(self.path).items()}
+        return edit.tags(self.path)
 
     def tag(self, name: str) -> None:
         """Give this generation a name, by which `featcache.open(path, version=name)` opens it.
@@ -321,7 +247,7 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         It stays whole through appends, deletions, overwrites and `compact`, until `untag`. Raises
         `ConfigError` for a name that another generation has.
         """
-        edit.tag(self.path, name, self._manifest.name)
+        edit.tag(self.path, name, self.opened.names)
 
     def untag(self, name: str) -> None:
         """Take a tag away, and remove what only that kept."""

@@ -91,8 +91,11 @@ class Block:
         member = self.annotations.get(name)
         if member is None:
             return BlockRows(None, None, len(self))
-        rows = None if member.rows is None else member.rows.below
-        return BlockRows(member.cache.opened.annotation(name), rows, len(self))
+        found = member.cache.opened.annotation(name)
+        if member.rows is None:
+            return found
+        rows = member.rows.below
+        return BlockRows(found.column, rows if found.rows is None else found.rows[rows], len(self))
 
     def id(self, row: int) -> str:
         """Return the id of a row."""

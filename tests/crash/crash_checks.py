@@ -9,11 +9,22 @@ from pathlib import Path
 
 import numpy as np
 from crash_promises import TAG, Content, Model, Promise
-from crash_writers import ALL, go_on, model_in, numbers_in, stamps_of, text_of, utterance
+from crash_writers import (
+    ALL,
+    ENERGY,
+    energy_of,
+    go_on,
+    model_in,
+    numbers_in,
+    stamps_of,
+    text_of,
+    utterance,
+)
 from store_helpers import Arrays, id_of
 
 import featcache
 from featcache.errors import FeatcacheError, NotACacheError
+from featcache.store.format.feature_sets import set_of
 from featcache.store.format.kept_files import read_building_file
 from featcache.testing.editing import traces_in
 
@@ -31,6 +42,10 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
     """Return what is wrong with a cache, by kind; nothing if all is as promised."""
     wrongs: dict[str, str] = {}
     with _noting(wrongs):
+        see_added(path, wrongs)
+    cache = path
+    with _noting(wrongs):
+        path = set_of(cache, "fbank")
         see(path, promise, oracle, wrongs)
     with _noting(wrongs):
         if None not in promise.visible:
@@ -38,7 +53,8 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
             see_given(path, promise, wrongs)
         see_tag(path, promise, wrongs)
         see_nothing_of(path, promise, wrongs)
-        there = go_on(path, layout)
+        there = go_on(cache, layout)
+        path = set_of(cache, "fbank")
         lost = promise.committed - there
         if lost:
             wrongs["lost"] = f"{sorted(lost)} were committed"
@@ -47,12 +63,26 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
         see_file(path, promise, wrongs)
         see_given(path, promise, wrongs)
         whole = Content("new", frozenset(ALL))
-        cache = see(path, Promise(whole.numbers, (whole,)), oracle, wrongs)
-        if cache.opened.file("probe") != read_building_file(path, "probe"):
+        finished = see(path, Promise(whole.numbers, (whole,)), oracle, wrongs)
+        if finished.opened.file("probe") != read_building_file(path, "probe"):
             wrongs["half"] = "the probe was not published"
-        if not cache.complete:
+        if not finished.complete:
             wrongs["half"] = "the finished cache is not complete"
     return wrongs
+
+
+def see_added(path: Path, wrongs: dict[str, str]) -> None:
+    """Compare what readers see of the feature that is added: nothing, or all of it."""
+    try:
+        cache = featcache.open(path, verify="arrays")
+    except NotACacheError:
+        raise _NothingThere from None
+    if ENERGY.name in cache.features:
+        if numbers_in(cache) != {*range(10)}:
+            wrongs["half"] = f"{sorted(numbers_in(cache))} have an energy"
+        for number in numbers_in(cache):
+            if not np.array_equal(cache.read(id_of(number), "energy"), energy_of(number)["energy"]):
+                wrongs["wrong"] = f"the energy of {id_of(number)}"
 
 
 def see(path: Path, promise: Promise, oracle: Oracle, wrongs: dict[str, str]) -> featcache.Cache:

@@ -14,13 +14,16 @@ from crash_promises import tell
 from crash_trace import LONGEST_S
 from crash_writers import (
     ALL,
+    ENERGY,
     annotate,
     close,
     commit,
     compact,
     delete,
     delete_from,
+    energy_of,
     keep_file,
+    made_from,
     open_part_writer,
     open_writer,
     publish,
@@ -28,6 +31,7 @@ from crash_writers import (
     tag,
     write,
 )
+from store_helpers import id_of
 
 import featcache
 from featcache import CacheWriter
@@ -205,6 +209,17 @@ def merge(path: Path, layout: str) -> None:
         close(writer, range(end))
 
 
+def add_a_feature(path: Path, layout: str) -> None:
+    """Add a feature to a cache, which becomes a set of its own; then let the other one grow."""
+    writer = CacheWriter(path, [ENERGY], made_from("new"))
+    for number in range(10):
+        writer.write(id_of(number), energy_of(number))
+        if number in (3, 6):
+            writer.commit()
+    writer.close()
+    append(path, layout)
+
+
 STORIES = {
     "fresh": Story(fresh),
     "append": Story(append, begun),
@@ -214,6 +229,7 @@ STORIES = {
     "part-writers": Story(part_writers),
     "abort": Story(abort, begun),
     "change": Story(change, begun),
+    "add-a-feature": Story(add_a_feature, begun),
     "annotate": Story(annotate_all, begun),
     "change-aside": Story(change_aside, begun_by_the_old_model),
     "edit": Story(edit, begun),

@@ -13,6 +13,7 @@ from store_helpers import Arrays, arrays_of, id_of
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import NotACacheError
+from featcache.store.format.feature_sets import set_of
 from featcache.store.format.stamps import Stamps
 from featcache.store.writing.part_writer import PartWriter
 
@@ -28,6 +29,7 @@ LAYOUTS = {  # of `fbank` and of `units`
     "zarr-zstd": (("zarr", "zstd"), ("zarr", "raw")),
     "zarr-blosc": (("zarr", "blosc"), ("zarr", "raw")),
 }
+ENERGY = FeatureStorageConfig("energy")  # added later
 PART_ROWS = 4  # of the part writers: small, so that parts follow one another
 
 
@@ -48,6 +50,11 @@ def made_from(model: Model) -> dict[str, object]:
 def utterance(number: int, model: Model = "new") -> Arrays:
     """Return the arrays that a model computes of an utterance."""
     return arrays_of(number + (0 if model == "new" else 1000))
+
+
+def energy_of(number: int) -> Arrays:
+    """Return the arrays of the feature that is added."""
+    return {"energy": np.full((number, 1), number, np.float32)}
 
 
 def stamps_of(number: int, model: Model = "new") -> Stamps:
@@ -73,7 +80,7 @@ def open_writer(
     """Start a writer of a layout, telling what readers see once it has started."""
     tell("opening", [])
     writer = CacheWriter(path, features_of(layout), made_from(model), overwrite=overwrite)
-    cache = featcache.open(path)
+    cache = featcache.open(set_of(path, "fbank"))
     tell("opened", numbers_in(cache), model_in(cache))
     return writer
 

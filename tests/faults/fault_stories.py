@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from eight_layouts import open_writer, write, write_missing
 from store_helpers import id_of
 
 import featcache
+from featcache import CacheWriter, FeatureStorageConfig
 
 BEFORE = range(4)  # stored and published before the story, but in "fresh"
 EVERYTHING = range(13)
@@ -112,6 +114,20 @@ def merge(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
     promise.published |= {*EVERYTHING}
 
 
+def add_a_feature(path: Path, layout: str, promise: Promise, begin: Begin) -> None:
+    begin()
+    add_energies(path)
+    append(path, layout, promise, begin=lambda: None)
+
+
+def add_energies(path: Path) -> None:
+    """Add a feature of what was stored before, or what of it is missing."""
+    with CacheWriter(path, [FeatureStorageConfig("energy")], {"layer": 1}) as writer:
+        for number in BEFORE:
+            if id_of(number) not in writer:
+                writer.write(id_of(number), {"energy": np.ones((number, 1), np.float32)})
+
+
 STORIES: dict[str, Callable[[Path, str, Promise, Begin], None]] = {
     "fresh": fresh,
     "append": append,
@@ -121,6 +137,7 @@ STORIES: dict[str, Callable[[Path, str, Promise, Begin], None]] = {
     "annotate": annotate,
     "edit": edit,
     "merge": merge,
+    "add-a-feature": add_a_feature,
 }
 RECOVERED = range(4, 9)  # committed by the writer that died before "recover"
 

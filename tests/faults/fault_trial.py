@@ -14,12 +14,20 @@ from pathlib import Path
 
 from eight_layouts import open_writer, write_missing, wrong_ids
 from fault_injector import READING, Injector, sites
-from fault_stories import BEFORE, EVERYTHING, STORIES, Promise, promised_before
+from fault_stories import (
+    BEFORE,
+    EVERYTHING,
+    STORIES,
+    Promise,
+    add_energies,
+    promised_before,
+)
 from store_helpers import id_of
 from tracebacks import places
 
 import featcache
 from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
+from featcache.store.format.feature_sets import set_of
 
 # what to do, in an error's text
 REMEDY = re.compile(r"\bagain\b|free some space|\bremove\b|put it back|another directory")
@@ -150,7 +158,8 @@ def _judged(error: BaseException, path: Path) -> list[Finding]:
 def _published(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
     """See that what was published can be read, or, of an overwrite, the one or the other."""
     try:
-        cache = featcache.open(path, verify="arrays")
+        featcache.open(path, verify="arrays")
+        cache = featcache.open(set_of(path, "fbank"))
     except NotACacheError as error:
         return [Finding("destroyed", f"{error!r}")] if promise.published else []
     except BaseException as error:
@@ -177,6 +186,8 @@ def _gone_on(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
     build = 1 if trial.story == "overwrite" else 0
     findings = []
     try:
+        if trial.story == "add-a-feature":
+            add_energies(path)
         with open_writer(path, trial.layout, overwrite=again) as writer:
             lost = [number for number in promise.committed if id_of(number) not in writer]
             if lost:
@@ -186,7 +197,7 @@ def _gone_on(trial: Trial, path: Path, promise: Promise) -> list[Finding]:
             write_missing(writer, EVERYTHING, build)
         if trial.story == "edit":
             featcache.open(path).compact(drop_tags=True)
-        cache = featcache.open(path, verify="arrays")
+        cache = featcache.open(set_of(path, "fbank"), verify="arrays")
     except CacheLockedError as error:
         return [*findings, Finding("leaks", f"a lock: {error!r}")]
     except BaseException as error:

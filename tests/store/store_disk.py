@@ -16,6 +16,7 @@ import contextlib
 import io
 import os
 import random
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from unittest.mock import patch
 
 BLOCK = 512  # bytes that a disk writes whole
 Tree = dict[str, Any]  # name -> bytes or Tree
-CALLS = ("fsync", "replace", "rename", "mkdir", "unlink", "remove", "rmdir")
+CALLS = ("fsync", "replace", "rename", "mkdir", "link", "unlink", "remove", "rmdir")
 
 
 @dataclass(eq=False)
@@ -108,7 +109,9 @@ class Disk:
 
     def _forget(self, path: Any, dir_fd: int | None) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._nodes.pop(os.lstat(path, dir_fd=dir_fd).st_ino, None)
+            status = os.lstat(path, dir_fd=dir_fd)
+            if status.st_nlink == 1 or not stat.S_ISREG(status.st_mode):  # it has no other name
+                self._nodes.pop(status.st_ino, None)
 
     def _scan(self, path: Path) -> Node:
         status = path.lstat()

@@ -113,13 +113,14 @@ class WorkersExecutor:
         path, directory = to.path.absolute(), make_run(to.path).absolute()
         return RunSettings(
             path=path,
-            open_part=partial(PartWriter, path, to.storage.features, to.fingerprint),
+            open_part=partial(PartWriter, path, to.features, to.fingerprint),
             directory=directory,
             ids=digest_of(self._ids),
             skip_failures=to.skip_failures,
             retries=self.retries,
             seal_every_s=self.publish_every_s,
             loading=to.loading,
+            beside=to.beside,
         )
 
 

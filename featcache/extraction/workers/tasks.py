@@ -41,6 +41,7 @@ class RunSettings:
     retries: int
     seal_every_s: float | None  # so that parts can be published before the end
     loading: Loading = AS_THEY_ARE
+    beside: frozenset[str] = frozenset()  # features that are computed, and stored elsewhere
 
 
 class TaskRunner:
@@ -88,6 +89,7 @@ class TaskRunner:
             only_missing=True,
             retries=settings.retries,
             seed=settings.loading.seed,
+            beside=settings.beside,
         )
         reporting = Interval(REPORT_EVERY_S)
         loaded = iter(batches)

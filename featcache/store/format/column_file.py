@@ -141,6 +141,11 @@ class ColumnFile:
             return np.frombuffer(self._mapping, dtype, length, offset)
         return np.frombuffer(self._read(offset, length * np.dtype(dtype).itemsize), dtype)
 
+    def digest(self, name: str) -> str:
+        """Return length and digest of a column, as its footer has them."""
+        _, length, _, _, expected = self._columns[name]
+        return f"{length}:{expected} "
+
     def damage(self, names: Iterable[str] | None = None) -> list[str]:
         """Compare all columns with their digests, or some; return a sentence for each that differs.
 

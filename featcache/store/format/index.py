@@ -82,6 +82,7 @@ class Index:
     stamps: StampColumns | None = None
     # the kind of each annotation by name, whose columns `read_column` takes out of the file
     annotations: Mapping[str, str] = field(default_factory=dict)
+    ids_digest: str = ""  # of the columns of the ids; empty where it is not known
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -182,6 +183,7 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
         stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
         stamps=read_stamps(file),
         annotations=stored_kinds(file),
+        ids_digest=file.digest("id_ends") + file.digest("id_bytes"),
     )
     _check_lengths(index, file)
     return index

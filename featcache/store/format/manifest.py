@@ -17,12 +17,14 @@ from featcache.store.format import checked
 from featcache.store.format.annotations import KINDS
 from featcache.store.format.checked import OPTIONAL
 from featcache.store.format.files import read_within, write_durably
+from featcache.store.format.manifest_entries import AnnotationEntry, Expected, PartEntry
 from featcache.store.format.sealed_json import pack_json, unpack_json
 
 FORMAT_VERSION = 1
 NAME = "featcache.json"
 PARTS = "parts"
 MANIFESTS = "manifests"  # one of each generation that is still there
+SETS = "sets"  # feature sets, each a cache of its own; the kind of the manifest that names them
 INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of a generation
 # names in `requires` and `requires_to_write` that this featcache knows
 STAMPS = "stamps"
@@ -31,51 +33,15 @@ KNOWN = frozenset({STAMPS, ANNOTATIONS})
 _COPY = f"put a good copy of it back (those of the last generations are in {MANIFESTS!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Tombstones:
-    """A file of columns: the rows of a part that count no more, the statistics of the others."""
+class FeatureSetsError(NotACacheError):
+    """The error of who takes a cache of feature sets for a plain one."""
 
-    file: checked.Name  # in the part's directory
-    rows: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Restamps:
-    """A file of columns: stamps of a part's rows, which count in place of those in its index."""
-
-    file: checked.Name  # in the part's directory
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class PartEntry:
-    """A sealed part: how many utterances it holds, and how its arrays are cut."""
-
-    name: checked.Name
-    rows: int
-    block_rows: Mapping[checked.Name, int]  # of the codec; 0: one block an array, or raw
-    digest: str  # xxh3-64 of its part.json
-    tombstones: Tombstones | None = None
-    stamps: Restamps | None = field(default=None, metadata=OPTIONAL)
-
-
-@dataclass(frozen=True, slots=True)
-class AnnotationEntry:
-    """An annotation of which some utterances have a value."""
-
-    kind: str
-    # its values were given to a generation, not to the parts alone: each one takes them from the
-    # generation before
-    carried: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """Ids that a cache is to hold: their number, and a digest of them."""
-
-    count: int
-    digest: str  # xxh3-128 of the ids' UTF-8 in ascending order, a zero byte behind each
+    def __init__(self, cache: Path, names: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{str(cache)!r} holds feature sets, each a cache in {str(cache / SETS)!r}: "
+            f"{', '.join(map(repr, names))}; open it again, or one of them"
+        )
+        self.names = names
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +156,24 @@ def _without_empty(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_manifest(cache: Path, file: str = NAME) -> Manifest:
     """Read the current generation, or that of another file.
 
-    Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`, and says what is there.
+    Raises `NotACacheError`, `FormatVersionError` or `CorruptCacheError`, and says what is there;
+    `FeatureSetsError` for a cache of feature sets.
     """
+    content = read_content(cache, file)
+    try:
+        _check_version(cache, content)
+        if content.get("kind") == SETS:
+            raise FeatureSetsError(cache, checked.read_as(tuple[checked.Name, ...], content[SETS]))
+        others = {key: value for key, value in content.items() if key not in _KEYS}
+        manifest = checked.read_as(Manifest, content | {"others": others})
+        _check_declarations(manifest)
+    except checked.NOT_AS_WRITTEN as error:
+        raise CorruptCacheError(f"{str(cache / file)!r} is damaged: {error!r}") from error
+    return manifest
+
+
+def read_content(cache: Path, file: str = NAME) -> dict[str, Any]:
+    """Read the object that a manifest is, of whatever kind and version."""
     try:
         data = read_within(cache, file)
     except FileNotFoundError as error:
@@ -206,14 +188,7 @@ def read_manifest(cache: Path, file: str = NAME) -> Manifest:
         ) from error
     if not isinstance(content, dict) or content.get("format") != "featcache":
         raise NotACacheError(f"{str(cache / file)!r} is not featcache's")
-    try:
-        _check_version(cache, content)
-        others = {key: value for key, value in content.items() if key not in _KEYS}
-        manifest = checked.read_as(Manifest, content | {"others": others})
-        _check_declarations(manifest)
-    except checked.NOT_AS_WRITTEN as error:
-        raise CorruptCacheError(f"{str(cache / file)!r} is damaged: {error!r}") from error
-    return manifest
+    return content
 
 
 def check_writable(cache: Path, manifest: Manifest) -> None:
@@ -259,13 +234,13 @@ def _check_version(cache: Path, content: Mapping[str, Any]) -> None:
             f"{FORMAT_VERSION}, the newest that this featcache reads; upgrade featcache"
         )
     unknown = sorted({*checked.read_as(tuple[str, ...], content.get("requires", ()))} - KNOWN)
-    if content.get("kind") not in (None, "cache") or unknown:
+    if content.get("kind") not in (None, "cache", SETS) or unknown:
         what = ", ".join(map(repr, unknown or [content["kind"]]))
         raise FormatVersionError(
             f"cache {str(cache)!r} was written by a newer featcache: to read it one must know "
             f"{what}; upgrade featcache"
         )
-    if "write_id" not in content:
+    if "write_id" not in content and content.get("kind") != SETS:
         raise FormatVersionError(
             f"cache {str(cache)!r} was written by featcache 0.1, before its format was fixed; "
             "write it again"

@@ -26,7 +26,8 @@ from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.files import digest, read_within, remedy
 from featcache.store.format.index import Index, are_below, is_sound, read_index
 from featcache.store.format.journal_lines import Header
-from featcache.store.format.manifest import PARTS, Manifest, PartEntry
+from featcache.store.format.manifest import PARTS, Manifest
+from featcache.store.format.manifest_entries import PartEntry
 from featcache.store.format.sealed_json import unpack_json
 from featcache.store.format.stamps import read_stamps
 

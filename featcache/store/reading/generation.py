@@ -6,23 +6,41 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from featcache.errors import CacheError, CorruptCacheError, KeyNotFoundError, WindowError, nearest
+from featcache.errors import (
+    CorruptCacheError,
+    KeyNotFoundError,
+    StaleCacheError,
+    WindowError,
+    nearest,
+)
 from featcache.interface import Array, Ints
 from featcache.store.format.annotation_columns import Column, read_column
-from featcache.store.format.column_file import ColumnFile
-from featcache.store.format.index import Index, read_index, read_strings
+from featcache.store.format.index import Index
 from featcache.store.format.kept_files import read_kept
-from featcache.store.format.manifest import Manifest, manifest_file, read_manifest
+from featcache.store.format.manifest import Manifest
 from featcache.store.format.stamps import StampColumns
 from featcache.store.format.strings import Strings
+from featcache.store.reading.annotation import BlockRows
 from featcache.store.reading.checksums import Checks
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.store.reading.verify import raise_damage
+from featcache.store.reading.opened_columns import opened_columns
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Feature sets of a cache as one: the rows that all of them have."""
+
+    manifest: Manifest
+    index: Index  # without containers, which are those of the sets
+    failed: Strings
+    features: Mapping[str, FeatureArrays]
+    set_rows: Mapping[str, Ints | None]  # of each set, those of the joined rows; None: all
 
 
 class Generation:
@@ -36,6 +54,12 @@ class Generation:
         mapped: map index and containers into memory; False reads them.
         check_reads: compare the index with its checksums now, and arrays when they are read.
         name: that of the generation; None: the current one.
+
+    Attributes:
+        sets: the generations of the feature sets that it is made of, by name; empty for a plain
+            cache.
+        set_rows: the rows of each set that are its rows; None where they are all.
+        refused: the errors of features that were made from something else than is expected.
     """
 
     def __init__(
@@ -47,38 +71,71 @@ class Generation:
         name: str | None = None,
     ) -> None:
         self.path = path
+        self.sets: Mapping[str, Generation] = {}
+        self.set_rows: Mapping[str, Ints | None] = {}
+        self.refused: Mapping[str, StaleCacheError] = {}
         self.mapped = mapped
         self.check_reads = check_reads
-        opened = _opened(path, mapped, check_reads, name)
+        opened = opened_columns(path, mapped, check_reads, name)
         self.manifest, self.index, self.failed, self._file = opened
         self._annotations: dict[str, Column] = {}
         columns = self.index.containers
         self.containers = Containers.of(path, columns, mapped)
         checks = Checks(path, self.manifest, columns, self.containers) if check_reads else None
-        self.features = {
+        self.features: Mapping[str, FeatureArrays] = {
             name: FeatureArrays(self.manifest, name, self.index, self.containers, checks)
             for name in self.manifest.features
         }
+
+    @classmethod
+    def of_sets(
+        cls,
+        path: Path,
+        sets: Mapping[str, Generation],
+        joined: Joined,
+        refused: Mapping[str, StaleCacheError],
+    ) -> Generation:
+        """Return feature sets that are open as the one generation of their cache."""
+        first = next(iter(sets.values()))
+        opened = cls.__new__(cls)
+        settings = {"mapped": first.mapped, "check_reads": first.check_reads}
+        vars(opened).update(path=path, sets=sets, refused=refused, **settings)
+        vars(opened).update(vars(joined), containers=first.containers)
+        return opened
+
+    def of_feature(self, feature: str) -> Generation:
+        """Return the generation of the set that has a feature; itself, if plain."""
+        sets = self.sets.values()
+        return next((each for each in sets if feature in each.features), self)
 
     @property
     def stamps(self) -> StampColumns | None:
         """Stamps in row order, `input` and `entry`, 0 where unknown; None if there are none."""
         return self.index.stamps
 
-    def annotation(self, name: str) -> Column:
-        """Return the column of an annotation; raises `KeyNotFoundError` for an unknown one."""
-        column = self._annotations.get(name)
-        if column is None:
-            try:
-                entry = self.manifest.annotations[name]
-            except (KeyError, TypeError):
-                raise KeyNotFoundError(
-                    f"no annotation {name!r} in cache {str(self.path)!r}",
-                    hint=partial(nearest, name, self.manifest.annotations),
-                ) from None
-            column = read_column(self._file, name, entry.kind, len(self.index))
-            self._annotations[name] = column
-        return column
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the generations that are open: one, or one of each set."""
+        return tuple(each.manifest.name for each in self.sets.values() or (self,))
+
+    def annotation(self, name: str) -> BlockRows:
+        """Return the column of an annotation and its rows: of the first set that has it.
+
+        Raises `KeyNotFoundError` for an unknown one.
+        """
+        if not isinstance(name, str) or name not in self.manifest.annotations:
+            raise KeyNotFoundError(
+                f"no annotation {name!r} in cache {str(self.path)!r}",
+                hint=partial(nearest, name, self.manifest.annotations),
+            )
+        for home, each in self.sets.items():
+            if name in each.manifest.annotations:
+                column = each.annotation(name).column
+                return BlockRows(column, self.set_rows[home], len(self.index))
+        if name not in self._annotations:
+            kind = self.manifest.annotations[name].kind
+            self._annotations[name] = read_column(self._file, name, kind, len(self.index))
+        return BlockRows(self._annotations[name], None, len(self.index))
 
     def file(self, role: str) -> bytes | None:
         """Read the file of a role, "probe" or "made-from"; None if there is none.
@@ -92,6 +149,8 @@ class Generation:
         try:
             return self.features[feature]
         except (KeyError, TypeError):  # a list, such as that of ids
+            if isinstance(feature, str) and feature in self.refused:
+                raise StaleCacheError(str(self.refused[feature])) from None
             raise KeyNotFoundError(
                 f"no feature {feature!r} in cache {str(self.path)!r}",
                 hint=partial(nearest, feature, self.features),
@@ -149,7 +208,8 @@ class Generation:
 
     def close(self) -> None:
         """Let go of the container files: arrays cannot be read any more."""
-        self.containers.close()
+        for each in self.sets.values() or (self,):
+            each.containers.close()
 
     def _listed(self, ids: Iterable[str]) -> list[str]:
         if isinstance(ids, str):
@@ -170,57 +230,6 @@ class Generation:
             f"no utterance {id!r} in cache {str(self.path)!r}",
             hint=lambda: self.index.nearest(id) + more,
         )
-
-
-def _manifest_of(path: Path, name: str | None) -> Manifest:
-    """Read the manifest of a generation; that of the current one is what counts of it."""
-    current = read_manifest(path)
-    if name is None or name == current.name:
-        return current
-    return read_manifest(path, manifest_file(name))
-
-
-def _opened(
-    path: Path, mapped: bool, checked: bool, name: str | None
-) -> tuple[Manifest, Index, Strings, ColumnFile]:
-    """Read manifest, index and failed ids, while others may publish.
-
-    The file of columns comes, too: those of annotations are taken out of it when they are needed.
-    With `checked`, all of the index is compared with its checksums.
-    """
-    manifest = _manifest_of(path, name)
-    while True:
-        try:
-            file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
-            break
-        except FileNotFoundError as error:
-            # others may have published since: the columns of the generation before go then
-            newer = _manifest_of(path, name)
-            if newer.write_id == manifest.write_id:
-                raise CacheError(
-                    f"cache {str(path)!r} lacks {error.filename!r}; put it back, or remove "
-                    "featcache.json and write the cache again: what is sealed is kept"
-                ) from error
-            manifest = newer
-    with file.until_read(later=bool(manifest.annotations)):
-        if checked:
-            raise_damage(file.damage())
-        index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
-    for wrong in _misfits(manifest, index):
-        raise CorruptCacheError(f"cache {str(path)!r} is damaged: {wrong}")
-    return manifest, index, failed, file
-
-
-def _misfits(manifest: Manifest, index: Index) -> Iterator[str]:
-    """Say in what an index is not what its manifest says."""
-    if len(index) != manifest.rows:
-        yield f"{len(index)} of {manifest.rows} rows"
-    parts = index.containers.parts
-    if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < len(manifest.parts):
-        yield "its containers are in parts that are not there"
-    for name, feature in manifest.features.items():
-        if feature["stats"] and name not in index.stats:
-            yield f"it has no statistics of {name!r}"
 
 
 def window(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from featcache._checks import directory
 from featcache.store.format.disk_errors import reading
+from featcache.store.format.feature_sets import set_of
 from featcache.store.format.ids import as_id
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
@@ -46,12 +48,13 @@ class FeatureReader:
         self.feature = feature
         self._check_reads = check_reads
         self._mapped = mapped
-        self._expectation = Expectation.of(expect).with_what_is_there(self.path)
+        self._expectation = Expectation.of(expect).with_what_is_there(self._place)
         self._opened: Generation | None = None
 
     @classmethod
     def of(cls, opened: Generation, feature: str) -> FeatureReader:
         """Return a reader of what is open already, with the same settings."""
+        opened = opened.of_feature(feature)
         reader = cls.__new__(cls)
         vars(reader).update(
             path=opened.path,
@@ -95,15 +98,20 @@ class FeatureReader:
         """The generation of the cache that is read, opened when first needed."""
         if self._opened is None:
             with reading(self.path):
-                opened = Generation(self.path, mapped=self._mapped, check_reads=self._check_reads)
+                opened = Generation(self._place, mapped=self._mapped, check_reads=self._check_reads)
                 self._expectation.check(opened)
             opened.arrays(self.feature)  # an unknown feature is an error here, with its name
             self._opened, self._expectation = opened, Expectation.of_opened(opened)
         return self._opened
 
+    @property
+    def _place(self) -> Path:
+        """The directory that holds the feature, of its set where there are several."""
+        return set_of(self.path, self.feature)
+
     def __repr__(self) -> str:
         return f"FeatureReader({str(self.path)!r}, {self.feature!r})"
 
     def __getstate__(self) -> dict[str, object]:
-        expectation = self._expectation.as_of_now(self.path)
+        expectation = self._expectation.as_of_now(self._place)
         return {**self.__dict__, "_expectation": expectation, "_opened": None}

@@ -22,11 +22,11 @@ from featcache.store.format.index import ContainerColumns, FeatureColumns, Index
 from featcache.store.format.manifest import (
     PARTS,
     Manifest,
-    PartEntry,
     kept_manifests,
     manifest_file,
     read_manifest,
 )
+from featcache.store.format.manifest_entries import PartEntry
 from featcache.store.format.pages import container_digest, pages_of
 from featcache.store.format.part import COLUMNS, SEAL, read_part
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +34,6 @@ from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
     ANNOTATIONS,
     MANIFESTS,
-    AnnotationEntry,
     Manifest,
     check_writable,
     index_file,
@@ -42,6 +42,7 @@ from featcache.store.format.manifest import (
     with_needed,
     write_manifest,
 )
+from featcache.store.format.manifest_entries import AnnotationEntry
 from featcache.store.reading.verify import raise_damage
 from featcache.store.writing.annotation_sources import AnnotationSource, Entry, entries_of
 from featcache.store.writing.publish import next_generation
@@ -60,10 +61,37 @@ class _Given:
     values: list[Value | None] = field(default_factory=list)
 
 
-def annotate(cache: Path, source: AnnotationSource, unknown: Unknown = "raise") -> None:
-    """Give utterances of a cache annotations, as `Cache.annotate` does."""
+def annotate(caches: Sequence[Path], source: AnnotationSource, unknown: Unknown = "raise") -> None:
+    """Give utterances of a cache annotations, as `Cache.annotate` does.
+
+    Args:
+        caches: the cache; or its feature sets. Each that has an annotation gets its values; the
+            first one gets an annotation that none has.
+        source: of the values.
+        unknown: see `Cache.annotate`; of sets, ids that none of them has.
+    """
     if unknown not in ("raise", "skip"):
         raise ConfigError(f"unknown is 'raise' or 'skip', not {unknown!r}")
+    with ExitStack() as stack:
+        places = [stack.enter_context(_locked(cache)) for cache in caches]
+        known = {name: each for _, before, _ in places[::-1] for name, each in _kinds(before)}
+        entries: Iterable[Entry] = entries_of(source, known)
+        if len(places) == 1:
+            _publish(*places[0], entries, unknown)
+            return
+        entries = list(entries)
+        if unknown == "raise":
+            _refuse_strangers(caches[0], [file for _, _, file in places], entries)
+        for number, (cache, before, file) in enumerate(places):
+            mine = set(before.annotations) if number else None
+            others = {*known}.difference(before.annotations)
+            some = _of_names(entries, others, mine)
+            _publish(cache, before, file, some, "skip")
+
+
+@contextmanager
+def _locked(cache: Path) -> Iterator[tuple[Path, Manifest, ColumnFile]]:
+    """Hold the lock of a cache, with the generation that is current."""
     with explained(cache, lambda: "the cache is as it was"):
         lock = WriterLock(cache)
         try:
@@ -71,18 +99,46 @@ def annotate(cache: Path, source: AnnotationSource, unknown: Unknown = "raise") 
             check_writable(cache, manifest)
             with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
                 raise_damage(file.damage())
-                _publish(cache, manifest, file, source, unknown)
+                yield cache, manifest, file
         finally:
             lock.release()
 
 
+def _kinds(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    for name, entry in manifest.annotations.items():
+        yield name, entry.kind
+
+
+def _of_names(
+    entries: Iterable[Entry], others: Collection[str], names: Collection[str] | None
+) -> Iterator[Entry]:
+    """Give what entries say of some names; None: of all but `others`."""
+    for id, values in entries:
+        yield (
+            id,
+            {
+                name: value
+                for name, value in values.items()
+                if name not in others and (names is None or name in names)
+            },
+        )
+
+
+def _refuse_strangers(cache: Path, files: Iterable[ColumnFile], entries: list[Entry]) -> None:
+    ids = [id for id, _ in entries]
+    there = np.zeros(len(ids), bool)
+    for file in files:
+        there |= read_index(file, []).find_many(ids) >= 0
+    if not there.all():
+        raise KeyNotFoundError(_not_there(cache, [ids[n] for n in np.flatnonzero(~there)]))
+
+
 def _publish(
-    cache: Path, before: Manifest, file: ColumnFile, source: AnnotationSource, unknown: Unknown
+    cache: Path, before: Manifest, file: ColumnFile, entries: Iterable[Entry], unknown: Unknown
 ) -> None:
-    kinds = {name: entry.kind for name, entry in before.annotations.items()}
+    kinds = dict(_kinds(before))
     index = read_index(file, [])
-    entries = entries_of(source, kinds)
-    given, kinds = _given(cache, index, entries, (kinds, before.features), unknown)
+    given, kinds = _given(cache, index, iter(entries), (kinds, before.features), unknown)
     if not any(each.rows for each in given.values()):
         return
     annotations: dict[str, AnnotationEntry] = {}

@@ -14,6 +14,7 @@ from featcache.store.format.ids import check_id
 from featcache.store.format.kept_files import MOST_BYTES, check_role
 from featcache.store.format.stamps import UNKNOWN, Stamps, check_stamps
 from featcache.store.writing.casts import ArrayLike
+from featcache.store.writing.new_sets import directory_to_write
 from featcache.store.writing.session import WriteSession
 
 
@@ -28,13 +29,15 @@ class CacheWriter:
 
     Args:
         path: the cache directory; made if it does not exist.
-        features: the declarations of all features.
+        features: the declarations of all features that are written together. Where the cache has
+            others only, they are added to it as a feature set, which readers see once it is
+            complete; what is there stays as it is.
         fingerprint: what the features are made from (JSON values): model, layer, sample rate, ...
         overwrite: build the cache anew beside the old one, which stays good until the new one is
             published. A second try goes on with what an interrupted one had committed.
 
     Attributes:
-        path: the cache directory.
+        path: the cache directory, or that of the feature set in it.
         features: the declarations, by name.
 
     Raises `StaleCacheError`, with the differences, if the cache was made from something else than
@@ -59,8 +62,9 @@ class CacheWriter:
         *,
         overwrite: bool = False,
     ) -> None:
-        self.path = directory(path, "a cache").absolute()
         self.features = by_name(features)
+        where = directory(path, "a cache").absolute()
+        self.path = directory_to_write(where, self.features)
         self._work = WriteSession(self, self.path, self.features, fingerprint, overwrite)
         self._parts = self._work.parts
 

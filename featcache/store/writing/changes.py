@@ -13,7 +13,8 @@ import numpy as np
 from featcache.container_files import sync_directory
 from featcache.interface import Ints
 from featcache.store.format.column_file import save_columns
-from featcache.store.format.manifest import Manifest, Restamps
+from featcache.store.format.manifest import Manifest
+from featcache.store.format.manifest_entries import Restamps
 from featcache.store.format.part import SealedPart
 from featcache.store.format.stamps import StampColumns, Stamps
 from featcache.store.writing.tombstones import without_rows

@@ -51,21 +51,23 @@ def merge_small(cache: Path, features: Declarations, manifest: Manifest) -> Mani
     return publish(cache, manifest, UNCHANGED)
 
 
-def compact(
-    cache: Path, features: Declarations, manifest: Manifest, *, drop_tags: bool
-) -> Manifest:
-    """Rewrite what holds deleted utterances, and small parts; return the manifest of then.
-
-    The generation before goes, too. Only the holder of the cache's lock may call this. Raises
-    `CacheError` while a tag holds what was deleted, unless such tags are dropped.
-    """
-    in_the_way = dict(_tags_that_hold(cache, manifest))
-    if in_the_way and not drop_tags:
+def refuse_tags(cache: Path, manifest: Manifest) -> None:
+    """Raise `CacheError` while a tag holds what was deleted."""
+    if in_the_way := dict(_tags_that_hold(cache, manifest)):
         told = "; ".join(f"{tag!r}: {why}" for tag, why in in_the_way.items())
         raise CacheError(
             f"tags of cache {str(cache)!r} hold what was deleted or replaced since ({told}); "
             "untag these generations, or compact with drop_tags=True; nothing was changed"
         )
+
+
+def compact(cache: Path, features: Declarations, manifest: Manifest) -> Manifest:
+    """Rewrite what holds deleted utterances, and small parts; return the manifest of then.
+
+    The generation before goes, too, and tags that hold what was deleted. Only the holder of the
+    cache's lock may call this.
+    """
+    in_the_way = dict(_tags_that_hold(cache, manifest))
     parts = as_known(sealed_parts(cache, manifest), manifest)
     groups = [*packed(what_counts(cache, part, list(features)) for part in parts)]
     check_space(cache, itertools.chain(*groups), manifest)

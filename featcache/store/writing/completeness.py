@@ -13,7 +13,8 @@ import xxhash
 from featcache.interface import Ints
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_strings
-from featcache.store.format.manifest import Expected, Manifest
+from featcache.store.format.manifest import Manifest
+from featcache.store.format.manifest_entries import Expected
 from featcache.store.format.strings import Strings
 
 Stored = Sequence[tuple[Index, Ints]]  # of each part the index, and its rows that count no more

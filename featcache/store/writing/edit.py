@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,20 +23,25 @@ from featcache.errors import (
     nearest,
 )
 from featcache.store.format.disk_errors import explained, reading
+from featcache.store.format.feature_sets import set_directories, set_names
 from featcache.store.format.kept_files import of_role, read_kept
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
     PARTS,
     Manifest,
     check_writable,
+    generation_number,
     manifest_file,
     read_manifest,
     write_manifest,
 )
+from featcache.store.format.named_generations import tags_of
 from featcache.store.format.part import SEAL
 from featcache.store.reading.generation import Generation
 from featcache.store.writing.compact import compact as compact_parts
+from featcache.store.writing.compact import refuse_tags
 from featcache.store.writing.completeness import Outcome
+from featcache.store.writing.new_sets import remove_left
 from featcache.store.writing.session import WriteSession
 from featcache.store.writing.superseded import remove_superseded
 
@@ -46,7 +51,7 @@ _MOST_LOOKED_FOR = 100  # ids in a probe: each look goes through all of it
 
 
 def delete(cache: Path, ids: Iterable[str]) -> None:
-    """Delete utterances, durably; they are no more expected.
+    """Delete utterances, durably, from each feature set that has them; they are no more expected.
 
     A probe that names one of them goes, too. Raises `KeyNotFoundError`, and deletes nothing, if one
     is not stored.
@@ -54,59 +59,109 @@ def delete(cache: Path, ids: Iterable[str]) -> None:
     if isinstance(ids, str):
         raise ConfigError(f"the ids are a list of strings, not {ids!r}")
     listed = list(dict.fromkeys(ids))
-    with _editing(cache) as session:
-        missing = [id for id in listed if not isinstance(id, str) or id not in session.parts]
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(_editing(directory)) for directory in _directories(cache)]
+        missing = [
+            id
+            for id in listed
+            if not isinstance(id, str) or all(id not in each.parts for each in sessions)
+        ]
         if missing:
             told = ", ".join(map(repr, missing[:_MOST_TOLD]))
             raise KeyNotFoundError(
                 f"of {len(listed)} utterances to delete, {len(missing)} are not in cache "
                 f"{str(cache)!r}: {told}{', ...' * (len(missing) > _MOST_TOLD)}; none was deleted"
             )
-        if listed:
-            manifest = read_manifest(cache)
-            session.delete(listed, _without(cache, manifest), _probes(cache, manifest, listed))
+        for session in sessions:
+            if mine := [id for id in listed if id in session.parts]:
+                place = session.path
+                manifest = read_manifest(place)
+                session.delete(mine, _without(place, manifest), _probes(place, manifest, mine))
 
 
 def compact(cache: Path, *, drop_tags: bool) -> None:
     """Rewrite what holds deleted utterances, and small parts, as `Cache.compact` says."""
-    with _editing(cache) as session:
-        compact_parts(cache, session.features, read_manifest(cache), drop_tags=drop_tags)
+    directories = _directories(cache)
+    if cache not in directories:
+        remove_left(cache)  # the first names of files that are in a set now
+    with ExitStack() as stack:
+        sessions = [stack.enter_context(_editing(directory)) for directory in directories]
+        manifests = [read_manifest(each.path) for each in sessions]
+        for session, manifest in zip(sessions, manifests, strict=True):
+            if not drop_tags:
+                refuse_tags(session.path, manifest)
+        for session, manifest in zip(sessions, manifests, strict=True):
+            compact_parts(session.path, session.features, manifest)
+    if cache not in directories and (left := sorted((cache / PARTS).glob("*"))):
+        raise CacheError(
+            f"cache {str(cache)!r} is compacted, but {', '.join(map(repr, map(str, left)))} belong "
+            "to none of its feature sets, and may hold what was deleted; remove them"
+        )
 
 
-def tag(cache: Path, name: str, generation: str) -> None:
-    """Give a generation a name; it stays until that is taken away."""
+def tags(cache: Path) -> dict[str, int]:
+    """Return the tags of a cache, and the numbers of the generations that they name."""
+    numbers: dict[str, int] = {}
+    for directory in _directories(cache):
+        for tag, name in tags_of(directory).items():
+            numbers[tag] = numbers.get(tag, 0) + generation_number(name)
+    return numbers
+
+
+def tag(cache: Path, name: str, generations: Collection[str]) -> None:
+    """Give a generation a name, or one of each feature set; it stays until that is taken away."""
     if not (isinstance(name, str) and _TAG.fullmatch(name)):
         raise ConfigError(
             f"the name of a tag has 1 to 64 letters, digits, '_', '-' and '.', and begins with "
             f"none of the last two, not {name!r}"
         )
-    with _locked(cache) as manifest:
-        known = manifest.tags.get(name)
-        if known not in (None, generation):
-            raise ConfigError(
-                f"tag {name!r} of cache {str(cache)!r} names generation {known!r} already; untag "
-                "that first, or give another name"
-            )
-        current = generation == manifest.name
-        if not (current or _is_whole(cache, generation)):
+    with ExitStack() as stack:
+        places = {each: stack.enter_context(_locked(each)) for each in _directories(cache)}
+        tagged = {
+            place: generation
+            for place, manifest in places.items()
+            for generation in generations
+            if generation == manifest.name or _is_whole(place, generation)
+        }
+        for place, manifest in places.items():
+            known = manifest.tags.get(name)
+            if known not in (None, tagged.get(place)):
+                raise ConfigError(
+                    f"tag {name!r} of cache {str(cache)!r} names generation {known!r} already; "
+                    "untag that first, or give another name"
+                )
+        if gone := [each for each in generations if each not in tagged.values()]:
             raise CacheError(
-                f"generation {generation!r} of cache {str(cache)!r} is no longer there; refresh() "
+                f"generation {gone[0]!r} of cache {str(cache)!r} is no longer there; refresh() "
                 "the cache and tag the one that is"
             )
-        if known is None:
-            tags = {**manifest.tags, name: generation}
-            write_manifest(cache, replace(manifest, tags=tags), keep=current)
+        for place, generation in tagged.items():
+            manifest = places[place]
+            if name not in manifest.tags:
+                after = replace(manifest, tags={**manifest.tags, name: generation})
+                write_manifest(place, after, keep=generation == manifest.name)
 
 
 def untag(cache: Path, name: str) -> None:
     """Take a name away from a generation, and remove what only that kept."""
-    with _locked(cache) as manifest:
-        if name not in manifest.tags:
+    with ExitStack() as stack:
+        places = {each: stack.enter_context(_locked(each)) for each in _directories(cache)}
+        having = [place for place, manifest in places.items() if name in manifest.tags]
+        if not having:
+            known = {tag for manifest in places.values() for tag in manifest.tags}
             raise UnknownNameError(
-                f"cache {str(cache)!r} has no tag {name!r}; {nearest(name, manifest.tags)}"
+                f"cache {str(cache)!r} has no tag {name!r}; {nearest(name, sorted(known))}"
             )
-        tags = {tag: each for tag, each in manifest.tags.items() if tag != name}
-        remove_superseded(cache, write_manifest(cache, replace(manifest, tags=tags)))
+        for place in having:
+            tags = {tag: each for tag, each in places[place].tags.items() if tag != name}
+            remove_superseded(place, write_manifest(place, replace(places[place], tags=tags)))
+
+
+def _directories(cache: Path) -> list[Path]:
+    """Return the directories of all feature sets, also of those not complete; or the cache's."""
+    with reading(cache):
+        names = set_names(cache)
+        return [cache] if names is None else list(set_directories(cache, names).values())
 
 
 @contextmanager

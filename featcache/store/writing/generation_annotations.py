@@ -26,7 +26,8 @@ from featcache.store.format.annotations import wider_kind
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Index, read_index
 from featcache.store.format.index_writer import Rows
-from featcache.store.format.manifest import AnnotationEntry, Manifest
+from featcache.store.format.manifest import Manifest
+from featcache.store.format.manifest_entries import AnnotationEntry
 from featcache.store.format.part import SealedPart
 from featcache.store.format.strings import Strings
 

@@ -32,6 +32,7 @@ from featcache.store.writing.changes import Changes, with_changes
 from featcache.store.writing.claim import claim_directory
 from featcache.store.writing.compact import UNCHANGED, merge_small
 from featcache.store.writing.completeness import Outcome
+from featcache.store.writing.new_sets import name_set
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish import publish, sealed_parts
@@ -94,6 +95,8 @@ class WriteSession:
             told = told or bool(self.stamps or self.files.waiting)
             if told or complete != self._manifest.complete or self._sealed() != self._published():
                 self._publish(self._outcome(complete), Changes(self.stamps))
+            if self._manifest.complete:
+                name_set(self.path)
 
     def delete(
         self, ids: Collection[str], outcome: Outcome | None = None, files: Collection[str] = ()
@@ -234,6 +237,8 @@ class WriteSession:
             manifest = replace(_without_build(manifest), building=build)
             manifest = replace(manifest, building_fingerprint=digest, fingerprint=content)
             manifest = replace(manifest, files=files if empty else manifest.files)
+            if any(line.startswith("features.") for line in changed):  # the index has other columns
+                return publish(self.path, manifest, Outcome(complete=False))
             manifest = write_manifest(self.path, manifest)
         return manifest
 

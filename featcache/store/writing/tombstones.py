@@ -16,7 +16,8 @@ from featcache.interface import Ints
 from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.index import are_below
 from featcache.store.format.index_writer import stats_columns
-from featcache.store.format.manifest import Manifest, Tombstones
+from featcache.store.format.manifest import Manifest
+from featcache.store.format.manifest_entries import Tombstones
 from featcache.store.format.part import SealedPart
 from featcache.store.reading.verify import raise_damage
 from featcache.store.writing.remaining_stats import remaining_stats

@@ -68,6 +68,15 @@ def decoded(codec: str, options: dict[str, Any], data: bytes, dtype: np.dtype[An
     return np.frombuffer(data, dtype)
 
 
+def set_paths(cache: Path) -> list[Path]:
+    """The caches of a cache: its feature sets, or itself."""
+    manifest = unsealed((cache / "featcache.json").read_bytes())
+    if manifest.get("kind") != "sets":
+        return [cache]
+    assert not manifest.get("requires")
+    return [cache / "sets" / name for name in manifest["sets"]]
+
+
 def _cut(data: Array, ends: Array) -> list[Array]:
     return [data[a:b] for a, b in pairwise(ends.tolist())]
 

@@ -138,18 +138,10 @@ def test_what_a_writer_must_know_is_refused_by_writers_alone(cache: Path) -> Non
     refused(cache, r"can be read, but to write.*'adopted', 'carried'; upgrade", reads=True)
 
 
-@pytest.mark.parametrize("kind", ["sets", "", 3])
+@pytest.mark.parametrize("kind", ["layers", "", 3])
 def test_another_kind_is_refused(cache: Path, kind: object) -> None:
     change(cache, kind=kind)
     refused(cache, f"must know {kind!r}; upgrade", reads=False)
-
-
-def test_feature_sets_are_refused(tmp_path: Path) -> None:
-    make_cache(tmp_path / "sets" / "fbank", range(3))
-    outer = {"format": "featcache", "version": 1, "kind": "sets", "sets": ["fbank"]}
-    (tmp_path / NAME).write_bytes(pack_json(outer))
-    refused(tmp_path, "must know 'sets'; upgrade", reads=False)
-    check_cache(tmp_path / "sets" / "fbank", range(3))
 
 
 def test_a_cache_says_what_kind_it_is(cache: Path) -> None:

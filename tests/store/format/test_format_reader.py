@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xxhash
-from format_reader import Reader, columns_of, strings_of, unsealed
+from format_reader import Reader, columns_of, set_paths, strings_of, unsealed
 from golden_caches import (
     CHANGED_FEATURES,
     FAILED,
@@ -49,6 +49,20 @@ def test_a_reader_written_from_the_documentation_reads_what_featcache_reads(
     assert reader.failed == [FAILED]
     check_expected(reader)
     check_parts(reader)
+
+
+def test_each_feature_set_reads_as_a_cache(tmp_path: Path) -> None:
+    cache = make_golden(tmp_path / "cache", LAYOUTS["memmap"])
+    before = featcache.open(cache)
+    assert set_paths(cache) == [cache]
+    with CacheWriter(cache, [FeatureStorageConfig("energy")]) as writer:
+        for id in FIRST:
+            writer.write(id, {"energy": np.full((3, 1), 7, np.float32)})
+    first, added = (Reader(path) for path in set_paths(cache))
+    assert_the_same(first, before)
+    check_parts(first)
+    assert added.ids == list(featcache.open(cache)) == sorted(FIRST, key=str.encode)
+    assert added.read(FIRST[0], "energy").tolist() == [[7]] * 3
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

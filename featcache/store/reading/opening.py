@@ -1,0 +1,121 @@
+"""Opening a cache: a plain one, or feature sets, of which a stale one refuses its features only."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+from featcache.errors import (
+    CorruptCacheError,
+    NotACacheError,
+    StaleCacheError,
+    UnknownNameError,
+    nearest,
+)
+from featcache.store.format.feature_sets import stored_sets
+from featcache.store.format.manifest import SETS, FeatureSetsError, manifest_file
+from featcache.store.format.named_generations import is_of_current_build, name_of, tags_of
+from featcache.store.reading.expectation import Expectation
+from featcache.store.reading.generation import Generation
+from featcache.store.reading.joined_sets import join_sets
+
+_log = logging.getLogger("featcache")
+
+
+class OpenSettings(NamedTuple):
+    """Settings of an opened cache, with which a copy opens it again."""
+
+    mapped: bool = True
+    check_reads: bool = False
+    features: tuple[str, ...] | None = None  # of the sets that are wanted; None: all that are named
+    version: str | None = None  # a tag; None: the current generation
+    names: tuple[str, ...] = ()  # generations that were open before, where they are still there
+
+
+ALL = OpenSettings()
+
+
+def open_generation(
+    path: Path, expectation: Expectation | None, settings: OpenSettings = ALL
+) -> Generation:
+    """Open the current generation of a cache, or a version, compared with what is expected of it.
+
+    Raises `StaleCacheError` if nothing of it was made from that.
+    """
+    try:
+        opened = _open(path, settings)
+    except FeatureSetsError as found:
+        sets = _open_sets(path, found.names, settings)
+        if len(sets) > 1:
+            return _joined(path, sets, expectation)
+        (opened,) = sets.values()
+    if expectation is not None:
+        expectation.check(opened)
+    return opened
+
+
+def _joined(path: Path, sets: dict[str, Generation], expectation: Expectation | None) -> Generation:
+    if expectation is None or expectation.same is not None:  # of a cache that was open before
+        opened = Generation.of_sets(path, sets, join_sets(sets), {})
+        if expectation is not None:
+            expectation.check(opened)
+        return opened
+    stale: dict[str, StaleCacheError] = {}
+    for name, each in sets.items():
+        try:
+            expectation.check(each)
+        except StaleCacheError as error:
+            stale[name] = error
+    served = {name: each for name, each in sets.items() if name not in stale}
+    if not served:
+        raise StaleCacheError("\n".join(map(str, stale.values())))
+    for why in stale.values():
+        _log.warning("the other features of cache %r can be read, but %s", str(path), why)
+    refused = {feature: why for name, why in stale.items() for feature in sets[name].features}
+    return Generation.of_sets(path, served, join_sets(served), refused)
+
+
+def _open_sets(path: Path, named: tuple[str, ...], settings: OpenSettings) -> dict[str, Generation]:
+    """Open the sets of some features, or all that are named."""
+    wanted = set(settings.features or ())
+    found = {
+        directory.name: directory
+        for directory, manifest in stored_sets(path)
+        if not wanted.isdisjoint(manifest.features)
+    }
+    sets = found or {name: path / SETS / name for name in named}
+    try:
+        return _of_version(path, sets, settings)
+    except NotACacheError as error:
+        raise CorruptCacheError(
+            f"cache {str(path)!r} lacks one of its feature sets: {error}; put it back, or compute "
+            "its features again"
+        ) from error
+
+
+def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> dict[str, Generation]:
+    """Open sets; of a version, those that have the tag: others were added later."""
+    if settings.version is not None:
+        tags = {name: tags_of(directory) for name, directory in sets.items()}
+        sets = {name: each for name, each in sets.items() if settings.version in tags[name]}
+        if not sets:
+            known = {tag for each in tags.values() for tag in each}
+            raise UnknownNameError(
+                f"cache {str(path)!r} has no version {settings.version!r}; "
+                f"{nearest(settings.version, known)}"
+            )
+    return {name: _open(directory, settings) for name, directory in sets.items()}
+
+
+def _open(path: Path, settings: OpenSettings) -> Generation:
+    name = _generation_of(path, settings)
+    return Generation(path, mapped=settings.mapped, check_reads=settings.check_reads, name=name)
+
+
+def _generation_of(path: Path, settings: OpenSettings) -> str | None:
+    """Return the name of the generation to open; None: the current one."""
+    if settings.version is None:
+        return next((name for name in settings.names if is_of_current_build(path, name)), None)
+    there = (name for name in settings.names if (path / manifest_file(name)).exists())
+    return next(there, None) or name_of(path, settings.version)

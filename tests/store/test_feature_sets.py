@@ -1,0 +1,312 @@
+"""Features that are added to a cache: sets beside each other, each written by itself."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from store_disk import Crash, Disk
+from store_helpers import (
+    FINGERPRINT,
+    Arrays,
+    arrays_of,
+    assert_holds,
+    check_cache,
+    id_of,
+    make_cache,
+    oracle,
+    two_features,
+)
+
+import featcache
+from featcache import CacheWriter, FeatureReader, FeatureStorage, FeatureStorageConfig
+from featcache.errors import CacheError, ConfigError, CorruptCacheError, StaleCacheError
+from featcache.store.format.manifest import NAME, read_manifest
+from featcache.store.writing.part_writer import PartWriter
+from featcache.tables.table import FeatureTable
+
+ENERGY = FeatureStorageConfig("energy")
+PITCH = FeatureStorageConfig("pitch", backend="hdf5", stats=False)
+ALL = range(9)
+
+
+def energy_of(number: int) -> Arrays:
+    return {"energy": arrays_of(number)["fbank"].sum(axis=1, keepdims=True)}
+
+
+def add(
+    path: Path,
+    numbers: Iterable[int] = ALL,
+    feature: FeatureStorageConfig = ENERGY,
+    made_from: Any = FINGERPRINT,
+    **settings: Any,
+) -> Path:
+    """Add a feature to a cache; returns the directory of its set."""
+    with CacheWriter(path, [feature], made_from, **settings) as writer:
+        for number in numbers:
+            writer.write(id_of(number), {feature.name: energy_of(number)["energy"]})
+    return writer.path
+
+
+def both(numbers: Iterable[int]) -> dict[str, Arrays]:
+    return {id_of(number): arrays_of(number) | energy_of(number) for number in numbers}
+
+
+def inodes(path: Path) -> dict[str, int]:
+    files = (file for file in path.glob("parts/*/*") if not file.name.startswith("writer."))
+    return {file.relative_to(path).as_posix(): file.stat().st_ino for file in files}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return make_cache(tmp_path / "train", ALL)
+
+
+@pytest.mark.parametrize("backend", ["memmap", "hdf5", "webdataset", "zarr"])
+def test_an_added_feature_stands_beside_the_others(tmp_path: Path, backend: str) -> None:
+    path = make_cache(tmp_path / "train", ALL, two_features(backend))
+    add(path, feature=FeatureStorageConfig("energy", backend=backend))
+    cache = featcache.open(path, verify="arrays", check_reads=True)
+    assert cache.features == ("fbank", "units", "energy")
+    assert cache.complete
+    assert_holds(cache, both(ALL))
+
+
+def test_no_byte_is_written_anew_and_nothing_is_left_beside_the_sets(cache: Path) -> None:
+    before = inodes(cache)
+    add(cache)
+    assert inodes(cache / "sets" / "fbank") == before
+    assert {entry.name for entry in cache.iterdir()} == {NAME, "sets", "writer.lock"}
+    check_cache(cache / "sets" / "fbank", ALL)
+
+
+def test_readers_see_the_new_feature_once_it_is_complete(cache: Path) -> None:
+    with CacheWriter(cache, [ENERGY], FINGERPRINT) as writer:
+        writer.write(id_of(0), energy_of(0))
+        writer.publish()
+        check_cache(cache, ALL)
+        declared = FeatureStorage(cache.parent, [*two_features(), ENERGY]).cache("train")
+        assert (list(declared), declared.complete) == ([id_of(0)], False)
+    assert list(featcache.open(cache)) == [id_of(0)]
+
+
+def test_rows_are_the_ids_that_all_sets_have_and_the_rest_is_listed(cache: Path) -> None:
+    add(cache, range(4, 12))
+    opened = featcache.open(cache, verify="arrays", check_reads=True)
+    common = range(4, 9)
+    assert list(opened) == sorted(map(id_of, common))
+    for id, arrays in both(common).items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(opened.read(id, name), array)
+    assert opened.missing("energy") == tuple(sorted(map(id_of, range(4))))
+    assert opened.missing("units") == tuple(sorted(map(id_of, range(9, 12))))
+    assert not opened.complete
+    assert featcache.open(cache / "sets" / "energy").missing("energy") == ()
+
+
+def test_a_set_that_says_what_failed_leaves_the_cache_complete(cache: Path) -> None:
+    writer = CacheWriter(cache, [ENERGY], FINGERPRINT)
+    writer.expect([id_of(number) for number in ALL])
+    for number in ALL[1:]:
+        writer.write(id_of(number), energy_of(number))
+    writer.fail(id_of(0))
+    writer.close()
+    opened = featcache.open(cache)
+    assert (opened.complete, opened.failed, len(opened)) == (True, (id_of(0),), 8)
+    assert opened.missing("energy") == (id_of(0),)
+
+
+def test_batches_windows_tables_and_copies_read_the_right_rows(cache: Path) -> None:
+    add(cache, [1, 3, 5, 8])
+    opened = featcache.open(cache, mapped=False)
+    ids = sorted(map(id_of, [1, 3, 5, 8]))
+    expected = both([1, 3, 5, 8])
+    for copy in (opened, pickle.loads(pickle.dumps(opened))):  # noqa: S301
+        batch = copy.read_batch(ids[::-1], "units")
+        assert batch.lengths.tolist() == [len(expected[id]["units"]) for id in ids[::-1]]
+        np.testing.assert_array_equal(
+            copy.read(id_of(3), "fbank", 2, 9), expected[id_of(3)]["fbank"][2:9]
+        )
+    table = FeatureTable.of(opened)
+    assert [table.id(row) for row in range(len(table))] == ids
+    assert FeatureReader(cache, "fbank")(id_of(0)).shape == (0, 4)  # which energy lacks
+
+
+@pytest.mark.parametrize("check_reads", [False, True])
+def test_who_had_the_plain_cache_open_reads_on(cache: Path, check_reads: bool) -> None:
+    opened = featcache.open(cache, check_reads=check_reads)
+    reader, pickled = opened.reader("fbank"), pickle.dumps(opened)
+    add(cache)
+    assert_holds(opened, oracle(ALL))
+    assert_holds(pickle.loads(pickled), oracle(ALL))  # noqa: S301
+    assert tuple(reader(id_of(3)).shape) == arrays_of(3)["fbank"].shape
+
+
+def test_a_third_feature_is_one_more_set(cache: Path) -> None:
+    add(cache)
+    assert add(cache, feature=PITCH, made_from={"other": 1}) == cache / "sets" / "pitch"
+    opened = featcache.open(cache, verify="arrays")
+    assert opened.features == ("fbank", "units", "energy", "pitch")
+    assert opened.fingerprint["sets"]["pitch"] == {"other": 1}
+    assert featcache.made_from(cache)["fingerprint"] == opened.fingerprint
+
+
+def test_what_differs_between_two_caches_is_told_by_set(tmp_path: Path) -> None:
+    for name, layer in (("a", 1), ("b", 2)):
+        make_cache(tmp_path / name, range(3))
+        add(tmp_path / name, range(3), made_from={"layer": layer})
+    unlike = featcache.diff(tmp_path / "a", tmp_path / "b")["fingerprint"]
+    assert unlike == ["sets.energy.layer: was 1, now 2"]
+
+
+def test_a_set_goes_on_grows_and_is_overwritten_by_itself(cache: Path) -> None:
+    add(cache)
+    fbank = read_manifest(cache / "sets" / "fbank").write_id
+    add(cache, [9])
+    with pytest.raises(StaleCacheError, match="layer: was 9, now 10"):
+        CacheWriter(cache, [ENERGY], {**FINGERPRINT, "layer": 10})
+    add(cache, ALL, made_from={"layer": 10}, overwrite=True)
+    assert read_manifest(cache / "sets" / "fbank").write_id == fbank
+    assert featcache.open(cache).fingerprint["sets"]["energy"] == {"layer": 10}
+
+
+def test_an_overwrite_of_other_features_leaves_what_is_there(cache: Path) -> None:
+    add(cache, overwrite=True)
+    assert_holds(featcache.open(cache), both(ALL))
+
+
+def test_features_of_two_sets_are_not_written_together(cache: Path) -> None:
+    add(cache)
+    with pytest.raises(ConfigError, match="several feature sets"):
+        CacheWriter(cache, [*two_features(), ENERGY])
+
+
+def test_an_empty_cache_is_begun_anew_with_other_features(tmp_path: Path) -> None:
+    make_cache(tmp_path / "train", [])
+    writer = CacheWriter(tmp_path / "train", [ENERGY], FINGERPRINT)
+    assert writer.path == tmp_path / "train"
+    assert featcache.open(tmp_path / "train").features == ("energy",)
+    writer.write(id_of(1), energy_of(1))
+    writer.close()
+    assert list(featcache.open(tmp_path / "train", verify="arrays")) == [id_of(1)]
+
+
+def test_a_stale_set_refuses_its_features_only(cache: Path) -> None:
+    add(cache, made_from={"layer": 10})
+    opened = featcache.open(cache, expect={"layer": 10})
+    assert opened.features == ("energy",)
+    assert opened.read(id_of(3), "energy").shape == energy_of(3)["energy"].shape
+    with pytest.raises(StaleCacheError, match="layer: was 9, now 10"):
+        opened.read(id_of(3), "fbank")
+    with pytest.raises(StaleCacheError, match=r"layer: was 9, now 11[^$]*was 10, now 11"):
+        featcache.open(cache, expect={"layer": 11})
+    with pytest.raises(StaleCacheError):
+        FeatureReader(cache, "fbank", expect={"layer": 10})(id_of(0))
+
+
+def test_a_storage_opens_the_sets_of_what_it_declares(cache: Path) -> None:
+    add(cache, range(3))
+    root = cache.parent
+    assert_holds(FeatureStorage(root, two_features()).cache("train"), oracle(ALL))
+    assert len(FeatureStorage(root, [ENERGY]).cache("train")) == 3
+    assert len(FeatureStorage(root, [*two_features(), ENERGY]).cache("train")) == 3
+    with pytest.raises(StaleCacheError, match=r"pitch: was \(absent\)[^$]*computed by cache_feat"):
+        FeatureStorage(root, [*two_features(), PITCH]).cache("train")
+    with pytest.raises(StaleCacheError, match=r"units: was .*, now \(absent\)"):
+        FeatureStorage(root, two_features()[:1]).cache("train")
+
+
+def test_a_damaged_set_leaves_the_others_readable(cache: Path) -> None:
+    add(cache)
+    (file,) = (cache / "sets" / "energy").glob("parts/*/energy.npy")
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(CorruptCacheError, match="sets/energy"):
+        featcache.open(cache, verify="arrays")
+    shutil.rmtree(cache / "sets" / "energy")
+    with pytest.raises(CorruptCacheError, match="lacks one of its feature sets"):
+        featcache.open(cache)
+    assert_holds(FeatureStorage(cache.parent, two_features()).cache("train"), oracle(ALL))
+    add(cache)
+    assert_holds(featcache.open(cache), both(ALL))
+
+
+def test_a_lost_manifest_of_sets_is_written_again(cache: Path) -> None:
+    add(cache)
+    (cache / NAME).unlink()
+    add(cache, [])
+    opened = featcache.open(cache)
+    assert sorted(opened.features) == ["energy", "fbank", "units"]
+    assert len(opened) == len(ALL)
+
+
+def test_a_part_that_is_not_sealed_is_not_moved(cache: Path) -> None:
+    with PartWriter(cache, {each.name: each for each in two_features()}, FINGERPRINT) as part:
+        part.write("new", arrays_of(1))
+        part.commit()
+        with pytest.raises(CacheError, match="is not sealed"):
+            CacheWriter(cache, [ENERGY])
+    add(cache)
+    with CacheWriter(cache, two_features(), FINGERPRINT) as writer:
+        assert "new" in writer
+
+
+def test_files_that_cannot_have_two_names_are_told_of(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as without_links:
+        without_links.setattr(os, "link", refused)
+        with pytest.raises(CacheError, match=r"featcache\.join reads both"):
+            CacheWriter(cache, [ENERGY])
+    check_cache(cache, ALL)
+    add(cache)
+    assert_holds(featcache.open(cache), both(ALL))
+
+
+def crashes_of_adding(path: Path) -> Sequence[Crash]:
+    """Add a feature on a watched disk; returns what could be left at each step."""
+    disk = Disk(path.parent)
+    disk.promise = False
+    with disk.watching():
+        writer = CacheWriter(path, [ENERGY], FINGERPRINT)
+        for number in ALL:
+            writer.write(id_of(number), energy_of(number))
+        writer.commit()
+        writer.close()
+        disk.promise = True
+    return disk.crashes
+
+
+def test_a_crash_while_a_feature_is_added_leaves_the_old_or_the_new(tmp_path: Path) -> None:
+    path = make_cache(tmp_path / "disk" / "train", ALL)
+    crashes = crashes_of_adding(path)
+    assert len(crashes) > 150
+    if "FEATCACHE_EVERY_CRASH" not in os.environ:  # it takes a minute
+        crashes = Random(0).sample(crashes, 25)
+    for number, crash in enumerate(crashes):
+        root = tmp_path / f"crash-{number}"
+        crash.restore(root)
+        try:
+            opened = featcache.open(root / "train", verify="columns")
+            assert_holds(opened, both(ALL) if "energy" in opened.features else oracle(ALL))
+            assert not crash.promise or "energy" in opened.features
+            with CacheWriter(root / "train", [ENERGY], FINGERPRINT) as writer:
+                for each in ALL:
+                    if id_of(each) not in writer:
+                        writer.write(id_of(each), energy_of(each))
+            assert_holds(featcache.open(root / "train", verify="arrays"), both(ALL))
+            left = {entry.name for entry in (root / "train").iterdir()}
+            assert left <= {NAME, "sets", "writer.lock", "writer.json"}
+        except BaseException as error:
+            error.add_note(f"after a crash: {crash.step}")
+            raise
+        shutil.rmtree(root)
