@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +16,7 @@ from featcache.extraction.brain_environment import (
     probe_source_of,
     provenance_of,
 )
+from featcache.extraction.brain_loaders import taking_loaders
 from featcache.extraction.brain_settings import (
     find_storage,
     name_of,
@@ -71,7 +71,8 @@ class FeatureCacheMixin:
         first = next(base for base in cls.__mro__ if "make_dataloader" in vars(base))
         # a Brain before the mixin: its own method would be found
         if not issubclass(first, FeatureCacheMixin):
-            cls.make_dataloader = _taking_loaders(vars(first)["make_dataloader"])  # type: ignore[method-assign]
+            theirs, ours = vars(first)["make_dataloader"], FeatureCacheMixin.make_dataloader
+            cls.make_dataloader = taking_loaders(theirs, ours)  # type: ignore[method-assign]
 
     def compute_features(self, batch: Any, stage: Any) -> list[dict[str, Any]]:
         """Compute the features of a batch, which has been moved to `self.device`.
@@ -295,13 +296,3 @@ class FeatureCacheMixin:
             use_loader(self, dataset, stage, ckpt_prefix)
             return dataset
         return super().make_dataloader(dataset, stage, ckpt_prefix, **loader_kwargs)  # type: ignore[misc]
-
-
-def _taking_loaders(make: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def make_dataloader(self: Any, dataset: Any, stage: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(dataset, FeatureLoader):
-            return FeatureCacheMixin.make_dataloader(self, dataset, stage, *args, **kwargs)
-        return make(self, dataset, stage, *args, **kwargs)
-
-    return make_dataloader

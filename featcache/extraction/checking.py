@@ -22,6 +22,7 @@ from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.kept_probe import keep_probe, kept_probe
 from featcache.extraction.probe_source import ProbeSource
 from featcache.extraction.probing import Computed, again, choice, new_probe
+from featcache.extraction.random_features import tell_random
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
 from featcache.extraction.stored_features import cause_of, spreads_of, told, unlike_stored
@@ -148,7 +149,7 @@ class Checking:
             self._tell_once("holds nothing yet of this data set by which it could be checked")
         elif self._kept is None and probe.utterances:
             keep_probe(writer, probe)
-            self._tell_random()
+            tell_random(self._now.probe, self._now.twice)
         self.record.keep(writer)
         if len(numbers) > 1 and probe.seed is None and probe.repeatable:
             with kept_random_state():
@@ -277,26 +278,3 @@ class Checking:
             _told.add(path)
             text = "cache %r %s: none are computed again to see whether they are still the same"
             _log.warning(text, path, why)
-
-    def _tell_random(self) -> None:
-        """Say that features are random, and what that means for them."""
-        probe, twice = self._now.probe, self._now.twice
-        if twice is None:
-            return
-        if twice.features:
-            of = twice.features[0]
-            what = f"{of.feature} of {of.id!r}, computed twice, {of.told()}"
-        else:
-            id, name = twice.inputs[0]
-            what = f"input {name!r} of {id!r} is another each time"
-        text = (
-            "and even from the same seed (it keeps a state or a generator of its own, or the data "
-            "come from a loader, which is used as it is): the cache cannot be checked by computing "
-            "again"
-        )
-        if probe.seed is not None:
-            text = (
-                f"so each utterance is loaded and computed alone, under generators of the seed and "
-                f"its id, and the seed, {probe.seed}, counts (torch.manual_seed sets it)"
-            )
-        _log.warning("features are random: %s; %s", what, text)

@@ -209,7 +209,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         It has this cache's settings.
         """
         self.opened.arrays(feature)
-        return FeatureReader.of(self.opened, feature)
+        return FeatureReader.of(self.opened, feature, self.version)
 
     def refresh(self) -> None:
         """Read the current generation from now on, or what `version` names now.

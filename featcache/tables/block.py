@@ -151,11 +151,18 @@ class Blocks:
         return tuple(block.caches for block in self.blocks)
 
     def require(self, feature: str) -> None:
-        """Raise `KeyNotFoundError` for an unknown feature."""
+        """Raise `KeyNotFoundError` for an unknown feature, `StaleCacheError` for a stale one."""
         if not isinstance(feature, str) or feature not in self.features:
+            self.refuse_stale(feature)
             raise KeyNotFoundError(
                 f"no feature {feature!r}", hint=partial(nearest, feature, self.features)
             )
+
+    def refuse_stale(self, name: str) -> None:
+        """Raise `StaleCacheError` for a feature that was made from something else."""
+        for cache in (cache for block in self.blocks for cache in block.caches):
+            if isinstance(name, str) and name in cache.opened.refused:
+                cache.opened.arrays(name)  # which says why it is not there
 
     def of_feature(self, feature: str) -> list[FeatureArrays]:
         """Return the arrays of a feature in each block."""

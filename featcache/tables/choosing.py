@@ -12,6 +12,7 @@ from featcache.errors import ConfigError, RowError
 from featcache.interface import Ints
 
 if TYPE_CHECKING:
+    from featcache.tables.numbered_rows import NumberedRows
     from featcache.tables.table import FeatureTable
 
 
@@ -36,7 +37,7 @@ def chosen_rows(table: FeatureTable, keys: Iterable[str] | Iterable[int]) -> Int
     return rows
 
 
-def rows_of_keys(table: FeatureTable, keys: Sequence[int | str]) -> Ints:
+def rows_of_keys(table: NumberedRows, keys: Sequence[int | str]) -> Ints:
     """Return the rows that ids or row numbers, also mixed, stand for."""
     places = [place for place, key in enumerate(keys) if isinstance(key, str)]
     if len(places) == len(keys):

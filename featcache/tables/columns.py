@@ -176,6 +176,7 @@ class Columns(Mapping[str, Column]):
             raise ConfigError(f"feature {name!r} has no time axis, so there are no frames to count")
         if name in self._table.annotations:
             return AnnotationColumn(self._table.annotation(name))
+        self._table.selection.blocks.refuse_stale(name)
         raise KeyNotFoundError(f"no column {name!r}; {nearest(name, list(self))}")
 
     def __iter__(self) -> Iterator[str]:

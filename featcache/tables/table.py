@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -14,13 +14,13 @@ from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath
 from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.complete import check_complete
-from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.padded import PaddedFeatures
 from featcache.tables.block import Block, Blocks, Member, opened
-from featcache.tables.choosing import chosen_rows, rows_of_keys
+from featcache.tables.choosing import chosen_rows
 from featcache.tables.columns import Columns, Value
 from featcache.tables.export import arrow_table, data_frame
 from featcache.tables.filtering import rows_that_meet
+from featcache.tables.numbered_rows import NumberedRows
 from featcache.tables.ordering import order_by
 from featcache.tables.recording_times import Align, Alignment
 from featcache.tables.segments import SegmentSource, segments_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
+class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
     """Features of numbered utterances: of one cache or several, or a view of some of them.
 
     Several are joined over the same ids, or come one after another. Made by `Cache.table`,
@@ -61,29 +61,15 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         needed = "a cache, its path, or caches put together by join or concat are needed"
         return cls(Selection(Blocks([Block([Member(opened(source, needed))])])))
 
-    def __len__(self) -> int:
-        return len(self.selection)
-
     def __repr__(self) -> str:
         of = "" if self.selection.row_map is None else f" of {len(self.selection.blocks)}"
         return f"<FeatureTable: {len(self)}{of} utterances of {', '.join(self.features)}>"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.selection)
-
-    def __contains__(self, id: object) -> bool:
-        return isinstance(id, str) and bool(self.find([id])[0] >= 0)
 
     def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
         return {name: self.read(id, name) for name in self.features}
 
     __eq__ = object.__eq__  # a mapping would compare all arrays
     __hash__ = object.__hash__
-
-    @property
-    def ids(self) -> Sequence[str]:
-        """The utterance ids, in the order of rows; looked up as they are asked for."""
-        return Ids(self)
 
     @property
     def caches(self) -> tuple[tuple[Cache, ...], ...]:
@@ -146,33 +132,6 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         if rows is None:
             return self.selection.lengths(feature)
         return self.selection.checked_lengths(feature, rows)
-
-    def id(self, row: int) -> str:
-        """Return the id of a row; raises `RowError` for one that is not there."""
-        self.selection.check(row)
-        return self.selection.id(row)
-
-    def find(self, ids: Iterable[str]) -> Ints:
-        """Return the rows of many ids, int64, -1 where there is none.
-
-        Quick for ids that are not there: nothing is looked up that is close to them.
-        """
-        return self.selection.find(ids if isinstance(ids, str) else list(ids))
-
-    def rows(self, ids: Iterable[str]) -> Ints:
-        """Return the rows of many ids, int64; raises `KeyNotFoundError` for an unknown one."""
-        listed = ids if isinstance(ids, str) else list(ids)
-        found = self.find(listed)
-        if found.min(initial=0) < 0:
-            raise self.selection.not_found(listed[int(found.argmin())])
-        return found
-
-    def numbers(self, keys: Sequence[int | str]) -> Ints:
-        """Return the rows that ids or row numbers, also mixed, stand for.
-
-        Raises `KeyNotFoundError` or `RowError`.
-        """
-        return rows_of_keys(self, keys)
 
     def read(
         self, id: str, feature: str, start: int | None = None, stop: int | None = None

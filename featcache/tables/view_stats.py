@@ -87,11 +87,12 @@ def without(stats: FeatureStats, part: FeatureStats) -> FeatureStats | None:
 
 def _of_whole_rows(cache: Cache, feature: str, rows: Ints) -> tuple[FeatureStats, int]:
     """Return the statistics of some rows of a cache, and how many bytes were read for them."""
-    whole, arrays = cache.stats(feature), cache.opened.arrays(feature)
-    if len(rows) == len(cache):
+    whole, (opened, rows) = cache.stats(feature), cache.opened.in_set(feature, rows)
+    arrays, number = opened.arrays(feature), len(opened.index)  # all that `whole` is about
+    if len(rows) == number:
         return whole, 0
     lengths = arrays.lengths
-    rest = np.delete(np.arange(len(cache)), rows)
+    rest = np.delete(np.arange(number), rows)
     read_bytes = 0
     if _is_lossless(cache, feature) and lengths[rest].sum() < lengths[rows].sum():
         others, read_bytes = _read(arrays, rest, np.zeros_like(rest), lengths[rest])

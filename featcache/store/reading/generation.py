@@ -108,6 +108,14 @@ class Generation:
         sets = self.sets.values()
         return next((each for each in sets if feature in each.features), self)
 
+    def in_set(self, feature: str, rows: Ints) -> tuple[Generation, Ints]:
+        """Return the generation of the set that has a feature, and rows of it for rows here."""
+        for name, each in self.sets.items():
+            if feature in each.features:
+                of_set = self.set_rows[name]
+                return each, rows if of_set is None else of_set[rows]
+        return self, rows
+
     @property
     def stamps(self) -> StampColumns | None:
         """Stamps in row order, `input` and `entry`, 0 where unknown; None if there are none."""

@@ -49,10 +49,11 @@ class FeatureReader:
         self._check_reads = check_reads
         self._mapped = mapped
         self._expectation = Expectation.of(expect).with_what_is_there(self._place)
+        self._name: str | None = None  # of the generation; None: the current one
         self._opened: Generation | None = None
 
     @classmethod
-    def of(cls, opened: Generation, feature: str) -> FeatureReader:
+    def of(cls, opened: Generation, feature: str, version: str | None) -> FeatureReader:
         """Return a reader of what is open already, with the same settings."""
         opened = opened.of_feature(feature)
         reader = cls.__new__(cls)
@@ -61,6 +62,7 @@ class FeatureReader:
             feature=feature,
             _check_reads=opened.check_reads,
             _mapped=opened.mapped,
+            _name=opened.manifest.name if version is not None else None,
             _expectation=Expectation.of_opened(opened),
             _opened=None,
         )
@@ -98,7 +100,8 @@ class FeatureReader:
         """The generation of the cache that is read, opened when first needed."""
         if self._opened is None:
             with reading(self.path):
-                opened = Generation(self._place, mapped=self._mapped, check_reads=self._check_reads)
+                settings = {"mapped": self._mapped, "check_reads": self._check_reads}
+                opened = Generation(self._place, name=self._name, **settings)
                 self._expectation.check(opened)
             opened.arrays(self.feature)  # an unknown feature is an error here, with its name
             self._opened, self._expectation = opened, Expectation.of_opened(opened)
