@@ -75,9 +75,10 @@ def annotate(caches: Sequence[Path], source: AnnotationSource, unknown: Unknown 
     with ExitStack() as stack:
         places = [stack.enter_context(_locked(cache)) for cache in caches]
         known = {name: each for _, before, _ in places[::-1] for name, each in _kinds(before)}
+        features = {name for _, before, _ in places for name in before.features}
         entries: Iterable[Entry] = entries_of(source, known)
         if len(places) == 1:
-            _publish(*places[0], entries, unknown)
+            _publish(*places[0], entries, features, unknown)
             return
         entries = list(entries)
         if unknown == "raise":
@@ -86,7 +87,7 @@ def annotate(caches: Sequence[Path], source: AnnotationSource, unknown: Unknown 
             mine = set(before.annotations) if number else None
             others = {*known}.difference(before.annotations)
             some = _of_names(entries, others, mine)
-            _publish(cache, before, file, some, "skip")
+            _publish(cache, before, file, some, features, "skip")
 
 
 @contextmanager
@@ -134,11 +135,16 @@ def _refuse_strangers(cache: Path, files: Iterable[ColumnFile], entries: list[En
 
 
 def _publish(
-    cache: Path, before: Manifest, file: ColumnFile, entries: Iterable[Entry], unknown: Unknown
+    cache: Path,
+    before: Manifest,
+    file: ColumnFile,
+    entries: Iterable[Entry],
+    features: Collection[str],
+    unknown: Unknown,
 ) -> None:
     kinds = dict(_kinds(before))
     index = read_index(file, [])
-    given, kinds = _given(cache, index, iter(entries), (kinds, before.features), unknown)
+    given, kinds = _given(cache, index, iter(entries), (kinds, features), unknown)
     if not any(each.rows for each in given.values()):
         return
     annotations: dict[str, AnnotationEntry] = {}
@@ -186,7 +192,7 @@ def _given(
     cache: Path,
     index: Index,
     entries: Iterator[Entry],
-    known: tuple[Mapping[str, str], Mapping[str, object]],
+    known: tuple[Mapping[str, str], Collection[str]],
     unknown: Unknown,
 ) -> tuple[dict[str, _Given], dict[str, str]]:
     """Collect what entries say of rows of an index, with the kinds of all annotations.

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from featcache.container_files import sync_directory
@@ -61,9 +61,20 @@ def directory_of(cache: Path, features: Iterable[str]) -> Path:
             f"the features {', '.join(map(repr, names))} of cache {str(cache)!r} are in several "
             f"feature sets, {paths}: write those of each set by themselves"
         )
+    _refuse_annotations(cache, theirs, names)
     if theirs or not stored or (cache in stored and not holds_any(cache)):
         return theirs[0] if theirs else cache
     return _free(cache, names)
+
+
+def _refuse_annotations(cache: Path, theirs: Collection[Path], features: Iterable[str]) -> None:
+    """Raise `ConfigError` for a feature that is an annotation of another set."""
+    for directory, manifest in stored_sets(cache):
+        if directory not in theirs and (both := manifest.annotations.keys() & set(features)):
+            raise ConfigError(
+                f"cache {str(cache)!r} has an annotation {min(both)!r}, so no feature of it can have "
+                "this name: rename the feature"
+            )
 
 
 def _free(cache: Path, features: Iterable[str]) -> Path:
