@@ -121,7 +121,7 @@ def test_items_and_batches_of_views_have_features_and_annotations_of_all_sets(
     dataset = FeatureDataset(view, annotations=["text"], allow_incomplete=True)
     assert dataset["u4"]["text"] == "text 4"
     np.testing.assert_array_equal(dataset["u4"]["ssl"], frames(4, SSL))
-    (batch,) = FeatureLoader(dataset, [["u4", "u7"]])
+    (batch,) = FeatureLoader(dataset, batch_sampler=[["u4", "u7"]])
     assert batch["text"] == ["text 4", "text 7"]
     np.testing.assert_array_equal(batch["fbank"][1], frames(7, FBANK))
 

@@ -72,7 +72,7 @@ def _refuse_annotations(cache: Path, theirs: Collection[Path], features: Iterabl
     for directory, manifest in stored_sets(cache):
         if directory not in theirs and (both := manifest.annotations.keys() & set(features)):
             raise ConfigError(
-                f"cache {str(cache)!r} has an annotation {min(both)!r}, so no feature of it can have "
+                f"cache {str(cache)!r} has an annotation {min(both)!r}, so no feature can have "
                 "this name: rename the feature"
             )
 
