@@ -112,7 +112,9 @@ class Destination:
         # who appends knows of them; where others are stored apart, the view of all tells
         loud = tell and not self.append and (of_all or not self.beside)
         level = logging.WARNING if loud else logging.DEBUG
-        return view_of(self.whole() if of_all else self.cache(), self.ids, level=level)
+        return view_of(
+            self.cache() if self.beside and not of_all else self.whole(), self.ids, level=level
+        )
 
     def cache(self) -> Cache:
         """Open the cache, which the run has compared with what its features are made from."""

@@ -89,6 +89,7 @@ def test_a_second_brain_reads_the_annotations_that_it_stores(storage: FeatureSto
     make_brain(first).cache_features(dataset, TRAIN, annotations="text")
     view = make_brain(second, EnergyAlone).cache_features(newer, TRAIN, annotations="text")
     assert [*view.annotation("text")] == texts(newer)
+    assert view.cache.path == storage.path("train")
     assert [*storage.cache("train").annotation("text")] == texts(dataset)  # of the first set
     storage.cache("train").annotate({id: {"text": "x"} for id in dataset.data_ids})
     assert {*storage.cache("train").annotation("text")} == {"x"}
@@ -137,15 +138,17 @@ class Tones(featcache.EnvironmentProvider):
 
 def test_extract_adds_features_and_returns_the_view_of_all(tmp_path: Path) -> None:
     tone, loud = FeatureStorageConfig("tone"), FeatureStorageConfig("loud")
-    path, kwargs = tmp_path / "tones", {"progressbar": False}
+    path = tmp_path / "tones"
     featcache.extract(Tones(("tone",), 8), path, [tone], progressbar=False, annotations="text")
     files = {file: file.stat().st_mtime_ns for file in path.rglob("parts/*/*.npy")}
-    both = featcache.extract(Tones(("tone", "loud"), 5), path, [tone, loud], accept=True, **kwargs)
+    both = featcache.extract(
+        Tones(("tone", "loud"), 5), path, [tone, loud], accept=True, progressbar=False
+    )
     assert both.features == ("tone", "loud")
     assert [*both.annotation("text")] == [f"tone {number}" for number in range(5)]
     assert {each.stat().st_mtime_ns for each in (path / "sets/tone").rglob("parts/*/*.npy")} == {
         *files.values()
     }
     assert both.cache.missing("loud") == ("u5", "u6", "u7")
-    alone = featcache.extract(Tones(("loud",), 5), path, [loud], accept=True, **kwargs)
+    alone = featcache.extract(Tones(("loud",), 5), path, [loud], accept=True, progressbar=False)
     assert alone.features == ("loud",)

@@ -95,6 +95,8 @@ class Described(ABC):
     def annotation(self, name: str) -> Annotation:
         """Return the values of an annotation in row order, None where an utterance has none.
 
+        In a cache of feature sets, those of the first set that has it.
+
         Raises `KeyNotFoundError` for an unknown annotation.
         """
         rows = self.opened.annotation(name)
