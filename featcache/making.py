@@ -11,7 +11,7 @@ from featcache.store.format.disk_errors import reading
 from featcache.store.format.fingerprint import differences
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.joined_sets import joined_mapping
-from featcache.store.reading.opening import open_generation
+from featcache.store.reading.open_generation import open_generation
 from featcache.store.reading.origin import made_at, witnesses
 
 _SOURCES = "sources"  # of the witnesses: the text of each function, by file and name

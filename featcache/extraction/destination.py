@@ -11,12 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from featcache.errors import (
-    CacheLockedError,
-    ConfigError,
-    NotACacheError,
-    StaleCacheError,
-)
+from featcache.errors import CacheLockedError, ConfigError, NotACacheError, StaleCacheError
 from featcache.extraction.admission import Admission
 from featcache.extraction.changed_inputs import (
     ChangedInputs,

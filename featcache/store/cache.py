@@ -19,7 +19,7 @@ from featcache.store.reading.described import Described
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.joined_sets import damage_of
-from featcache.store.reading.opening import OpenSettings, open_generation
+from featcache.store.reading.open_generation import OpenSettings, open_generation
 from featcache.store.reading.padded import PaddedFeatures, read_padded
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.reading.unequal_ends import tell_unequal_ends

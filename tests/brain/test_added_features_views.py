@@ -139,16 +139,22 @@ class Tones(featcache.EnvironmentProvider):
 def test_extract_adds_features_and_returns_the_view_of_all(tmp_path: Path) -> None:
     tone, loud = FeatureStorageConfig("tone"), FeatureStorageConfig("loud")
     path = tmp_path / "tones"
-    featcache.extract(Tones(("tone",), 8), path, [tone], progressbar=False, annotations="text")
+    featcache.extract(Tones(("tone",), 8), path, [tone], progressbar=False)
     files = {file: file.stat().st_mtime_ns for file in path.rglob("parts/*/*.npy")}
     both = featcache.extract(
-        Tones(("tone", "loud"), 5), path, [tone, loud], accept=True, progressbar=False
+        Tones(("tone", "loud"), 5),
+        path,
+        [tone, loud],
+        accept=True,
+        progressbar=False,
+        annotations="text",
     )
     assert both.features == ("tone", "loud")
     assert [*both.annotation("text")] == [f"tone {number}" for number in range(5)]
     assert {each.stat().st_mtime_ns for each in (path / "sets/tone").rglob("parts/*/*.npy")} == {
         *files.values()
     }
+    assert not featcache.open(path / "sets/loud").annotations
     assert both.cache.missing("loud") == ("u5", "u6", "u7")
     alone = featcache.extract(Tones(("loud",), 5), path, [loud], accept=True, progressbar=False)
     assert alone.features == ("loud",)

@@ -21,6 +21,7 @@ from featcache.tables.table import FeatureTable
 FBANK = FeatureStorageConfig("fbank", frame_s=0.01)
 SSL = FeatureStorageConfig("ssl", frame_s=0.02)
 MADE = {"layer": 1}
+LEFT = ["u2", "u4", "u5", "u6"]
 
 
 def frames(number: int, feature: FeatureStorageConfig) -> NDArray[np.float32]:
@@ -149,5 +150,10 @@ def test_a_cache_of_sets_is_joined_with_another_one(cache: featcache.Cache, tmp_
     assert both.features == ("fbank", "ssl", "energy")
     assert both.read("u5", "energy").item() == 5
     np.testing.assert_array_equal(both.read("u5", "ssl"), frames(5, SSL))
+    cache.annotate({f"u{number}": {"number": number} for number in range(8)})
+    cache.refresh()
+    shuffled = featcache.join(featcache.open(other).table.select(["u7", "u3", *LEFT]), cache)
+    assert list(shuffled)[:2] == ["u7", "u3"]
+    assert shuffled.annotation("number")[:3] == [7, 3, 2]
     with pytest.raises(ConfigError, match="several caches"):
         _ = both.cache

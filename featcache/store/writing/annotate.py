@@ -28,25 +28,21 @@ from featcache.store.format.annotations import (
 )
 from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.disk_errors import explained
-from featcache.store.format.files import make_directory
 from featcache.store.format.index import Index, read_index
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
     ANNOTATIONS,
-    MANIFESTS,
     Manifest,
     check_writable,
     index_file,
     new_generation_name,
     read_manifest,
     with_needed,
-    write_manifest,
 )
 from featcache.store.format.manifest_entries import AnnotationEntry
 from featcache.store.reading.verify import raise_damage
 from featcache.store.writing.annotation_sources import AnnotationSource, Entry, entries_of
-from featcache.store.writing.publish import next_generation
-from featcache.store.writing.superseded import remove_superseded
+from featcache.store.writing.publish import next_generation, write_generation
 
 Unknown = Literal["raise", "skip"]
 MOST_TOLD = 20
@@ -142,6 +138,7 @@ def _publish(
     features: Collection[str],
     unknown: Unknown,
 ) -> None:
+    """Publish a generation of the same parts, with what entries say of its rows."""
     kinds = dict(_kinds(before))
     index = read_index(file, [])
     given, kinds = _given(cache, index, iter(entries), (kinds, features), unknown)
@@ -173,8 +170,7 @@ def _publish(
         annotations=annotations,
         requires_to_write=with_needed(before.requires_to_write, {ANNOTATIONS: bool(annotations)}),
     )
-    make_directory(cache / MANIFESTS)
-    remove_superseded(cache, write_manifest(cache, after, keep=True))
+    write_generation(cache, after)
 
 
 def _changed(before: Manifest, file: ColumnFile, name: str, kind: str, given: _Given) -> Column:

@@ -109,10 +109,15 @@ def publish(
         replaced=_replaced(cache, before, changes),
         **_kept(before, manifest.building) | _of_columns(before, indexes, annotations),
     )
+    return write_generation(cache, _without(after, changes))
+
+
+def write_generation(cache: Path, manifest: Manifest) -> Manifest:
+    """Let readers see a generation that is durable, and remove those that it supersedes."""
     make_directory(cache / MANIFESTS)
-    after = write_manifest(cache, _without(after, changes), keep=True)
-    remove_superseded(cache, after)
-    return after
+    written = write_manifest(cache, manifest, keep=True)
+    remove_superseded(cache, written)
+    return written
 
 
 def _without_doubled(
