@@ -6,6 +6,7 @@ Recorded to explain what changed while objects were made.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -18,32 +19,37 @@ from featcache.staleness.source import is_users_module, parsed
 from featcache.store.format.files import digest
 
 MOST_S = 0.08  # a tree of hundreds of files is not waited for
+_QUOTED = re.compile(r"""(["'])([A-Za-z_]\w*)\1""")
 
 
 class Definitions(NamedTuple):
-    """Digests by file and qualified name; and the text of the files."""
+    """Digests by file and qualified name; and the names that stand in quotes in any file."""
 
     digests: dict[str, dict[str, str]]
-    text: str
+    quoted: frozenset[str]
 
 
 def definitions() -> Definitions:
-    """Return those of the user's files that are loaded, the smallest first while time lasts."""
+    """Return those of the user's files that are loaded, the smallest first while time lasts.
+
+    Time limits the digests alone: names in quotes are those of all files, so that two records of
+    the same files have the same.
+    """
     begun = time.thread_time()
     found: dict[str, dict[str, str]] = {}
-    texts: list[str] = []
+    quoted: set[str] = set()
     for path in sorted(_files(), key=_size):
-        if time.thread_time() - begun > MOST_S:
-            break
         try:
             text = decode_source(path.read_bytes())
+            quoted.update(name for _, name in _QUOTED.findall(text))
+            if time.thread_time() - begun > MOST_S:
+                continue
             tree = parsed(text)
         except (OSError, SyntaxError, ValueError):
             continue
         name = path.name if path.name not in found else f"{path.parent.name}/{path.name}"
         found[name] = dict(_defined(tree.body, text.splitlines()))
-        texts.append(text)
-    return Definitions(found, "\n".join(texts))
+    return Definitions(found, frozenset(quoted))
 
 
 def _files() -> set[Path]:

@@ -66,9 +66,7 @@ def witnesses(
         "environment": {
             name: value
             for name, value in os.environ.items()
-            if name in provenance.mentioned
-            or f'"{name}"' in defined.text
-            or f"'{name}'" in defined.text
+            if name in provenance.mentioned or name in defined.quoted
         },
         "definitions": defined.digests,
         "torch": {

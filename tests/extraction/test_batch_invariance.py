@@ -13,10 +13,11 @@ import torch
 from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.lobes.features import Fbank
 from speechbrain.processing.features import InputNormalization
-from transformers import HubertConfig, HubertModel
 
 import featcache
 from featcache import FeatureStorageConfig, unpad
+
+transformers: Any = pytest.importorskip("transformers")
 
 RATE, SHIFT = 16000, 160
 UTTERANCES = 20
@@ -89,7 +90,7 @@ def convolution(batch: Any) -> list[dict[str, Any]]:
 
 def hubert(norm: str, masked: bool) -> Compute:
     torch.manual_seed(0)
-    config = HubertConfig(
+    config = transformers.HubertConfig(
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
@@ -100,7 +101,7 @@ def hubert(norm: str, masked: bool) -> Compute:
         feat_extract_norm=norm,
         do_stable_layer_norm=norm == "layer",
     )
-    model: Any = HubertModel(config)
+    model: Any = transformers.HubertModel(config)
     model.eval()
 
     def compute(batch: Any) -> list[dict[str, Any]]:

@@ -96,11 +96,13 @@ def hubert(folder: Path) -> Any:
 
 
 def wrapped_hubert(folder: Path) -> Any:
+    pytest.importorskip("transformers")
     hubert = pytest.importorskip("speechbrain.integrations.huggingface.hubert")
     return hubert.HuBERT(saved_hubert(folder), str(folder / "saved"), output_all_hiddens=True)
 
 
 def discrete_hubert(folder: Path) -> Any:
+    pytest.importorskip("transformers")
     tokens = pytest.importorskip("speechbrain.integrations.audio_tokenizers.discrete_ssl")
     made = object.__new__(tokens.DiscreteSSL)  # its constructor loads all parts from a hub
     torch.nn.Module.__init__(made)

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from featcache.staleness import definitions
 from featcache.staleness.provenance import provenance
 from featcache.staleness.witnesses import changes, witnesses
 
@@ -37,3 +38,14 @@ def test_a_library_that_warns_of_its_version_is_left_alone(
     library.__getattr__ = warn  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, "warning_library", library)
     assert "warning_library" not in str(witnesses(provenance(compute))["versions"])
+
+
+def test_environment_variables_do_not_come_and_go_with_the_time_there_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WITNESSED", "1")
+    recorded = witnesses(provenance(compute))["environment"]
+    assert isinstance(recorded, dict)
+    assert recorded["WITNESSED"] == "1"  # this file names it
+    monkeypatch.setattr(definitions, "MOST_S", -1)
+    assert witnesses(provenance(compute))["environment"] == recorded

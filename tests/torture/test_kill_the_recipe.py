@@ -28,9 +28,9 @@ import os, runpy, sys
 from featcache.store.writing.part_writer import PartWriter
 note = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 write = PartWriter.write
-def noted(self, id, arrays):
+def noted(self, id, arrays, **more):
     os.write(note, f"{self.path.name} {id}\\n".encode())
-    write(self, id, arrays)
+    write(self, id, arrays, **more)
 PartWriter.write = noted
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
