@@ -65,8 +65,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         return len(self.selection)
 
     def __repr__(self) -> str:
-        of = "" if self.selection.row_map is None else f" of {len(self.selection.blocks)}"
-        return f"<FeatureTable: {len(self)}{of} utterances of {', '.join(self.features)}>"
+        return f"<FeatureTable: {self.selection.said} of {', '.join(self.features)}>"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.selection)
@@ -107,7 +106,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     @property
     def annotations(self) -> tuple[str, ...]:
         """Names of the annotations."""
-        return self.selection.blocks.annotations
+        return self.selection.annotations
 
     def annotation(self, name: str) -> Annotation:
         """Return the values of an annotation in the order of rows, None where there is none.
@@ -274,7 +273,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
         Args:
             source: `{id: (recording, start_s, stop_s)}`, a CSV file with these columns, or
-                `Windows(10.0, hop_s=5.0)` of all recordings.
+                `Windows(10.0, hop_s=5.0)` of all recordings. Further columns, or a dict as fourth
+                value, are annotations of the segments; all others are those of the recording.
             align: "trim" ends all features of a recording where the first of them ends; "error"
                 refuses a segment of which any feature lacks a frame.
             tolerance_frames: most frames, of the longest, that "trim" takes off; else refused.
