@@ -67,8 +67,8 @@ class SegmentList:
             path = Path(source).expanduser()
             if not path.is_file() or path.suffix not in _SUFFIXES:
                 raise ConfigError(
-                    f"segments {str(path)!r} cannot be read: there is no such file, or its name does "
-                    f"not end in {', '.join(_SUFFIXES)}"
+                    f"segments {str(path)!r} cannot be read: there is no such file, or its name "
+                    f"does not end in {', '.join(_SUFFIXES)}"
                 )
             return _checked(f"segments {str(path)!r}", _of_file(path, kinds), features, kinds)
         raise ConfigError(
