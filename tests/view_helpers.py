@@ -84,9 +84,7 @@ def segment_views(home: Path) -> dict[str, FeatureTable]:
     }
 
 
-def samplers_of(
-    table: FeatureTable, ranks: int, seed: int, state: Any = None
-) -> list[BucketBatchSampler]:
+def samplers_of(table: FeatureTable, ranks: int, seed: int, state: Any = None) -> list[Any]:
     """The samplers of all ranks, from a state on."""
     found = []
     for rank in range(ranks):
