@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from featcache.declaration.frame_times import FEW_FRAMES
-from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath
 from featcache.store.reading.annotation import Annotation
-from featcache.store.reading.complete import check_complete
 from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.padded import PaddedFeatures
 from featcache.tables.block import Block, Blocks, Member, opened
+from featcache.tables.caches_below import all_complete, only_cache, require_all_complete
 from featcache.tables.choosing import chosen_rows, rows_of_keys
 from featcache.tables.columns import Columns, Value
 from featcache.tables.export import arrow_table, data_frame
@@ -92,16 +91,12 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     @property
     def cache(self) -> Cache:
         """The one cache below; raises `ConfigError` where there are several."""
-        caches = dict.fromkeys(cache for block in self.caches for cache in block)
-        if len(caches) > 1:
-            paths = ", ".join(repr(str(cache.path)) for cache in caches)
-            raise ConfigError(f"{self!r} is made of several caches: {paths}; choose from .caches")
-        return self.caches[0][0]
+        return only_cache(self.selection.blocks, repr(self))
 
     @property
     def complete(self) -> bool:
         """True if all caches below are complete."""
-        return all(cache.complete for block in self.caches for cache in block)
+        return all_complete(self.selection.blocks)
 
     @property
     def annotations(self) -> tuple[str, ...]:
@@ -118,8 +113,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
-        for cache in (cache for block in self.caches for cache in block):
-            check_complete(cache)
+        require_all_complete(self.selection.blocks)
 
     def has_frames(self, feature: str) -> bool:
         """Tell whether a feature has a time axis."""
