@@ -124,7 +124,7 @@ def _seconds(value: object) -> float:
 
 def _of_mapping(source: Mapping[str, Segment]) -> Iterator[_Line]:
     for id, segment in source.items():
-        if isinstance(segment, str) or not isinstance(segment, Iterable):
+        if isinstance(segment, str | Mapping) or not isinstance(segment, Iterable):
             segment = ()
         fields: tuple[Any, ...] = (
             (*segment, NONE)[:4] if len(tuple(segment)) in (3, 4) else (0,) * 4

@@ -281,7 +281,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     def to_arrow(self) -> pyarrow.Table:
         """Return a `pyarrow.Table` of ids, frames of the features and annotations.
 
-        `pyarrow.parquet.write_table` makes a Parquet file of it.
+        >>> pyarrow.parquet.write_table(table.to_arrow(), "train.parquet")  # doctest: +SKIP
         """
         return arrow_table(self)
 

@@ -67,6 +67,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_line(
         ({"a": ("rec", 0.0)}, r"segment 'a': \(recording, start_s, stop_s\) is needed"),
         ({"a": "rec"}, "segment 'a'.*not 'rec'"),
         ({"a": 3}, "segment 'a'.*not 3"),
+        ({"a": {"recording": "rec", "start_s": 0, "stop_s": 1}}, "segment 'a'.*is needed.*not {"),
         ({"a": (3, 0.0, 1.0)}, "segment 'a'.*is needed"),
         ({"a": ("rec", True, 2.0)}, "segment 'a': True to 2.0 are not seconds"),
         ({"a": ("rec", None, 2.0)}, "segment 'a': None to 2.0"),
