@@ -25,7 +25,7 @@ from featcache.tables.segment_list import ListSource, SegmentList
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
 
-_AT_ONCE = 65536
+_AT_ONCE = 16384
 
 
 class Segments(NamedTuple):
@@ -122,21 +122,27 @@ def _count(ends_s: Seconds64, length_s: float, hop_s: float, frame_s: float) -> 
 
 def _ids(table: FeatureTable, counts: Ints, start_s: Seconds64, stop_s: Seconds64) -> Strings:
     """Return `<recording>:<start_s>-<stop_s>` for each window."""
-    texts: dict[float, bytes] = {}  # most times are those of many windows
+    texts: dict[float, bytes] = {}
     sizes, data = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
+    begins = ends_of(counts)
     for rows in _pieces(counts):
-        some = slice(int(counts[: rows.start].sum()), int(counts[: rows.stop].sum()))
-        starts, stops = start_s[some].tolist(), stop_s[some].tolist()
+        some = slice(begins[rows.start], begins[rows.stop])
+        # many windows have the same times: what is after the recording's id is written once
+        spans, which = np.unique(start_s[some] + 1j * stop_s[some], return_inverse=True)
+        starts, stops = spans.real.tolist(), spans.imag.tolist()
         for time in {*starts, *stops} - texts.keys():
             texts[time] = np.format_float_positional(round(time, 9), trim="-").encode()
         names = [id.encode() for id in table.selection.packed_ids(np.arange(rows.start, rows.stop))]
-        recordings = np.repeat(np.arange(len(names)), counts[rows]).tolist()
-        encoded = [
-            b"%b:%b-%b" % (names[recording], texts[start], texts[stop])
-            for recording, start, stop in zip(recordings, starts, stops, strict=True)
+        times = [
+            b":%b-%b" % (texts[start], texts[stop])
+            for start, stop in zip(starts, stops, strict=True)
         ]
-        sizes.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-        data.append(np.frombuffer(b"".join(encoded), np.uint8))
+        halves = np.empty(2 * len(which), np.int64)
+        halves[::2] = np.repeat(np.arange(len(names)), counts[rows])
+        halves[1::2] = len(names) + which
+        made = Strings.of_bytes([*names, *times]).take(halves)
+        sizes.append(np.diff(made.ends[::2]))
+        data.append(made.data)
     return Strings(ends_of(np.concatenate(sizes)), np.concatenate(data))
 
 
