@@ -40,7 +40,12 @@ from featcache.store.format.index_writer import (
     rows_of,
     string_columns,
 )
-from featcache.store.format.manifest import Manifest, index_file, new_generation_name, write_manifest
+from featcache.store.format.manifest import (
+    Manifest,
+    index_file,
+    new_generation_name,
+    write_manifest,
+)
 from featcache.store.format.manifest_entries import AnnotationEntry, PartEntry
 from featcache.store.format.pages import DIGEST_BYTES
 from featcache.store.format.strings import Strings

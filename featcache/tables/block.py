@@ -219,6 +219,15 @@ class Blocks:
         """Names of the annotations of any cache."""
         return tuple(dict.fromkeys(name for block in self.blocks for name in block.annotations))
 
+    def annotation_kinds(self) -> dict[str, str]:
+        """Return the kind of each annotation by name, as the manifests have it."""
+        kinds: dict[str, str] = {}
+        for block in self.blocks:
+            for name, member in block.annotations.items():
+                kind = member.cache.opened.manifest.annotations[name].kind
+                kinds[name] = wider_kind(kinds.get(name), kind) or kind
+        return kinds
+
     def annotation(self, name: str, rows: Ints | None) -> Annotation:
         """Return an annotation of some rows, or of all.
 

@@ -122,8 +122,7 @@ class AnnotationColumn:
 
     def numbers(self) -> tuple[NDArray[Any], Mask | None]:
         """Return the numbers, and which are missing."""
-        missing = self._annotation.missing if self._annotation.has_missing else None
-        return self._annotation.to_numpy(), missing
+        return self._annotation.numbers()
 
     def is_in(self, values: Collection[Value]) -> Mask:
         """Return which rows have one of these values."""

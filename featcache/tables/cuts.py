@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from featcache.interface import Ints
+from featcache.store.format.annotation_columns import Column
 from featcache.store.format.files import digest
 from featcache.store.format.index import ContainerColumns, Hashes, Index, hash_of
 from featcache.store.format.strings import Strings
+from featcache.store.reading.annotation import Annotation, BlockRows
 from featcache.tables.row_map import RowMap
 from featcache.tables.shared_array import SharedArray
+from featcache.tables.shared_column import SharedColumn
 
 _NONE = np.zeros(0, np.int64)
 _AT_ONCE = 65536
@@ -29,17 +32,21 @@ class Cuts:
     Attributes:
         ends, data: ids, as in `Strings`.
         spans: per feature that is cut, first frames and numbers of frames; all others are whole.
+        own: annotations that are not those of the recordings, by name.
         rows: the row in these columns of each row; None: all in their order.
     """
 
     ends: SharedArray[np.int64]
     data: SharedArray[np.uint8]
     spans: Mapping[str, tuple[SharedArray[np.int64], SharedArray[np.int64]]]
+    own: Mapping[str, SharedColumn]
     rows: RowMap | None = None
 
     @classmethod
-    def of(cls, ids: Strings, spans: Mapping[str, tuple[Ints, Ints]]) -> Cuts:
-        """Take the ids of rows and, per feature, their first frames and numbers of frames."""
+    def of(
+        cls, ids: Strings, spans: Mapping[str, tuple[Ints, Ints]], own: Mapping[str, Column]
+    ) -> Cuts:
+        """Take the ids of rows, per feature their frames, and their own annotations."""
         return cls(
             SharedArray(ids.ends),
             SharedArray(ids.data),
@@ -47,6 +54,7 @@ class Cuts:
                 name: (SharedArray(starts), SharedArray(lengths))
                 for name, (starts, lengths) in spans.items()
             },
+            {name: SharedColumn.of(column) for name, column in own.items()},
         )
 
     @cached_property
@@ -92,6 +100,12 @@ class Cuts:
         lengths.flags.writeable = False
         return lengths
 
+    def annotation(self, name: str) -> Annotation:
+        """Return one of their own annotations, of all rows."""
+        column = BlockRows(self.own[name].column, None, len(self._ids))
+        rows = None if self.rows is None else self.rows.below
+        return Annotation(name, self.own[name].kind, [column], rows)
+
     def span(self, feature: str, rows: Ints) -> tuple[Ints, Ints]:
         """Return first frames and numbers of frames of rows, of a feature that is cut."""
         starts, lengths = self.spans[feature]
@@ -100,14 +114,14 @@ class Cuts:
 
     def take(self, rows: Ints) -> Cuts:
         """Return the cuts of these rows, of which none comes twice."""
-        return Cuts(self.ends, self.data, self.spans, RowMap(self._below(rows)))
+        return replace(self, rows=RowMap(self._below(rows)))
 
     def _below(self, rows: Ints) -> Ints:
         return rows if self.rows is None else self.rows.below[rows]
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the ids and of all frames that are cut."""
+        """A digest of the ids, of all frames that are cut, and of the annotations."""
         return digest("".join(self._digests()).encode())
 
     def _digests(self) -> Iterable[str]:
@@ -117,6 +131,9 @@ class Cuts:
         for name, span in sorted(self.spans.items()):
             yield digest(name.encode())
             yield from (numbers.digest for numbers in span)
+        for name, column in sorted(self.own.items()):
+            yield digest(name.encode())
+            yield column.digest
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Cuts, (self.ends, self.data, self.spans, self.rows)
+        return Cuts, (self.ends, self.data, self.spans, self.own, self.rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
@@ -72,7 +73,28 @@ def _in_range(name: str, column: Column, ends: tuple[object, ...]) -> Mask:
     mask = np.ones(len(values), np.bool_) if missing is None else ~missing
     least, most = cast(tuple[float | None, float | None], ends)
     if least is not None:
-        mask &= values >= least
+        mask &= values >= _end(least, values.dtype, math.ceil, math.inf)
     if most is not None:
-        mask &= values <= most
+        mask &= values <= _end(most, values.dtype, math.floor, -math.inf)
     return mask
+
+
+def _end(
+    end: float, dtype: np.dtype[Any], inwards: Callable[[float], int], inner: float
+) -> int | float:
+    """Return the first number that a dtype can hold from the end of a range inwards.
+
+    NumPy would round values or ends, to compare integers beyond 2**53 with floats.
+    """
+    try:
+        if dtype.kind != "f":
+            whole = inwards(end)
+            held = -(1 << 63) <= whole < 1 << 63
+            return whole if held else math.copysign(math.inf, float(whole))
+        number = float(end)
+    except ValueError:
+        return math.nan
+    except OverflowError:  # infinite, or beyond all floats
+        return math.inf if end > 0 else -math.inf
+    outside = number < end if inner > 0 else number > end
+    return float(np.nextafter(number, inner)) if outside else number

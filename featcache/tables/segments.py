@@ -7,7 +7,7 @@ the table's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +17,7 @@ import numpy as np
 from featcache.declaration.frame_times import Seconds64
 from featcache.errors import ConfigError
 from featcache.interface import Ints
+from featcache.store.format.annotation_columns import Column
 from featcache.store.format.strings import Strings, ends_of
 from featcache.tables.recording_times import Alignment, RecordingTimes, Spans
 from featcache.tables.segment_list import ListSource, SegmentList
@@ -24,7 +25,7 @@ from featcache.tables.segment_list import ListSource, SegmentList
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
 
-_AT_ONCE = 65536
+_AT_ONCE = 16384
 
 
 class Segments(NamedTuple):
@@ -33,12 +34,14 @@ class Segments(NamedTuple):
     Attributes:
         rows: the row of the recording of each.
         ids: their ids.
-        spans: the frames of each that has a time axis and says how long its frames are.
+        spans: the frames of each feature that has a time axis and says how long its frames are.
+        annotations: those of the segments themselves, by name.
     """
 
     rows: Ints
     ids: Strings
     spans: Spans
+    annotations: Mapping[str, Column]
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def segments_of(table: FeatureTable, source: SegmentSource, alignment: Alignment
 
 
 def _listed(table: FeatureTable, source: ListSource, alignment: Alignment) -> Segments:
-    found = SegmentList.of(source)
+    found = SegmentList.of(source, table.features, table.selection.blocks.annotation_kinds())
 
     def name(number: int) -> str:
         return f"segment {found.ids[number]!r} of recording {found.recordings[number]!r}"
@@ -80,7 +83,8 @@ def _listed(table: FeatureTable, source: ListSource, alignment: Alignment) -> Se
     rows = table.rows(found.recordings)
     times = RecordingTimes(table, rows, alignment)
     stop_s = times.stops_s(slice(None), found.stop_s, name)
-    return Segments(rows, Strings.of(found.ids), times.spans(slice(None), found.start_s, stop_s))
+    spans = times.spans(slice(None), found.start_s, stop_s)
+    return Segments(rows, Strings.of(found.ids), spans, found.annotations)
 
 
 def _windows(table: FeatureTable, wanted: Windows, alignment: Alignment) -> Segments:
@@ -100,7 +104,7 @@ def _windows(table: FeatureTable, wanted: Windows, alignment: Alignment) -> Segm
     full_s: Seconds64 = np.round(numbers * hop_s + length_s, 9)
     stop_s = np.minimum(full_s, ends_s[places])
     ids = _ids(table, counts, start_s, stop_s)
-    return Segments(places, ids, times.spans(places, start_s, stop_s))
+    return Segments(places, ids, times.spans(places, start_s, stop_s), {})
 
 
 def _count(ends_s: Seconds64, length_s: float, hop_s: float, frame_s: float) -> Ints:
@@ -118,21 +122,27 @@ def _count(ends_s: Seconds64, length_s: float, hop_s: float, frame_s: float) -> 
 
 def _ids(table: FeatureTable, counts: Ints, start_s: Seconds64, stop_s: Seconds64) -> Strings:
     """Return `<recording>:<start_s>-<stop_s>` for each window."""
-    texts: dict[float, bytes] = {}  # most times are those of many windows
+    texts: dict[float, bytes] = {}
     sizes, data = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
+    begins = ends_of(counts)
     for rows in _pieces(counts):
-        some = slice(int(counts[: rows.start].sum()), int(counts[: rows.stop].sum()))
-        starts, stops = start_s[some].tolist(), stop_s[some].tolist()
+        some = slice(begins[rows.start], begins[rows.stop])
+        # many windows have the same times: what is after the recording's id is written once
+        spans, which = np.unique(start_s[some] + 1j * stop_s[some], return_inverse=True)
+        starts, stops = spans.real.tolist(), spans.imag.tolist()
         for time in {*starts, *stops} - texts.keys():
             texts[time] = np.format_float_positional(round(time, 9), trim="-").encode()
         names = [id.encode() for id in table.selection.packed_ids(np.arange(rows.start, rows.stop))]
-        recordings = np.repeat(np.arange(len(names)), counts[rows]).tolist()
-        encoded = [
-            b"%b:%b-%b" % (names[recording], texts[start], texts[stop])
-            for recording, start, stop in zip(recordings, starts, stops, strict=True)
+        times = [
+            b":%b-%b" % (texts[start], texts[stop])
+            for start, stop in zip(starts, stops, strict=True)
         ]
-        sizes.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
-        data.append(np.frombuffer(b"".join(encoded), np.uint8))
+        halves = np.empty(2 * len(which), np.int64)
+        halves[::2] = np.repeat(np.arange(len(names)), counts[rows])
+        halves[1::2] = len(names) + which
+        made = Strings.of_bytes([*names, *times]).take(halves)
+        sizes.append(np.diff(made.ends[::2]))
+        data.append(made.data)
     return Strings(ends_of(np.concatenate(sizes)), np.concatenate(data))
 
 

@@ -51,9 +51,16 @@ class Selection:
             return iter(self.blocks.caches[0][0])
         return map(self.id, range(len(self)))
 
+    @property
+    def said(self) -> str:
+        """The number of rows in words: of how many they are, and whether they are segments."""
+        cut = "" if self.cuts is None else " segments"
+        of = "" if self.row_map is None else f"{cut} of {len(self.blocks)}"
+        return f"{len(self)}{of} utterances"
+
     def cut(self, segments: Segments) -> Selection:
         """Return the selection of segments of the rows, which are whole utterances."""
-        cuts = Cuts.of(segments.ids, segments.spans)
+        cuts = Cuts.of(segments.ids, segments.spans, segments.annotations)
         return Selection(self.blocks, RowMap(self.below(segments.rows)), cuts)
 
     def take(self, rows: Ints) -> Selection:
@@ -118,8 +125,16 @@ class Selection:
             found[missing] = below if self.row_map is None else self.row_map.find(below)
         return found
 
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Names of the annotations."""
+        own = () if self.cuts is None else self.cuts.own
+        return tuple(dict.fromkeys([*self.blocks.annotations, *own]))
+
     def annotation(self, name: str) -> Annotation:
-        """Return an annotation of all rows; a segment has that of its recording."""
+        """Return an annotation of all rows; of segments their own, else that of the recordings."""
+        if self.cuts is not None and name in self.cuts.own:
+            return self.cuts.annotation(name)
         rows = None if self.row_map is None else self.row_map.below
         return self.blocks.annotation(name, rows)
 

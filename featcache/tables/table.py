@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from featcache.declaration.frame_times import FEW_FRAMES
-from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath
 from featcache.store.reading.annotation import Annotation
-from featcache.store.reading.complete import check_complete
 from featcache.store.reading.padded import PaddedFeatures
 from featcache.tables.block import Block, Blocks, Member, opened
+from featcache.tables.caches_below import all_complete, only_cache, require_all_complete
 from featcache.tables.choosing import chosen_rows
 from featcache.tables.columns import Columns, Value
 from featcache.tables.export import arrow_table, data_frame
@@ -62,8 +61,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         return cls(Selection(Blocks([Block([Member(opened(source, needed))])])))
 
     def __repr__(self) -> str:
-        of = "" if self.selection.row_map is None else f" of {len(self.selection.blocks)}"
-        return f"<FeatureTable: {len(self)}{of} utterances of {', '.join(self.features)}>"
+        return f"<FeatureTable: {self.selection.said} of {', '.join(self.features)}>"
 
     def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
         return {name: self.read(id, name) for name in self.features}
@@ -79,21 +77,17 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
     @property
     def cache(self) -> Cache:
         """The one cache below; raises `ConfigError` where there are several."""
-        caches = dict.fromkeys(cache for block in self.caches for cache in block)
-        if len(caches) > 1:
-            paths = ", ".join(repr(str(cache.path)) for cache in caches)
-            raise ConfigError(f"{self!r} is made of several caches: {paths}; choose from .caches")
-        return self.caches[0][0]
+        return only_cache(self.selection.blocks, repr(self))
 
     @property
     def complete(self) -> bool:
         """True if all caches below are complete."""
-        return all(cache.complete for block in self.caches for cache in block)
+        return all_complete(self.selection.blocks)
 
     @property
     def annotations(self) -> tuple[str, ...]:
         """Names of the annotations."""
-        return self.selection.blocks.annotations
+        return self.selection.annotations
 
     def annotation(self, name: str) -> Annotation:
         """Return the values of an annotation in the order of rows, None where there is none.
@@ -105,8 +99,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
 
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
-        for cache in (cache for block in self.caches for cache in block):
-            check_complete(cache)
+        require_all_complete(self.selection.blocks)
 
     def has_frames(self, feature: str) -> bool:
         """Tell whether a feature has a time axis."""
@@ -233,7 +226,8 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
 
         Args:
             source: `{id: (recording, start_s, stop_s)}`, a CSV file with these columns, or
-                `Windows(10.0, hop_s=5.0)` of all recordings.
+                `Windows(10.0, hop_s=5.0)` of all recordings. Further columns, or a dict as fourth
+                value, are annotations of the segments; all others are those of the recording.
             align: "trim" ends all features of a recording where the first of them ends; "error"
                 refuses a segment of which any feature lacks a frame.
             tolerance_frames: most frames, of the longest, that "trim" takes off; else refused.
@@ -246,7 +240,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
     def to_arrow(self) -> pyarrow.Table:
         """Return a `pyarrow.Table` of ids, frames of the features and annotations.
 
-        `pyarrow.parquet.write_table` makes a Parquet file of it.
+        >>> pyarrow.parquet.write_table(table.to_arrow(), "train.parquet")  # doctest: +SKIP
         """
         return arrow_table(self)
 

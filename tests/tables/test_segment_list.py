@@ -34,27 +34,31 @@ def test_an_empty_list_has_no_segments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", r"lack the column 'id'.*it names none"),
+        ("", r"one column of ids is needed, 'id' or 'ID'"),
         (
             "id,wav,start,stop\na,b,0,1\n",
-            r"lack the column 'recording'.*names id, wav, start, stop",
+            r"the column 'recording' lacks.*names id, wav, start, stop",
         ),
-        (HEADER + "a,rec,0\n", r"line 2: the header has 4 columns"),
-        (HEADER + "a,rec,0,1,2\n", r"line 2: the header has 4 columns"),
-        (HEADER + "a,rec,0,1\nb,rec,0,1s\n", r"line 3, segment 'b': '0' to '1s' are not seconds"),
-        (HEADER + "a,rec,-1,1\n", "line 2, segment 'a': '-1' to '1'"),
-        (HEADER + "a,rec,1,1\n", "line 2, segment 'a': '1' to '1'"),
-        (HEADER + "a,rec,0,inf\n", "line 2, segment 'a'"),
-        (HEADER + "a,rec,nan,1\n", "line 2, segment 'a'"),
-        (HEADER + ",rec,0,1\n", "line 2: utterance id '' is not usable"),
-        (HEADER + '"a,rec,0,1\n', "are not a CSV file"),
+        (HEADER + "a,rec,0\n", r"line 2: 3 cells below a header of 4"),
+        (HEADER + "a,rec,0,1,2\n", r"line 2: 5 cells below a header of 4"),
+        (HEADER + "a,rec,0,1\nb,rec,0,1s\n", r"segment 'b': '0' to '1s' are not seconds"),
+        (HEADER + "a,rec,-1,1\n", "segment 'a': '-1' to '1'"),
+        (HEADER + "a,rec,1,1\n", "segment 'a': '1' to '1'"),
+        (HEADER + "a,rec,0,inf\n", "segment 'a'"),
+        (HEADER + "a,rec,nan,1\n", "segment 'a'"),
+        (HEADER + "a,,0,1\n", "segment 'a': its recording is None"),
+        (HEADER + "a,rec,0,\n", "segment 'a': '0' to None are not seconds"),
+        (HEADER + ",rec,0,1\n", "utterance id '' is not usable"),
+        (HEADER + '"a,rec,0,1\n', "line 2: unexpected end of data"),
+        (HEADER.replace("recording", "recording,fbank") + "a,rec,,0,1\n", "'fbank'.*a feature"),
+        (HEADER.replace("recording", "recording,n") + "a,rec,x,0,1\n", "line 2.*'n' is int"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_by_line(
     tmp_path: Path, text: str, told: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"(?s)s.csv'.*{told}"):
-        SegmentList.of(csv_of(tmp_path / "s.csv", text))
+        SegmentList.of(csv_of(tmp_path / "s.csv", text), ["fbank"], {"n": "int"})
 
 
 @pytest.mark.parametrize(
@@ -63,10 +67,19 @@ def test_a_file_that_cannot_be_used_is_refused_by_line(
         ({"a": ("rec", 0.0)}, r"segment 'a': \(recording, start_s, stop_s\) is needed"),
         ({"a": "rec"}, "segment 'a'.*not 'rec'"),
         ({"a": 3}, "segment 'a'.*not 3"),
+        ({"a": {"recording": "rec", "start_s": 0, "stop_s": 1}}, "segment 'a'.*is needed.*not {"),
         ({"a": (3, 0.0, 1.0)}, "segment 'a'.*is needed"),
         ({"a": ("rec", True, 2.0)}, "segment 'a': True to 2.0 are not seconds"),
         ({"a": ("rec", None, 2.0)}, "segment 'a': None to 2.0"),
         ({7: ("rec", 0.0, 2.0)}, "utterance id 7 is not usable"),
+        ({"a": ("rec", 0.0, 2.0, "text")}, r"segment 'a'.*and a dict of annotations"),
+        ({"a": ("rec", 0.0, 2.0, {}, {})}, r"segment 'a'.*and a dict of annotations"),
+        ({"a": ("rec", 0.0, 2.0, {"text": {}})}, "annotation 'text' of utterance 'a' is {}"),
+        ({"a": ("rec", 0.0, 2.0, {"id": "b"})}, "annotation 'id' of utterance 'a'"),
+        (
+            {"a": ("rec", 0.0, 2.0, {"n": 1}), "b": ("rec", 0.0, 2.0, {"n": "x"})},
+            "annotation 'n' of utterance 'b' is 'x', str, but int",
+        ),
     ],
 )
 def test_a_dict_that_cannot_be_used_is_refused_by_segment(
@@ -77,16 +90,44 @@ def test_a_dict_that_cannot_be_used_is_refused_by_segment(
 
 
 def test_no_file_and_no_list_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="cannot be read: there is no such file"):
         SegmentList.of(tmp_path / "none.csv")
     with pytest.raises(ConfigError, match=r"\{id: \(recording, start_s, stop_s\)\}.*not \[\]"):
         SegmentList.of([])  # type: ignore[arg-type]
     (tmp_path / "latin.csv").write_bytes(HEADER.encode() + b"\xe9,rec,0,1\n")
-    with pytest.raises(ConfigError, match="not a CSV file in UTF-8"):
+    with pytest.raises(ConfigError, match=r"line \d: .*utf-8"):
         SegmentList.of(tmp_path / "latin.csv")
 
 
 def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
     text = HEADER + "a,rec,0,1\na,rec,1,2\n"
-    with pytest.raises(DuplicateIdError, match="line 3: segment 'a' is listed twice"):
+    with pytest.raises(DuplicateIdError, match="segment 'a' is listed twice"):
         SegmentList.of(csv_of(tmp_path / "s.csv", text))
+
+
+def test_what_else_a_source_says_are_annotations(tmp_path: Path) -> None:
+    text = (
+        "ID,recording,text,n,start_s,stop_s,code,nothing\n"
+        'a,rec,"hello, you",1,0,1,007,\nb,rec,,2.5,1,2,8,\n'
+    )
+    lines = (
+        '{"id": "a", "recording": "rec", "start_s": 0, "stop_s": 1, "text": "hello, you", "n": 1, '
+        '"code": "007", "nothing": null}\n'
+        '{"id": "b", "recording": "rec", "start_s": 1, "stop_s": 2, "n": 2.5, "code": "8"}\n'
+    )
+    of_dict = {
+        "a": ("rec", 0.0, 1.0, {"text": "hello, you", "n": 1, "code": "007", "nothing": None}),
+        "b": ("rec", 1.0, 2.0, {"n": 2.5, "code": "8"}),
+    }
+    sources = (of_dict, csv_of(tmp_path / "s.csv", text), csv_of(tmp_path / "s.jsonl", lines))
+    for source in sources:
+        found = SegmentList.of(source, ["fbank"], {"nothing": "bool", "other": "int"})
+        values = {name: list(column) for name, column in found.annotations.items()}
+        assert values == {
+            "text": ["hello, you", None],
+            "n": [1.0, 2.5],
+            "code": ["007", "8"],
+            "nothing": [None, None],
+        }
+        assert found.annotations["nothing"].kind == "bool"
+        assert "nothing" not in SegmentList.of(source).annotations  # no value tells its kind

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import MissingDependencyError
 from featcache.tables.table import FeatureTable
@@ -17,6 +18,7 @@ VALUES = {
     "bb": {"speaker": "y", "all": 1, "none": [0.5]},
     "ccc": {"text": "", "speaker": "x", "snr": 2.0, "tags": [], "ok": False, "all": 3},
 }
+NAMES = ("text", "speaker", "snr", "n", "tags", "ok", "all", "none")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,26 @@ def test_arrow_and_parquet_have_ids_frames_and_annotations(
         made = view.to_arrow()
         assert made.to_pylist() == rows(view)
         parquet.write_table(made, tmp_path / "table.parquet")
-        assert parquet.read_table(tmp_path / "table.parquet").to_pylist() == rows(view)
+        found = parquet.read_table(tmp_path / "table.parquet")
+        assert found.to_pylist() == rows(view)
+        assert found.schema == made.schema
+
+
+def test_a_parquet_file_annotates_a_cache_exactly(table: FeatureTable, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(table.to_arrow(), tmp_path / "table.parquet")
+    with CacheWriter(tmp_path / "other", [FeatureStorageConfig("y")]) as writer:
+        for id in VALUES:
+            writer.write(id, {"y": np.zeros((1, 2))})
+    cache = featcache.open(tmp_path / "other")
+    cache.annotate(parquet.read_table(tmp_path / "table.parquet", columns=["id", *NAMES]))
+    again = featcache.open(tmp_path / "other").table
+    assert {*again.annotations} == {*NAMES}
+    for name in NAMES:
+        assert list(again.annotation(name)) == [VALUES[id].get(name) for id in again]
+        assert again.annotation(name).kind == table.annotation(name).kind
 
 
 def test_pandas_has_ids_frames_and_annotations(table: FeatureTable) -> None:

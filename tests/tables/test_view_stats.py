@@ -122,7 +122,9 @@ def test_of_several_caches_and_of_segments(tmp_path: Path, arrays: dict[str, np.
     some = [*ids[3:7], *ids[12:]]
     close(both.select(some[::-1]).stats("x"), np.concatenate([arrays[id] for id in some]))
     long = [id for id in ids if len(arrays[id]) > 9][:3]
-    cuts = Cuts.of(Strings.of(["s", "t", "u"]), {"x": (np.array([2, 0, 5]), np.array([3, 0, 4]))})
+    cuts = Cuts.of(
+        Strings.of(["s", "t", "u"]), {"x": (np.array([2, 0, 5]), np.array([3, 0, 4]))}, {}
+    )
     segments = FeatureTable(Selection(both.selection.blocks, RowMap(both.rows(long)), cuts))
     frames = [arrays[id][s : s + n] for id, s, n in zip(long, (2, 0, 5), (3, 0, 4), strict=True)]
     close(segments.stats("x"), np.concatenate(frames))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, NamedTuple, cast, overload
 
@@ -102,16 +103,24 @@ class Annotation(Sequence[Value | None]):
     def to_numpy(self) -> NDArray[Any]:
         """Return the numbers of all rows: int64, float64 or bool.
 
-        Where a value is missing, all are float64, NaN for that. Raises `ConfigError` for
-        annotations that are no numbers.
+        Where a value is missing, all are float64, NaN for that; `numbers` keeps integers beyond
+        2**53 exact there, too. Raises `ConfigError` for annotations that are no numbers.
+        """
+        numbers, missing = self.numbers()
+        return numbers if missing is None else np.where(missing, np.nan, numbers)
+
+    def numbers(self) -> tuple[NDArray[Any], Bools | None]:
+        """Return the numbers of all rows, int64, float64 or bool, and which of them are missing.
+
+        Those are 0; None where none is missing. Raises `ConfigError` for annotations that are no
+        numbers.
         """
         if self.kind not in _NUMBERS:
             raise ConfigError(f"annotation {self.name!r} is {self.kind}, not a number")
         column = self._column()
         numbers = cast(NDArray[Any], column.body)
-        if column.null is not None:
-            return np.where(column.null != 0, np.nan, numbers)
-        return numbers > 0 if self.kind == "bool" else numbers
+        missing = None if column.null is None else column.null != 0
+        return numbers > 0 if self.kind == "bool" else numbers, missing
 
     def is_in(self, values: Collection[Value | None]) -> Bools:
         """Tell of each row whether its value is one of these; None stands for those without one.
@@ -131,7 +140,7 @@ class Annotation(Sequence[Value | None]):
             found = _among(body, wanted)
         else:
             numbers = cast(NDArray[Any], body)
-            found = np.isin(numbers, np.array(sorted(wanted), numbers.dtype))
+            found = np.isin(numbers, _held(wanted, numbers.dtype))
         if null is not None:
             found[null != 0] = None in values
         return found
@@ -203,6 +212,17 @@ def _taken(block: BlockRows, kind: str, rows: Ints | None) -> Column:
     if block.column is None:
         return Column.missing(block.number if rows is None else len(rows), kind)
     return block.column if inner is None else block.column.take(inner)
+
+
+def _held(wanted: Collection[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return those numbers that a dtype can hold exactly: no row has another."""
+    held = []
+    for number in sorted(wanted):
+        with suppress(OverflowError):
+            value = dtype.type(number)
+            if value.item() == number:
+                held.append(value)
+    return np.array(held, dtype)
 
 
 def _among(texts: Strings, wanted: Collection[object]) -> Bools:
