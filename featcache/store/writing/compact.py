@@ -78,7 +78,7 @@ def compact(
         changes = Changes(emptied=emptied, untagged=in_the_way, alone=True)
         manifest = publish(cache, manifest, UNCHANGED, changes)
     _remove_given_up(cache, manifest)
-    for directory in (cache / PARTS, cache / MANIFESTS, cache):
+    for directory in filter(Path.exists, (cache / PARTS, cache / MANIFESTS, cache)):
         sync_directory(directory)  # or a power cut might bring back what was removed
     _check_gone(cache, manifest)
     return manifest

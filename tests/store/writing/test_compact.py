@@ -98,6 +98,13 @@ def test_a_part_that_is_large_and_whole_is_not_copied(
     check_cache(path, [number for number in ALL if number != 3])
 
 
+def test_a_cache_without_parts_has_nothing_to_compact(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT):
+        pass
+    featcache.open(tmp_path).compact()
+    check_cache(tmp_path, [])
+
+
 def test_parts_of_deleted_utterances_alone_go(path: Path) -> None:
     cache = featcache.open(path)
     cache.delete(map(id_of, range(5)))
