@@ -84,6 +84,9 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         with reading(self.path):
             opened = Generation(self.path, mapped=mapped, check_reads=check_reads, name=name)
             expectation.check(opened)
+        self._show(opened)
+
+    def _show(self, opened: Generation) -> None:
         self.opened = opened
         self._manifest, self._index = opened.manifest, opened.index
 
@@ -341,3 +344,11 @@ class Cache(Mapping[str, dict[str, NDArray[Any]]]):
         `StorageFullError` if the disk has no room for the copies.
         """
         edit.compact(self.path, drop_tags=drop_tags)
+
+
+def cache_as_of(opened: Generation, version: str | None = None) -> Cache:
+    """Return a cache of a generation that is open; it shares the open files of that."""
+    cache = object.__new__(Cache)
+    cache.path, cache.version = opened.path, version
+    cache._show(opened)
+    return cache

@@ -59,7 +59,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         if isinstance(source, FeatureTable):
             return source
         needed = "a cache, its path, or caches put together by join or concat are needed"
-        return cls(Selection(Blocks([Block([Member(opened(source, needed))])])))
+        return cls(Selection(Blocks([Block([Member.of(opened(source, needed))])])))
 
     def __len__(self) -> int:
         return len(self.selection)
@@ -102,7 +102,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     @property
     def complete(self) -> bool:
         """True if all caches below are complete."""
-        return all(cache.complete for block in self.caches for cache in block)
+        blocks = self.selection.blocks.blocks
+        return all(member.as_opened.complete for block in blocks for member in block.members)
 
     @property
     def annotations(self) -> tuple[str, ...]:
@@ -119,8 +120,9 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
-        for cache in (cache for block in self.caches for cache in block):
-            check_complete(cache)
+        for block in self.selection.blocks.blocks:
+            for member in block.members:
+                check_complete(member.as_opened)
 
     def has_frames(self, feature: str) -> bool:
         """Tell whether a feature has a time axis."""

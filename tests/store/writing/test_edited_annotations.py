@@ -11,13 +11,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
+import numpy as np
 import pytest
 from annotation_helpers import expected, found_in, make_annotated, open_writer, write
+from hypothesis import given, settings
 from store_helpers import arrays_of, check_cache, id_of
 
 import featcache
+from featcache.store.format import index as indexes
+from featcache.store.format.index import ContainerColumns, Index
 from featcache.store.format.manifest import PARTS, read_manifest
+from featcache.store.format.strings import Strings
 from featcache.store.writing import compact as compacting
+from featcache.store.writing import generation_annotations
 from featcache.store.writing.small_parts import FANOUT
 from featcache.testing.editing import traces_in
 
@@ -224,3 +231,35 @@ def test_given_values_survive_a_compaction_that_is_killed(
         featcache.open(path).compact()
         assert found_in(path) == expected([*left, 30], **GIVEN)
         assert len([*(path / PARTS).iterdir()]) == 1
+
+
+@settings(deadline=None)
+@given(
+    known=st.sets(st.text("abcdé", min_size=1, max_size=4)),
+    asked=st.lists(st.text("abcdé", min_size=1, max_size=4)),
+    hashes=st.sampled_from([1, 3, 1 << 64]),
+    at_once=st.sampled_from([1, 3, 65536]),
+)
+def test_rows_are_found_by_ids_where_hashes_are_alike(
+    known: set[str], asked: list[str], hashes: int, at_once: int
+) -> None:
+    """Each look-up of all ids at once finds what one by one finds."""
+
+    original = indexes.hash_of
+
+    def hash_of(id: bytes) -> int:
+        return original(id) % hashes
+
+    ids = sorted(known, key=str.encode)
+    of_known = np.array([hash_of(id.encode()) for id in ids], np.uint64)
+    order = np.argsort(of_known, kind="stable")
+    nothing = ContainerColumns(
+        Strings.of([]), np.empty(0, np.int64), np.empty(0, np.uint8), np.empty(0, np.int32)
+    )
+    index = Index(of_known[order], order, Strings.of(ids), {}, nothing, {})
+    of_asked = np.array([hash_of(id.encode()) for id in asked], np.uint64)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(generation_annotations, "_AT_ONCE", at_once)
+        patched.setattr(indexes, "hash_of", hash_of)
+        rows = generation_annotations.rows_in(index, Strings.of(asked), of_asked).tolist()
+    assert rows == [ids.index(id) if id in known else -1 for id in asked]
