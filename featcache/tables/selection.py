@@ -52,6 +52,11 @@ class Selection:
             return iter(self.blocks.blocks[0].members[0].opened.index)
         return map(self.id, range(len(self)))
 
+    @property
+    def as_opened(self) -> list[Cache]:
+        """The caches below, with the generations that are read."""
+        return [each.as_opened for block in self.blocks.blocks for each in block.members]
+
     def cut(self, segments: Segments) -> Selection:
         """Return the selection of segments of the rows, which are whole utterances."""
         cuts = Cuts.of(segments.ids, segments.spans)

@@ -102,8 +102,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     @property
     def complete(self) -> bool:
         """True if all caches below are complete."""
-        blocks = self.selection.blocks.blocks
-        return all(member.as_opened.complete for block in blocks for member in block.members)
+        return all(cache.complete for cache in self.selection.as_opened)
 
     @property
     def annotations(self) -> tuple[str, ...]:
@@ -120,9 +119,8 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
 
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
-        for block in self.selection.blocks.blocks:
-            for member in block.members:
-                check_complete(member.as_opened)
+        for cache in self.selection.as_opened:
+            check_complete(cache)
 
     def has_frames(self, feature: str) -> bool:
         """Tell whether a feature has a time axis."""
@@ -141,8 +139,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
     ) -> Ints:
         """Return the frames of all rows, int64, read-only; or of those that `ids` or `rows` list.
 
-        All of one cache are its mapped column, without a copy. Some are checked against what is
-        stored, before memory is taken for them.
+        All of one cache are its mapped column. Some are checked against what is stored first.
         """
         rows = rows if ids is None else self.rows(ids)
         if rows is None:
@@ -155,10 +152,7 @@ class FeatureTable(Mapping[str, dict[str, NDArray[Any]]]):
         return self.selection.id(row)
 
     def find(self, ids: Iterable[str]) -> Ints:
-        """Return the rows of many ids, int64, -1 where there is none.
-
-        Quick for ids that are not there: nothing is looked up that is close to them.
-        """
+        """Return the rows of many ids, int64, -1 where there is none; quick for these, too."""
         return self.selection.find(ids if isinstance(ids, str) else list(ids))
 
     def rows(self, ids: Iterable[str]) -> Ints:
