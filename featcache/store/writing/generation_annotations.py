@@ -159,7 +159,7 @@ def rows_in(index: Index, ids: Strings, hashes: Hashes) -> Ints:
 def _are_ids(known: Strings, rows: Ints, ids: Strings, first: int) -> NDArray[np.bool_]:
     """Tell of each id from the `first` on whether a row has it; row -1 has none."""
     sizes = np.diff(ids.ends[first : first + len(rows) + 1])
-    same = (rows >= 0) & (known.ends[rows + 1] - known.ends[rows] == sizes)
+    same: NDArray[np.bool_] = (rows >= 0) & (known.ends[rows + 1] - known.ends[rows] == sizes)
     places = np.flatnonzero(same)
     ours, theirs = ids.take(places + first), known.take(rows[places])
     wrong = np.append(0, np.cumsum(ours.data != theirs.data))

@@ -47,15 +47,16 @@ class AnnotatedCache(RuleBasedStateMachine):
         self.own: dict[str, Values] = {}  # what was written with the utterance
         self.visible: dict[str, Values] = {}  # what readers see
         self.carried: set[str] = set()
-        self.fanouts = small_parts.FANOUT, compacting.FANOUT
-        small_parts.FANOUT = compacting.FANOUT = 2  # parts are merged at once
+        self.patches = pytest.MonkeyPatch()
+        for module in (small_parts, compacting):
+            self.patches.setattr(module, "FANOUT", 2)  # parts are merged at once
         with open_writer(self.path):
             pass
 
     def teardown(self) -> None:
         if hasattr(self, "root"):
             shutil.rmtree(self.root)
-            small_parts.FANOUT, compacting.FANOUT = self.fanouts
+            self.patches.undo()
 
     @rule(given=SOME)
     def append(self, given: dict[str, Values]) -> None:

@@ -121,7 +121,8 @@ def test_ints_and_floats_and_gaps_of_parts_become_one_column(tmp_path: Path) -> 
 
 def test_a_kind_and_a_name_that_no_one_has_any_more_go(tmp_path: Path) -> None:
     with open_writer(tmp_path) as writer:
-        for number, each in enumerate([{"n": 1}, {"n": 0.5}, {"only": "here"}]):
+        values: list[dict[str, Any]] = [{"n": 1}, {"n": 0.5}, {"only": "here"}]
+        for number, each in enumerate(values):
             writer.write(id_of(number), arrays_of(number), annotations=each)
     featcache.open(tmp_path).delete([id_of(1), id_of(2)])
     featcache.open(tmp_path).compact()
