@@ -13,11 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from featcache.container_files.system import create, named, read_at, sync_file, write_all
+from featcache.container_files.system import (
+    create,
+    named,
+    read_at,
+    start_writing,
+    sync_file,
+    write_all,
+)
 from featcache.interface import EncodedArray, Extent, SupportsPages
 
 PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
 
+AT_ONCE_BYTES = 1 << 25  # that are brought to the disk while others are still appended
 Pages = NDArray[np.uint64]  # the xxh3-64 of each page of a file
 
 
@@ -80,6 +88,7 @@ class PagedFile:
 
     def __init__(self, path: Path) -> None:
         self.size = 0  # bytes
+        self._on_its_way = 0  # bytes that the system was asked to bring to the disk
         self._file = create(path)
         self._digests = array("Q")  # of the pages that are full
         self._last = xxh3_64()  # of the page that is not
@@ -96,6 +105,9 @@ class PagedFile:
         write_all(self._file, data)
         offset = self.size
         self.size += len(data)
+        if self.size - self._on_its_way >= AT_ONCE_BYTES:
+            start_writing(self._file, self._on_its_way, self.size - self._on_its_way)
+            self._on_its_way = self.size
         self._digest(data, offset % PAGE_BYTES)
         return offset
 

@@ -83,8 +83,11 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
 
     def _open(self, expectation: Expectation, settings: OpenSettings) -> None:
         with reading(self.path):
-            self.opened = open_generation(self.path, expectation, settings)
-        self.version, self._index = settings.version, self.opened.index
+            opened = open_generation(self.path, expectation, settings)
+        self._show(opened, settings.version)
+
+    def _show(self, opened: Generation, version: str | None) -> None:
+        self.opened, self.version, self._index = opened, version, opened.index
 
     def _as_it_is(self) -> tuple[Expectation, OpenSettings]:
         """Return with what the same is opened again, or the current generation of it."""
@@ -267,3 +270,11 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         `StorageFullError` if the disk has no room for the copies.
         """
         edit.compact(self.path, drop_tags=drop_tags)
+
+
+def cache_as_of(opened: Generation, version: str | None = None) -> Cache:
+    """Return a cache of a generation that is open; it shares the open files of that."""
+    cache = object.__new__(Cache)
+    cache.path = opened.path
+    cache._show(opened, version)
+    return cache

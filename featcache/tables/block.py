@@ -17,24 +17,42 @@ import numpy as np
 from featcache.declaration.frame_times import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, nearest
 from featcache.interface import Ints
-from featcache.store.cache import Cache, CachePath
+from featcache.store.cache import Cache, CachePath, cache_as_of
 from featcache.store.format.annotations import wider_kind
 from featcache.store.format.files import digest
 from featcache.store.format.index import Hashes
 from featcache.store.format.strings import Strings, ends_of
 from featcache.store.reading.annotation import Annotation, BlockRows
 from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.store.reading.generation import Generation
 from featcache.tables.row_map import RowMap
 
 
 class Member(NamedTuple):
-    """A cache of a block, and the rows of it in the order of the block; None: all, in order."""
+    """A cache of a block, and the rows of it in the order of the block; None: all, in order.
+
+    All is read from the generation that was open when the table was made: the cache may be
+    refreshed.
+    """
 
     cache: Cache
+    opened: Generation
     rows: RowMap | None = None
 
+    @classmethod
+    def of(cls, cache: Cache) -> Member:
+        """Return the member of all rows of a cache as it is open now."""
+        return cls(cache, cache.opened)
+
     def __len__(self) -> int:
-        return len(self.cache) if self.rows is None else len(self.rows)
+        return len(self.opened.index) if self.rows is None else len(self.rows)
+
+    @property
+    def as_opened(self) -> Cache:
+        """The cache with the generation that is read."""
+        if self.cache.opened is self.opened:
+            return self.cache
+        return cache_as_of(self.opened, self.cache.version)
 
     def inner(self, rows: Ints) -> Ints:
         """Return the cache's rows of rows of the block."""
@@ -56,8 +74,8 @@ class Block:
                 f"members of a block have {[len(member) for member in members]} rows, not one "
                 "number of them"
             )
-        self.features = {name: member for member in members for name in member.cache.features}
-        self._index = self.members[0].cache.opened.index
+        self.features = {name: member for member in members for name in member.opened.features}
+        self._index = self.members[0].opened.index
 
     def __len__(self) -> int:
         return len(self.members[0])
@@ -74,7 +92,7 @@ class Block:
 
     def arrays(self, feature: str) -> FeatureArrays:
         """Return the arrays of a feature, whose rows `inner` gives."""
-        return self.features[feature].cache.opened.arrays(feature)
+        return self.features[feature].opened.arrays(feature)
 
     def lengths(self, feature: str) -> Ints:
         """Return the frames of all rows; the mapped column itself of a whole cache."""
@@ -84,14 +102,18 @@ class Block:
     @property
     def annotations(self) -> dict[str, Member]:
         """The first member that has each annotation, by name."""
-        return {name: member for member in self.members[::-1] for name in member.cache.annotations}
+        return {
+            name: member
+            for member in self.members[::-1]
+            for name in member.opened.manifest.annotations
+        }
 
     def annotation(self, name: str) -> BlockRows:
         """Return the column of an annotation and its rows; None for one that is not there."""
         member = self.annotations.get(name)
         if member is None:
             return BlockRows(None, None, len(self))
-        found = member.cache.opened.annotation(name)
+        found = member.opened.annotation(name)
         if member.rows is None:
             return found
         rows = member.rows.below
@@ -109,7 +131,7 @@ class Block:
     def find(self, ids: Sequence[str]) -> Ints:
         """Return the rows of ids, -1 where there is none."""
         member = self.members[0]
-        found = member.cache.opened.find(ids)
+        found = member.opened.find(ids)
         return found if member.rows is None else member.rows.find(found)
 
     def nearest(self, id: str) -> str:
@@ -149,6 +171,11 @@ class Blocks:
     def caches(self) -> tuple[tuple[Cache, ...], ...]:
         """The caches of each block."""
         return tuple(block.caches for block in self.blocks)
+
+    @property
+    def as_opened(self) -> list[Cache]:
+        """The caches, with the generations that are read."""
+        return [member.as_opened for block in self.blocks for member in block.members]
 
     def require(self, feature: str) -> None:
         """Raise `KeyNotFoundError` for an unknown feature, `StaleCacheError` for a stale one."""
@@ -224,7 +251,7 @@ class Blocks:
         kinds: dict[str, str] = {}
         for block in self.blocks:
             for name, member in block.annotations.items():
-                kind = member.cache.opened.manifest.annotations[name].kind
+                kind = member.opened.manifest.annotations[name].kind
                 kinds[name] = wider_kind(kinds.get(name), kind) or kind
         return kinds
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from featcache.errors import ConfigError
 from featcache.store.cache import Cache
 from featcache.store.reading.complete import check_complete
@@ -12,7 +10,7 @@ from featcache.tables.block import Blocks
 
 def only_cache(blocks: Blocks, said: str) -> Cache:
     """Return the one cache of blocks; raises `ConfigError`, as `said`, where there are several."""
-    caches = [*dict.fromkeys(_each(blocks))]
+    caches = [*dict.fromkeys(cache for block in blocks.caches for cache in block)]
     if len(caches) > 1:
         paths = ", ".join(repr(str(cache.path)) for cache in caches)
         raise ConfigError(f"{said} is made of several caches: {paths}; choose from .caches")
@@ -21,15 +19,10 @@ def only_cache(blocks: Blocks, said: str) -> Cache:
 
 def all_complete(blocks: Blocks) -> bool:
     """Tell whether all caches are complete."""
-    return all(cache.complete for cache in _each(blocks))
+    return all(cache.complete for cache in blocks.as_opened)
 
 
 def require_all_complete(blocks: Blocks) -> None:
     """Raise `IncompleteError` for a cache that its writer has not finished."""
-    for cache in _each(blocks):
+    for cache in blocks.as_opened:
         check_complete(cache)
-
-
-def _each(blocks: Blocks) -> Iterator[Cache]:
-    for caches in blocks.caches:
-        yield from caches

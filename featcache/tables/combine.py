@@ -85,10 +85,10 @@ def _side_by_side(sources: Sequence[Blocks], below: Sequence[Ints]) -> FeatureTa
 def _mapped(member: Member, rows: Ints) -> Member:
     """Return a member of these rows of a member's block."""
     inner = member.inner(rows)
-    cache = member.cache
-    if len(inner) == len(cache) and bool((inner == np.arange(len(inner))).all()):
-        return Member(cache)
-    return Member(cache, RowMap(inner))
+    every = len(member.opened.index)
+    if len(inner) == every and bool((inner == np.arange(every)).all()):
+        return Member(member.cache, member.opened)
+    return Member(member.cache, member.opened, RowMap(inner))
 
 
 def concat(

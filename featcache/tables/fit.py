@@ -30,7 +30,7 @@ def check_same_features(first: Block, other: Block) -> None:
         )
     for name in first.features:
         # the shape of a frame is not known of an empty cache
-        either_empty = not all(len(block.features[name].cache) for block in (first, other))
+        either_empty = not all(len(block.features[name].opened.index) for block in (first, other))
         kinds = [_kind(block.arrays(name), either_empty) for block in (first, other)]
         if kinds[0] != kinds[1]:
             raise ConfigError(

@@ -70,7 +70,7 @@ def _refuse_shared(first: FeatureTable, other: FeatureTable) -> None:
 def _sorted_hashes(table: FeatureTable) -> Hashes:
     blocks = table.selection.blocks.blocks
     if table.selection.row_map is None and len(blocks) == 1 and blocks[0].whole:
-        return blocks[0].caches[0].opened.index.hashes
+        return blocks[0].members[0].opened.index.hashes
     return np.sort(table.selection.hashes())
 
 

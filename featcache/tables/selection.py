@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from featcache.errors import KeyNotFoundError, RowError, StaleCacheError
 from featcache.interface import Bytes, Ints
+from featcache.store.cache import Cache
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.files import digest
 from featcache.store.format.index import Hashes
@@ -48,7 +49,7 @@ class Selection:
 
     def __iter__(self) -> Iterator[str]:
         if self.row_map is None and len(self.blocks.blocks) == 1 and self.blocks.blocks[0].whole:
-            return iter(self.blocks.caches[0][0])
+            return iter(self.blocks.blocks[0].members[0].opened.index)
         return map(self.id, range(len(self)))
 
     @property
@@ -159,7 +160,7 @@ class Selection:
     ) -> NDArray[np.generic]:
         """Return a copy of the frames from `start` to before `stop` of a row."""
         block, inner = self.place(row)
-        cache, id = block.features[feature].cache, block.id(inner)
+        cache, id = block.features[feature].as_opened, block.id(inner)
         span = self.span(feature, np.array([row]))
         if span is None:
             return cache.read(id, feature, start, stop)
@@ -229,18 +230,20 @@ class Selection:
         return digest("".join([below, *made]).encode()) if made else below
 
     def __reduce__(self) -> tuple[object, ...]:
-        blocks = [block.members for block in self.blocks.blocks]
-        generations = [cache.generation for block in self.blocks.caches for cache in block]
+        blocks = [
+            [(each.as_opened, each.rows) for each in block.members] for block in self.blocks.blocks
+        ]
+        generations = [cache.generation for block in blocks for cache, _ in block]
         return _unpickled, (blocks, generations, self.row_map, self.cuts)
 
 
 def _unpickled(
-    blocks: Sequence[Sequence[Member]],
+    blocks: Sequence[Sequence[tuple[Cache, RowMap | None]]],
     generations: list[int],
     row_map: RowMap | None,
     cuts: Cuts | None,
 ) -> Selection:
-    caches = [member.cache for block in blocks for member in block]
+    caches = [cache for block in blocks for cache, _ in block]
     for cache, number in zip(caches, generations, strict=True):
         if cache.generation != number:
             raise StaleCacheError(
@@ -248,4 +251,5 @@ def _unpickled(
                 f"{number}, now {cache.generation}), and its rows have other numbers now; open it "
                 "again"
             )
-    return Selection(Blocks([Block(block) for block in blocks]), row_map, cuts)
+    made = [Block([Member(cache, cache.opened, rows) for cache, rows in block]) for block in blocks]
+    return Selection(Blocks(made), row_map, cuts)

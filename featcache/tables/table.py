@@ -58,7 +58,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         if isinstance(source, FeatureTable):
             return source
         needed = "a cache, its path, or caches put together by join or concat are needed"
-        return cls(Selection(Blocks([Block([Member(opened(source, needed))])])))
+        return cls(Selection(Blocks([Block([Member.of(opened(source, needed))])])))
 
     def __repr__(self) -> str:
         return f"<FeatureTable: {self.selection.said} of {', '.join(self.features)}>"
@@ -118,8 +118,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
     ) -> Ints:
         """Return the frames of all rows, int64, read-only; or of those that `ids` or `rows` list.
 
-        All of one cache are its mapped column, without a copy. Some are checked against what is
-        stored, before memory is taken for them.
+        All of one cache are its mapped column. Some are checked against what is stored first.
         """
         rows = rows if ids is None else self.rows(ids)
         if rows is None:

@@ -39,10 +39,10 @@ def stats_of_rows(selection: Selection, feature: str) -> FeatureStats:
         member = block.features[feature]
         rows = member.inner(inner)
         if selection.cuts is None:
-            stats, nbytes = _of_whole_rows(member.cache, feature, rows)
+            stats, nbytes = _of_whole_rows(member.as_opened, feature, rows)
         else:  # a recording may come several times
-            member.cache.stats(feature)
-            arrays = member.cache.opened.arrays(feature)
+            member.as_opened.stats(feature)
+            arrays = member.opened.arrays(feature)
             starts, lengths = np.zeros_like(rows), arrays.lengths[rows]
             if span is not None:
                 starts, lengths = span[0][places], span[1][places]

@@ -4,13 +4,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pytest
+
 import featcache
+from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.errors import CacheError
 from featcache.interface import Array
 from featcache.store.cache import Cache
-from featcache.testing.backend_under_test import Storage, some_features, some_utterances, write
+from featcache.store.writing.cache_writer import CacheWriter
+from featcache.testing.backend_under_test import (
+    Storage,
+    as_given,
+    some_features,
+    some_utterances,
+    write,
+)
 
 FRAMES = {f"utterance-{number}": 40 + 300 * (number % 3) for number in range(9)} | {"empty": 0}
 DELETED = ["utterance-1", "utterance-5", "utterance-8"]
@@ -59,6 +70,51 @@ class Editing:
         cache = featcache.open(path, verify="arrays")
         assert list(cache) == sorted(FRAMES)
         assert_same(cache, read)
+
+    def test_an_utterance_that_is_written_again_has_its_new_bytes_alone(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
+        features = some_features(storage)
+        for by in ("cache", "writer"):
+            assert_replaces(tmp_path / by, features, by)
+
+
+def assert_replaces(path: Path, features: Sequence[FeatureStorageConfig], by: str) -> None:
+    """Fail unless utterances that are deleted and written again are the new ones alone.
+
+    Args:
+        path: a new cache.
+        features: `some_features`.
+        by: "cache" deletes with `Cache.delete`, "writer" with the `CacheWriter` that writes.
+    """
+    utterances = some_utterances(features, FRAMES)
+    others = some_utterances(
+        features, {f"seed-{n}": 1 for n in FRAMES} | dict.fromkeys(DELETED, 41)
+    )
+    write(path, features, utterances, [*FRAMES])
+    cache = featcache.open(path)
+    cache.tag("before")
+    left = {id: cache[id] for id in LEFT}
+    traces = [each for id in DELETED for each in stored_bytes(cache, id) if len(each) >= _TELLING]
+    if by == "cache":
+        cache.delete(DELETED)
+    with CacheWriter(path, features) as writer:
+        if by == "writer":
+            writer.delete(DELETED)
+        for id in DELETED:
+            writer.write(id, {f.name: as_given(others[id][f.name], f.dtype) for f in features})
+    cache.refresh()
+    new = {id: cache[id] for id in DELETED}
+    assert cache.lengths("fbank", ids=DELETED).tolist() == [41] * len(DELETED)
+    with pytest.raises(CacheError, match="'before'"):
+        cache.compact()
+    assert_same(featcache.open(path, verify="arrays"), left | new)
+    cache.compact(drop_tags=True)
+    assert not traces_in(path, traces)
+    assert len(list(path.glob("parts/*"))) == 1
+    compacted = featcache.open(path, verify="arrays")
+    assert list(compacted) == sorted(FRAMES)
+    assert_same(compacted, left | new)
 
 
 def assert_same(cache: Cache, expected: Mapping[str, Mapping[str, Array]]) -> None:

@@ -19,6 +19,7 @@ from featcache.container_files import (
     PAGE_BYTES,
     PagedFile,
     create,
+    paged_file,
     sync_directory,
     sync_file,
     write_all,
@@ -39,14 +40,21 @@ def octets(size: int, seed: int = 0) -> bytes:
     return np.random.default_rng(seed).bytes(size)
 
 
-@given(sizes=st.lists(SIZES, max_size=6))
-@example(sizes=[])
-@example(sizes=[PAGE_BYTES, 0, PAGE_BYTES])
-@example(sizes=[5 * PAGE_BYTES + 1, PAGE_BYTES - 1, 1])
+@given(sizes=st.lists(SIZES, max_size=6), at_once=st.sampled_from([1, PAGE_BYTES, 1 << 30]))
+@example(sizes=[], at_once=1)
+@example(sizes=[PAGE_BYTES, 0, PAGE_BYTES], at_once=PAGE_BYTES)
+@example(sizes=[5 * PAGE_BYTES + 1, PAGE_BYTES - 1, 1], at_once=1)
 def test_the_pages_are_those_of_the_file(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], at_once: int
 ) -> None:
+    """Whatever of it the system is asked to bring to the disk meanwhile."""
     path = tmp_path_factory.mktemp("file") / "x"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(paged_file, "AT_ONCE_BYTES", at_once)
+        check_pages(path, sizes)
+
+
+def check_pages(path: Path, sizes: list[int]) -> None:
     file = PagedFile(path)
     written = b""
     for seed, size in enumerate(sizes):

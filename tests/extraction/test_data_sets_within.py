@@ -48,7 +48,7 @@ class Provider(featcache.EnvironmentProvider):
         return [{"id": item["id"], "x": item["x"]} for item in items]
 
 
-def extract(provider: Provider, path: Path, **settings: Any) -> featcache.Cache:
+def extract(provider: Provider, path: Path, **settings: Any) -> featcache.FeatureTable:
     declared = [featcache.FeatureStorageConfig("x")]
     return featcache.extract(provider, path, declared, progressbar=False, **settings).cache
 

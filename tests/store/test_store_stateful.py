@@ -80,7 +80,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.seen: bytes | None = None
         self.is_new = False
         self.tags: dict[str, dict[str, Arrays]] = {}
-        self.gone: list[Arrays] = []  # deleted from the build that readers see
+        self.gone: list[Arrays] = []  # deleted, in any build
 
     def teardown(self) -> None:
         if self.writer is not None:
@@ -268,8 +268,6 @@ class StoreMachine(RuleBasedStateMachine):
         assert featcache.open(self.path).complete
 
     def became_visible(self) -> None:
-        if self.overwriting:
-            self.gone = []
         self.safe |= self.risky
         self.risky = {}
         self.published = dict(self.safe)

@@ -137,12 +137,12 @@ def test_views_of_other_rows_have_other_digests(cache: featcache.Cache) -> None:
     assert table.select([0, 1, 2]).digest == table.select([2, 1, 0]).select([2, 1, 0]).digest
 
 
-def test_a_view_of_a_cache_that_was_written_on_is_refused_when_unpickled(tmp_path: Path) -> None:
-    pickled = pickle.dumps(FeatureTable.of(make_cache(tmp_path, range(9))).select([3, 1]))
-    assert list(pickle.loads(pickled)) == list(FeatureTable.of(tmp_path).select([3, 1]))  # noqa: S301
-    before = list(pickle.loads(pickled))  # noqa: S301
+def test_a_pickled_view_is_refused_once_its_generation_is_gone(tmp_path: Path) -> None:
+    view = FeatureTable.of(make_cache(tmp_path, range(9))).select([3, 1])
+    pickled, ids = pickle.dumps(view), list(view)
+    assert list(pickle.loads(pickled)) == ids  # noqa: S301
     make_cache(tmp_path, range(9, 12))
-    assert list(pickle.loads(pickled)) == before  # noqa: S301 (its generation is still there)
+    assert list(pickle.loads(pickled)) == ids  # noqa: S301 (it is still there)
     make_cache(tmp_path, range(12, 15))
     with pytest.raises(StaleCacheError, match="rows have other numbers now"):
         pickle.loads(pickled)  # noqa: S301
@@ -274,3 +274,34 @@ def test_a_cache_with_views_closes_itself(tmp_path: Path) -> None:
     assert view.ids == [cache.table.id(1)]
     del cache, view
     assert opened() is None
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_table_stays_as_it_is_when_its_cache_is_refreshed(tmp_path: Path, view: bool) -> None:
+    cache = featcache.open(make_cache(tmp_path / "cache", range(30)))
+    ids = list(cache)
+    table = cache.table.select(ids[::-1]) if view else cache.table
+    ids = list(table)
+    stats = [cache.table.stats("fbank"), cache.table.select(ids[:9]).stats("fbank")]
+    cache.delete([min(ids), id_of(13)])
+    cache.annotate({id_of(5): {"speaker": "anna"}})
+    make_cache(tmp_path / "cache", range(30, 40))
+    cache.refresh()
+    assert table.cache is cache
+    assert len(cache) == 38
+    assert not table.annotations
+    assert table.find([min(ids), id_of(30)]).tolist() == [ids.index(min(ids)), -1]
+    assert_is(table, ids)
+    assert_is(featcache.concat(table.select(ids[:9]), table.select(ids[9:])), ids)
+    for found, expected in zip((table, table.select(ids[:9])), stats, strict=True):
+        assert found.stats("fbank").count == expected.count
+    assert cache.table.annotation("speaker")[cache.table.rows([id_of(5)])[0]] == "anna"
+
+
+def test_a_table_of_a_refreshed_cache_is_pickled_as_it_is(tmp_path: Path) -> None:
+    cache = featcache.open(make_cache(tmp_path / "cache", range(30)))
+    table = cache.table
+    ids = list(table)
+    cache.delete([id_of(13)])
+    cache.refresh()
+    assert_is(pickle.loads(pickle.dumps(table)), ids)  # noqa: S301

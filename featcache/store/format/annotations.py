@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import cast
 
@@ -65,13 +66,18 @@ def check_annotations(
 def check_name(name: object, features: Container[str] = (), of: str = "") -> None:
     """Raise `FeatureError` for what cannot be the name of an annotation beside these features."""
     try:
-        within(name, 1).encode()
-    except ValueError as error:
+        _check_text(name)
+    except (TypeError, ValueError) as error:
         raise FeatureError(
             f"annotation {name!r}{of}: a name is text without '/' and NUL, and not '.' or '..'"
         ) from error
     if name == "id" or name in features:
         raise FeatureError(f"annotation {name!r}{of}: this is the name of a feature, or of the ids")
+
+
+@lru_cache(1024)  # a million utterances have the same few names
+def _check_text(name: object) -> None:
+    within(name, 1).encode()
 
 
 def kind_of(value: Value) -> str:

@@ -79,9 +79,14 @@ def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> Rows:
     return Rows(order, Strings(ends, data))
 
 
+def hashes_of(indexes: Sequence[Index], order: Ints) -> Hashes:
+    """Return the hashes of the ids of rows of several indexes, numbered through."""
+    return _joined([index.hashes_of_rows() for index in indexes], np.uint64)[order]
+
+
 def doubled_rows(indexes: Sequence[Index], rows: Rows) -> list[Ints]:
     """Return, for each of the indexes, the rows whose id an earlier one has, too, ascending."""
-    hashes = _joined([_hashes_by_row(index) for index in indexes], np.uint64)[rows.order]
+    hashes = hashes_of(indexes, rows.order)
     candidates = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
     doubled = [row for row in candidates.tolist() if rows.ids[row] == rows.ids[row - 1]]
     numbers = np.sort(rows.order[doubled])
@@ -105,7 +110,7 @@ def index_columns(
     del rows
     yield from string_columns("id", ids)
     del ids
-    hashes = _joined([_hashes_by_row(index) for index in indexes], np.uint64)[order]
+    hashes = hashes_of(indexes, order)
     hash_rows = np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
     yield "hashes", hashes[hash_rows]
     yield "hash_rows", hash_rows
@@ -170,12 +175,6 @@ def stats_columns(feature: str, stats: FeatureStats) -> Columns:
 
 def _stamps_of(index: Index, number: int) -> Hashes:
     return np.zeros(len(index), np.uint64) if index.stamps is None else index.stamps[number]
-
-
-def _hashes_by_row(index: Index) -> Hashes:
-    hashes = np.empty(len(index), np.uint64)
-    hashes[index.hash_rows] = index.hashes
-    return hashes
 
 
 def _joined(columns: Iterable[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:

@@ -80,7 +80,7 @@ def compact(cache: Path, features: Declarations, manifest: Manifest) -> Manifest
         changes = Changes(emptied=emptied, untagged=in_the_way, alone=True)
         manifest = publish(cache, manifest, UNCHANGED, changes)
     _remove_given_up(cache, manifest)
-    for directory in (cache / PARTS, cache / MANIFESTS, cache):
+    for directory in filter(Path.exists, (cache / PARTS, cache / MANIFESTS, cache)):
         sync_directory(directory)  # or a power cut might bring back what was removed
     _check_gone(cache, manifest)
     return manifest
@@ -97,27 +97,22 @@ def _tags_that_hold(cache: Path, manifest: Manifest) -> Iterator[tuple[str, str]
         elif current is not None and name != manifest.name:
             with ColumnFile(cache, tagged.index, expected=tagged.index_digest) as file:
                 index = read_index(file, list(tagged.features))
-            if count := _others(index, current, same=tagged.build == manifest.build):
+            if count := _others(index, current):
                 yield tag, f"{count} utterances"
 
 
-def _others(index: Index, current: Index, *, same: bool) -> int:
-    """Count the utterances of an index that another one lacks, or has with other bytes.
+def _others(index: Index, current: Index) -> int:
+    """Count the utterances of a tag's index that the current one lacks, or has with other bytes.
 
-    Args:
-        index: that of a tag.
-        current: that of the current generation.
-        same: both are of one build; else the bytes differ anyway, and only ids count.
+    Those of an overwritten build, too: which of them were deleted and written again, nobody knows.
     """
-    if not len(current):
+    if not len(current) or not index.features.keys() <= current.features.keys():
         return len(index)
     places = np.minimum(current.hashes.searchsorted(index.hashes), len(current) - 1)
     there = current.hashes[places] == index.hashes
-    if same:
-        ours, theirs = index.hash_rows, current.hash_rows[places]
-        for name in index.features.keys() & current.features.keys():
-            a, b = index.features[name].checksum, current.features[name].checksum
-            there &= a[ours] == b[theirs]
+    ours, theirs = index.hash_rows, current.hash_rows[places]
+    for name, columns in index.features.items():
+        there &= columns.checksum[ours] == current.features[name].checksum[theirs]
     return int((~there).sum())
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import FeatureError
+from featcache.errors import CorruptCacheError, FeatureError
 from featcache.interface import Ints
 from featcache.store.format.annotation_columns import (
     Column,
@@ -24,14 +23,15 @@ from featcache.store.format.annotation_columns import (
 )
 from featcache.store.format.annotations import wider_kind
 from featcache.store.format.column_file import ColumnFile
-from featcache.store.format.index import Index, read_index
-from featcache.store.format.index_writer import Rows
+from featcache.store.format.index import Hashes, Index, are_below, read_index
+from featcache.store.format.index_writer import Rows, hashes_of
 from featcache.store.format.manifest import Manifest
 from featcache.store.format.manifest_entries import AnnotationEntry
 from featcache.store.format.part import SealedPart
-from featcache.store.format.strings import Strings
+from featcache.store.format.strings import DAMAGED, Strings
+from featcache.store.reading.verify import raise_damage
 
-_AT_ONCE = 65536  # ids that are looked up at once
+_AT_ONCE = 65536  # ids that are compared at once
 
 
 class GenerationAnnotations:
@@ -113,8 +113,10 @@ class GenerationAnnotations:
     @cached_property
     def _rows_before(self) -> Ints:
         """The rows of the ids in the generation before, -1 where there is none."""
+        hashes = hashes_of([index for _, index in self._parts], self._rows.order)
         with self._open_before() as file:
-            return rows_in(read_index(file, []), self._rows.ids)
+            raise_damage(file.damage(["hashes", "hash_rows", "id_ends", "id_bytes"]))
+            return rows_in(read_index(file, []), self._rows.ids, hashes)
 
     @cached_property
     def _is_new(self) -> NDArray[np.bool_]:
@@ -130,10 +132,37 @@ class GenerationAnnotations:
         ]
 
 
-def rows_in(index: Index, ids: Strings) -> Ints:
-    """Return the rows of ids in an index, -1 where there is none."""
-    found = [np.empty(0, np.int64)]
-    rest = iter(ids)
-    while some := list(islice(rest, _AT_ONCE)):
-        found.append(index.find_many(some))
-    return np.concatenate(found)
+def rows_in(index: Index, ids: Strings, hashes: Hashes) -> Ints:
+    """Return the rows of ids in an index, -1 where there is none.
+
+    Args:
+        index: the index.
+        ids: in any order; those of an index are quicker in that of its rows.
+        hashes: theirs.
+    """
+    if not len(index) or not len(ids):
+        return np.full(len(ids), -1)
+    order = np.argsort(hashes, kind="stable")
+    places = np.empty(len(ids), np.int64)  # in the order of the hashes, they are all close by
+    places[order] = index.hashes.searchsorted(hashes[order])
+    np.minimum(places, len(index) - 1, out=places)
+    rows = index.hash_rows[places]
+    if not are_below(rows, len(index)):
+        raise CorruptCacheError(f"{DAMAGED}: it names rows that are not there")
+    rows[index.hashes[places] != hashes] = -1
+    for start in range(0, len(rows), _AT_ONCE):
+        some = rows[start : start + _AT_ONCE]
+        for at in np.flatnonzero((some >= 0) & ~_are_ids(index.ids, some, ids, start)).tolist():
+            some[at] = index.find(ids[start + at])  # several ids have that hash
+    return rows
+
+
+def _are_ids(known: Strings, rows: Ints, ids: Strings, first: int) -> NDArray[np.bool_]:
+    """Tell of each id from the `first` on whether a row has it; row -1 has none."""
+    sizes = np.diff(ids.ends[first : first + len(rows) + 1])
+    same: NDArray[np.bool_] = (rows >= 0) & (known.ends[rows + 1] - known.ends[rows] == sizes)
+    places = np.flatnonzero(same)
+    ours, theirs = ids.take(places + first), known.take(rows[places])
+    wrong = np.append(0, np.cumsum(ours.data != theirs.data))
+    same[places] = wrong[ours.ends[1:]] == wrong[ours.ends[:-1]]
+    return same

@@ -132,7 +132,8 @@ class OpenPart:
                 placed[name] = Placed(array.rows, checksum(array.blocks), moved)
                 self.nbytes += array.nbytes
         utterance = Utterance(id, placed, stamps, annotations)
-        self._journal.add(utterance)
+        if not self._header.replaces:  # what has no seal yet is removed: what it copies is there
+            self._journal.add(utterance)
         self._utterances.append(utterance)
         return utterance
 

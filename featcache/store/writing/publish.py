@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,13 +87,9 @@ def publish(
     complete, expected = completeness(outcome, before, rows.ids, failed, stored)
     name = new_generation_name(next_generation(cache, before))
     annotations = GenerationAnnotations(cache, before, parts, indexes, rows)
-    columns = itertools.chain(
-        index_columns(indexes, rows, names, merged_stats(cache, parts, manifest)),
-        _containers(parts, indexes),
-        string_columns("failed", Strings.of(failed)),
-        annotations.columns(),
-    )
-    digest = _save_index(cache, index_file(name), columns)
+    stats = merged_stats(cache, parts, manifest)
+    columns = _columns(indexes, rows, parts, names, stats, failed)
+    digest = _save_index(cache, index_file(name), itertools.chain(columns, annotations.columns()))
     after = replace(
         manifest,
         generation=generation_number(name),
@@ -133,10 +129,19 @@ def _without_doubled(
     return parts, rows
 
 
-def _containers(parts: Sequence[SealedPart], indexes: Sequence[Index]) -> Columns:
-    """Give the columns of the containers of parts."""
+def _columns(
+    indexes: Sequence[Index],
+    rows: Rows,
+    parts: Sequence[SealedPart],
+    names: Sequence[str],
+    stats: Mapping[str, FeatureStats],
+    failed: Sequence[str],
+) -> Columns:
+    """Give the columns of the joined index, but for those of annotations."""
+    yield from index_columns(indexes, rows, names, stats)
     prefixes = [f"{part.directory}/" for part in parts]
-    return container_columns(prefixes, [index.containers for index in indexes])
+    yield from container_columns(prefixes, [index.containers for index in indexes])
+    yield from string_columns("failed", Strings.of(failed))
 
 
 def _save_index(cache: Path, name: str, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:

@@ -1,12 +1,17 @@
-"""Any sequence of writing, annotating, deleting, overwriting and dying leaves what a dict says."""
+"""Any sequence of writing, annotating, deleting, merging, compacting, overwriting and dying leaves
+what a dict says.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import hypothesis.strategies as st
+import pytest
 from annotation_helpers import found_in, open_writer
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -14,12 +19,22 @@ from store_helpers import arrays_of
 
 import featcache
 from featcache import CacheWriter
+from featcache.store.writing import compact as compacting
+from featcache.store.writing import small_parts
 
 Values = dict[str, str | None]
 IDS = st.sampled_from("abcdef")
 TEXTS = st.none() | st.sampled_from(["x", "y", "größe"])
 VALUES = st.fixed_dictionaries({}, optional={"one": TEXTS, "two": TEXTS})
 SOME = st.dictionaries(IDS, VALUES, max_size=4)
+
+
+class Killed(BaseException):
+    """A process ends here."""
+
+
+def killed_there(*_: object) -> NoReturn:
+    raise Killed
 
 
 class AnnotatedCache(RuleBasedStateMachine):
@@ -32,12 +47,16 @@ class AnnotatedCache(RuleBasedStateMachine):
         self.own: dict[str, Values] = {}  # what was written with the utterance
         self.visible: dict[str, Values] = {}  # what readers see
         self.carried: set[str] = set()
+        self.patches = pytest.MonkeyPatch()
+        for module in (small_parts, compacting):
+            self.patches.setattr(module, "FANOUT", 2)  # parts are merged at once
         with open_writer(self.path):
             pass
 
     def teardown(self) -> None:
         if hasattr(self, "root"):
             shutil.rmtree(self.root)
+            self.patches.undo()
 
     @rule(given=SOME)
     def append(self, given: dict[str, Values]) -> None:
@@ -66,6 +85,22 @@ class AnnotatedCache(RuleBasedStateMachine):
             if gone:
                 self.publish(set())
             self.write(writer, again)
+
+    @rule(ids=st.sets(IDS), killed=st.booleans())
+    def compact(self, ids: set[str], killed: bool) -> None:
+        """What readers see stays, and is carried as before."""
+        gone = ids & {*self.visible}
+        featcache.open(self.path).delete(gone)
+        for id in gone:
+            del self.own[id]
+        if gone:
+            self.publish(set())
+        if killed:
+            with pytest.MonkeyPatch.context() as patched, suppress(Killed):
+                patched.setattr(compacting, "publish", killed_there)
+                featcache.open(self.path).compact()
+        else:
+            featcache.open(self.path).compact()
 
     @rule(given=SOME)
     def overwrite(self, given: dict[str, Values]) -> None:

@@ -15,7 +15,6 @@ from store_helpers import (
     assert_holds,
     check_cache,
     id_of,
-    make_cache,
     oracle,
     two_features,
     write,
@@ -98,6 +97,13 @@ def test_a_part_that_is_large_and_whole_is_not_copied(
     check_cache(path, [number for number in ALL if number != 3])
 
 
+def test_a_cache_without_parts_has_nothing_to_compact(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path, two_features(), FINGERPRINT):
+        pass
+    featcache.open(tmp_path).compact()
+    check_cache(tmp_path, [])
+
+
 def test_parts_of_deleted_utterances_alone_go(path: Path) -> None:
     cache = featcache.open(path)
     cache.delete(map(id_of, range(5)))
@@ -174,13 +180,30 @@ def test_a_tag_that_holds_replaced_bytes_is_in_the_way(path: Path) -> None:
         featcache.open(path).compact()
 
 
-def test_a_tag_of_an_overwritten_cache_is_in_the_way_of_what_was_deleted(path: Path) -> None:
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_tag_of_an_overwritten_cache_is_in_the_way_of_what_was_replaced(
+    path: Path, when: str
+) -> None:
+    """Its bytes of an utterance that was deleted and written again are not those of now."""
     featcache.open(path).tag("old")
-    make_cache(path, ALL, fingerprint={"model": "other"}, overwrite=True)
-    featcache.open(path).compact()
-    deleted(path)
+    if when == "before":
+        deleted(path)
+    with CacheWriter(path, two_features(), {"model": "other"}, overwrite=True) as writer:
+        write(writer, LEFT)
+        for number in GONE:
+            writer.write(id_of(number), arrays_of(number + 1000 * (when == "before")))
+    if when == "after":
+        featcache.open(path).compact()  # it has the same bytes
+        deleted(path)
+        with CacheWriter(path, two_features(), {"model": "other"}) as writer:
+            for number in GONE:
+                writer.write(id_of(number), arrays_of(number + 1000))
     with pytest.raises(CacheError, match="'old': 3 utterances"):
         featcache.open(path).compact()
+    featcache.open(path).compact(drop_tags=True)
+    assert not traces_in(path, traces_of(GONE))
+    expected = oracle(ALL) | {id_of(number): arrays_of(number + 1000) for number in GONE}
+    assert_holds(featcache.open(path, verify="arrays"), expected)
 
 
 def test_what_was_set_aside_is_told_of(path: Path) -> None:
