@@ -17,6 +17,7 @@ from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import stored_sets
 from featcache.store.reading.described import Described
 from featcache.store.reading.expectation import Expectation
+from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.joined_sets import damage_of
 from featcache.store.reading.open_generation import OpenSettings, open_generation

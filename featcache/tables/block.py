@@ -10,53 +10,20 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
 from featcache.declaration.frame_times import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, nearest
 from featcache.interface import Ints
-from featcache.store.cache import Cache, CachePath, cache_as_of
+from featcache.store.cache import Cache, CachePath
 from featcache.store.format.annotations import wider_kind
 from featcache.store.format.files import digest
 from featcache.store.format.index import Hashes
 from featcache.store.format.strings import Strings, ends_of
 from featcache.store.reading.annotation import Annotation, BlockRows
 from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.store.reading.generation import Generation
-from featcache.tables.row_map import RowMap
-
-
-class Member(NamedTuple):
-    """A cache of a block, and the rows of it in the order of the block; None: all, in order.
-
-    All is read from the generation that was open when the table was made: the cache may be
-    refreshed.
-    """
-
-    cache: Cache
-    opened: Generation
-    rows: RowMap | None = None
-
-    @classmethod
-    def of(cls, cache: Cache) -> Member:
-        """Return the member of all rows of a cache as it is open now."""
-        return cls(cache, cache.opened)
-
-    def __len__(self) -> int:
-        return len(self.opened.index) if self.rows is None else len(self.rows)
-
-    @property
-    def as_opened(self) -> Cache:
-        """The cache with the generation that is read."""
-        if self.cache.opened is self.opened:
-            return self.cache
-        return cache_as_of(self.opened, self.cache.version)
-
-    def inner(self, rows: Ints) -> Ints:
-        """Return the cache's rows of rows of the block."""
-        return rows if self.rows is None else self.rows.below[rows]
+from featcache.tables.member import Member
 
 
 class Block:

@@ -12,7 +12,8 @@ from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.store.cache import Cache, CachePath
 from featcache.tables import fit
-from featcache.tables.block import Block, Blocks, Member
+from featcache.tables.block import Block, Blocks
+from featcache.tables.member import Member
 from featcache.tables.row_map import RowMap
 from featcache.tables.same_ids import check_no_shared_id, paths_of, rows_by_id
 from featcache.tables.selection import Selection

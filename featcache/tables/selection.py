@@ -19,8 +19,9 @@ from featcache.store.format.strings import Strings
 from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.generation import window
 from featcache.store.reading.padded import PaddedFeatures
-from featcache.tables.block import Block, Blocks, Member
+from featcache.tables.block import Block, Blocks
 from featcache.tables.cuts import Cuts
+from featcache.tables.member import Member
 from featcache.tables.recording_times import require_times
 from featcache.tables.row_map import RowMap
 from featcache.tables.segments import Segments

@@ -13,12 +13,13 @@ from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath
 from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.padded import PaddedFeatures
-from featcache.tables.block import Block, Blocks, Member, opened
+from featcache.tables.block import Block, Blocks, opened
 from featcache.tables.caches_below import all_complete, only_cache, require_all_complete
 from featcache.tables.choosing import chosen_rows
 from featcache.tables.columns import Columns, Value
 from featcache.tables.export import arrow_table, data_frame
 from featcache.tables.filtering import rows_that_meet
+from featcache.tables.member import Member
 from featcache.tables.numbered_rows import NumberedRows
 from featcache.tables.ordering import order_by
 from featcache.tables.recording_times import Align, Alignment

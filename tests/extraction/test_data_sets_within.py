@@ -82,4 +82,5 @@ def test_a_data_set_of_other_utterances_is_refused_before_any_is_computed(tmp_pa
         extract(provider, tmp_path / "cache")
     assert provider.computed == []
     torch.manual_seed(1)
-    assert len(extract(provider, tmp_path / "cache", append=True)) == 18
+    view = extract(provider, tmp_path / "cache", append=True)
+    assert (len(view), len(view.cache)) == (9, 18)
