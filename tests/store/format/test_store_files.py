@@ -73,7 +73,7 @@ def test_a_reader_that_is_overtaken_while_it_opens_takes_the_newer_generation(
                 make_cache(tmp_path, [number])
         return ColumnFile(root, path, **settings)
 
-    monkeypatch.setattr("featcache.store.reading.generation.ColumnFile", open_late)
+    monkeypatch.setattr("featcache.store.reading.opened_columns.ColumnFile", open_late)
     assert len(featcache.open(tmp_path)) == 5
 
 
