@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from featcache._checks import directory, named_settings
 from featcache.declaration.feature_config import Features, FeatureStorageConfig, by_name
@@ -23,6 +24,9 @@ from featcache.store.reading.complete import check_complete
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.writing.cache_writer import CacheWriter
+
+MISSING = ("raise", "skip")
+_log = logging.getLogger("featcache")
 
 
 class TakesDynamicItems(Protocol):
@@ -90,17 +94,24 @@ class FeatureStorage:
             raise NotACacheError(f"{error}; {self._missing(split)}") from error
 
     def reader(
-        self, split: str, feature: str, *, expect: Mapping[str, object] | None = None
+        self,
+        split: str,
+        feature: str,
+        *,
+        dtype: object = None,
+        expect: Mapping[str, object] | None = None,
     ) -> FeatureReader:
         """Return a reader of one feature of a split; opens the cache at its first call.
 
-        That raises `StaleCacheError` if the feature was declared in another way, or the cache made
-        from something else than is expected.
+        `dtype` is that of its tensors; None: as declared. The first call raises `StaleCacheError`
+        if the feature was declared in another way, or the cache made from something else than is
+        expected.
         """
         self._check_declared(feature)
         declared = {"features": {feature: self.features[feature].to_json()}}
         demanded = Expectation.of(expect).keys
-        return FeatureReader(self.path(split), feature, expect={**declared, **demanded})
+        expected = {**declared, **demanded}
+        return FeatureReader(self.path(split), feature, dtype=dtype, expect=expected)
 
     def attach(
         self,
@@ -108,20 +119,46 @@ class FeatureStorage:
         split: str,
         features: str | Iterable[str] | None = None,
         *,
+        dtypes: Mapping[str, object] | None = None,
+        missing: Literal["raise", "skip"] = "raise",
         allow_incomplete: bool = False,
         expect: Mapping[str, object] | None = None,
     ) -> None:
         """Let a SpeechBrain `DynamicItemDataset` provide features (all, if None) by `id`.
 
-        The cache must hold all ids that the dataset shows (`data_ids`), so that none is missing in
-        the middle of an epoch; it must be complete, too, unless `allow_incomplete`. `expect`,
-        as `featcache.open` takes it, is what `brain.expectation()` returns.
+        Args:
+            dataset: the data set.
+            split: names the cache, which must be complete.
+            features: names of features; None: all that are declared.
+            dtypes: dtypes of their tensors, e.g. {"fbank": "float32"}; else as declared.
+            missing: of the ids that the data set shows (`data_ids`) and the cache lacks, "raise"
+                names them in an error, so that none is missing in the middle of an epoch; "skip"
+                takes them out of the data set, with a warning.
+            allow_incomplete: also take a cache that its writer has not finished.
+            expect: as `featcache.open` takes it: what `brain.expectation()` returns.
 
         Raises `StaleCacheError` as `cache` does; `ConfigError` if the dataset has a key of that
         name already, which SpeechBrain would prefer without a word; `IncompleteError`;
         `KeyNotFoundError`, which names the missing ids.
         """
-        features = self.features if features is None else features
+        if missing not in MISSING:
+            raise UnknownNameError(f"missing has no {missing!r}; {nearest(missing, MISSING)}")
+        names = self._names_for(dataset, self.features if features is None else features)
+        if unknown := [name for name in dtypes or {} if name not in names]:
+            raise ConfigError(
+                f"dtypes names a feature {unknown[0]!r} that is not attached; "
+                f"{nearest(unknown[0], names)}"
+            )
+        # a missing or stale cache is an error here, not in a worker
+        cache = self._cache(split, expect, names)
+        check_complete(cache, allow_incomplete=allow_incomplete)
+        readers = {name: cache.reader(name, dtype=(dtypes or {}).get(name)) for name in names}
+        _keep_stored(dataset, cache, names, skip=missing == "skip")
+        for name, reader in readers.items():
+            dataset.add_dynamic_item(reader, takes="id", provides=name)
+
+    def _names_for(self, dataset: object, features: str | Iterable[str]) -> list[str]:
+        """Return the names of features; raises `ConfigError` unless the dataset can take them."""
         if not hasattr(dataset, "add_dynamic_item"):
             raise ConfigError(
                 "attach needs a DynamicItemDataset of SpeechBrain, not "
@@ -145,12 +182,7 @@ class FeatureStorage:
                     f"the dataset has a key {name!r} already, which would hide the cached feature; "
                     "rename one of them"
                 )
-        # a missing or stale cache is an error here, not in a worker
-        cache = self._cache(split, expect, names)
-        check_complete(cache, allow_incomplete=allow_incomplete)
-        _check_ids(cache, names, getattr(dataset, "data_ids", None))
-        for name in names:
-            dataset.add_dynamic_item(cache.reader(name), takes="id", provides=name)
+        return names
 
     def _check_declared(self, feature: str) -> None:
         if feature not in self.features:
@@ -192,21 +224,28 @@ def declared_cache(
     return cache
 
 
-def _check_ids(cache: Cache, features: list[str], ids: Sequence[str] | None) -> None:
+def _keep_stored(dataset: Any, cache: Cache, features: Sequence[str], *, skip: bool) -> None:
+    """Compare the ids of a data set with a cache; take out those that it lacks, or raise."""
+    ids: Sequence[str] | None = getattr(dataset, "data_ids", None)
     if ids is None or not features:
         return
     try:
         cache.lengths(features[0], ids=ids)  # all at once, a second for ten million
+        return
     except KeyNotFoundError:
-        missing = [id for id in ids if id not in cache]
-        failed = len(set(missing) & set(cache.failed))
-        shown = ", ".join(map(repr, missing[:3])) + (", ..." if len(missing) > 3 else "")
-        why = f", {failed} of them because computing them failed" if failed else ""
+        there = [id for id in ids if id in cache]
+    missing = sorted({*ids}.difference(there))
+    failed = len({*missing}.intersection(cache.failed))
+    shown = ", ".join(map(repr, missing[:3])) + (", ..." if len(missing) > 3 else "")
+    why = f", {failed} of them because computing them failed" if failed else ""
+    told = f"{len(missing)} of the dataset's {len(ids)} ids are not in cache {str(cache.path)!r}"
+    if not skip or not there:
         raise KeyNotFoundError(
-            f"{len(missing)} of the dataset's {len(ids)} ids are not in cache "
-            f"{str(cache.path)!r}{why}: {shown}; cache them with cache_features, or attach to a "
-            "dataset without them"
-        ) from None
+            f"{told}{why}: {shown}; cache them with cache_features, or attach to a dataset without "
+            'them (missing="skip" takes them out)'
+        )
+    dataset.data_ids = there
+    _log.warning("%s%s, and are taken out of it: %s", told, why, shown)
 
 
 def _keys(dataset: object) -> dict[str, object]:

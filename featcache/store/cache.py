@@ -207,13 +207,13 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         sets = [each for each, found in stored_sets(self.path) if mine & found.features.keys()]
         annotate(sets or [self.path], source, unknown)
 
-    def reader(self, feature: str) -> FeatureReader:
+    def reader(self, feature: str, *, dtype: object = None) -> FeatureReader:
         """Return a picklable callable that gives the torch tensor of an id.
 
-        It has this cache's settings.
+        It has this cache's settings. `dtype` is that of the tensors; None: as declared.
         """
         self.opened.arrays(feature)
-        return FeatureReader.of(self.opened, feature, self.version)
+        return FeatureReader.of(self.opened, feature, self.version, dtype=dtype)
 
     def refresh(self) -> None:
         """Read the current generation from now on, or what `version` names now.

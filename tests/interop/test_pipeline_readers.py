@@ -196,3 +196,40 @@ def test_attach_names_what_is_wrong_before_any_worker_starts(
 def test_an_unknown_id_is_named_with_the_nearest_ones(storage: featcache.FeatureStorage) -> None:
     with pytest.raises(KeyNotFoundError, match=r"no utterance 'utt-7' .*nearest ids: .*'utt-07'"):
         storage.reader("train", "fbank")("utt-7")
+
+
+def test_attached_features_are_converted_on_request(
+    storage: featcache.FeatureStorage, dataset: DynamicItemDataset
+) -> None:
+    with pytest.raises(ConfigError, match=r"dtypes names a feature 'untis' that is not attached"):
+        storage.attach(dataset, "train", dtypes={"untis": "int64"})
+    with pytest.raises(UnknownNameError, match="'floa32' cannot be used"):
+        storage.attach(dataset, "train", dtypes={"fbank": "floa32"})
+    assert "fbank" not in dataset.pipeline.key_to_node
+    storage.attach(dataset, "train", dtypes={"fbank": torch.float64})
+    dataset.set_output_keys(["id", "fbank", "units"])
+    item = pickle.loads(pickle.dumps(dataset))[0]  # noqa: S301
+    reader = storage.reader("train", "fbank")
+    assert item["fbank"].dtype == torch.float64
+    assert torch.equal(item["fbank"], reader(item["id"]).double())
+    assert item["units"].dtype == storage.reader("train", "units")(item["id"]).dtype
+
+
+def test_what_the_cache_lacks_is_taken_out_of_the_data_set_on_request(
+    storage: featcache.FeatureStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    strangers = ["a-stranger", "z-stranger"]
+    ids = [strangers[0], *FRAMES, strangers[1]]
+    dataset = DynamicItemDataset({id: {"number": n} for n, id in enumerate(ids)})
+    with pytest.raises(KeyNotFoundError, match=r"2 of the dataset's .*'a-stranger', 'z-stranger'"):
+        storage.attach(dataset, "train")
+    storage.attach(dataset, "train", missing="skip")
+    assert "2 of the dataset's" in caplog.text
+    assert dataset.data_ids == [*FRAMES]  # in their order
+    dataset.set_output_keys(["id", "fbank"])
+    assert [dataset[n]["fbank"].shape[0] for n in range(len(dataset))] == [*FRAMES.values()]
+    others = DynamicItemDataset({id: {} for id in strangers})
+    with pytest.raises(KeyNotFoundError, match="2 of the dataset's 2 ids"):  # another split
+        storage.attach(others, "train", missing="skip")
+    with pytest.raises(UnknownNameError, match="did you mean 'skip'"):
+        storage.attach(dataset, "train", missing="skp")  # type: ignore[arg-type]

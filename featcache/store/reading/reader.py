@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from featcache._checks import directory
+from featcache.declaration.dtypes import dtype_name
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import set_of
 from featcache.store.format.ids import as_id
@@ -29,6 +30,7 @@ class FeatureReader:
     Args:
         path: the cache directory.
         feature: the name of the feature.
+        dtype: dtype of the tensors, "float32" or `torch.float32`; None: as declared.
         check_reads, expect, mapped: as of `featcache.open`.
 
     >>> # to be given to `dataset.add_dynamic_item(reader, "id", "fbank")`
@@ -40,12 +42,14 @@ class FeatureReader:
         path: str | PathLike[str],
         feature: str,
         *,
+        dtype: object = None,
         check_reads: bool = False,
         expect: Mapping[str, object] | None = None,
         mapped: bool = True,
     ) -> None:
         self.path = directory(path, "a cache").absolute()
         self.feature = feature
+        self._dtype = None if dtype is None else dtype_name(dtype)
         self._check_reads = check_reads
         self._mapped = mapped
         self._expectation = Expectation.of(expect).with_what_is_there(self._place)
@@ -53,13 +57,16 @@ class FeatureReader:
         self._opened: Generation | None = None
 
     @classmethod
-    def of(cls, opened: Generation, feature: str, version: str | None) -> FeatureReader:
+    def of(
+        cls, opened: Generation, feature: str, version: str | None, *, dtype: object = None
+    ) -> FeatureReader:
         """Return a reader of what is open already, with the same settings."""
         opened = opened.of_feature(feature)
         reader = cls.__new__(cls)
         vars(reader).update(
             path=opened.path,
             feature=feature,
+            _dtype=None if dtype is None else dtype_name(dtype),
             _check_reads=opened.check_reads,
             _mapped=opened.mapped,
             _name=opened.manifest.name if version is not None else None,
@@ -83,7 +90,9 @@ class FeatureReader:
         opened = self.opened
         arrays = opened.arrays(self.feature)
         tensor = torch.from_numpy(opened.read(id, arrays, start, stop))
-        return tensor.view(torch.bfloat16) if arrays.declared_dtype == "bfloat16" else tensor
+        if arrays.declared_dtype == "bfloat16":
+            tensor = tensor.view(torch.bfloat16)
+        return tensor if self._dtype is None else tensor.to(getattr(torch, self._dtype))
 
     def lengths(self, ids: Iterable[str] | None = None) -> list[int]:
         """Return the frames of all utterances in row order, or of some.
