@@ -32,7 +32,7 @@ stale: setup  ## change a weight and a recording of a cache, kill its writer, an
 	$(BIN)/python recipes/digits/stale.py
 
 test: setup  ## run the tests, but for those that the words below run
-	$(BIN)/pytest $(NOT_IN_TEST)
+	$(BIN)/pytest -n 2 --dist loadfile $(NOT_IN_TEST)
 
 workers: setup  ## run the tests that start Dask workers, on SLURM too where it is installed
 	$(BIN)/pytest $(WORKER_TESTS)
