@@ -98,7 +98,7 @@ class ContainerWriter(Protocol):
 
         Without a codec, the extents of a feature joined together are the array's bytes; with one,
         there is one extent per block. An array of zero bytes has no extents. `id` is any non-empty
-        Unicode string without NUL.
+        Unicode string without NUL. The blocks are the caller's again once this returns.
 
         Raises `FeatureError`, having written nothing, for an array that the format cannot hold. By
         then the one who gave it has gone on, so this ends the writing of the cache as any other

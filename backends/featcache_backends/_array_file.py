@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from featcache.container_files import PagedFile, Pages, end_file, misplaced, open_left, write_all
+import numpy as np
+
+from featcache.container_files import (
+    EncodedArrays,
+    Extents,
+    PagedFile,
+    Pages,
+    end_file,
+    misplaced,
+    open_left,
+    write_all,
+)
 from featcache.interface import EncodedArray, Extent, FeatureSpec, Written
 
 Header = Callable[[FeatureSpec, int], bytes]
@@ -38,6 +49,18 @@ class ArrayFile:
         self._rows += array.rows
         return tuple(
             Extent(self._name, self._file.append(block), len(block)) for block in array.blocks
+        )
+
+    def append_many(self, ids: Sequence[str], arrays: EncodedArrays) -> Extents:
+        """Write many arrays behind the one before."""
+        self._rows += int(arrays.rows.sum())
+        begin = self._file.append(arrays.data)
+        return Extents(
+            counts=arrays.blocks,
+            containers=(self._name,),
+            container=np.zeros(len(arrays.nbytes), np.int64),
+            offset=begin + np.cumsum(arrays.nbytes) - arrays.nbytes,
+            nbytes=arrays.nbytes,
         )
 
     def flush(self) -> None:

@@ -2,14 +2,19 @@
 
 A format that keeps the arrays of each feature in files of their own needs no more than a
 `FeatureFile` on top of a `PagedFile`, and a `FeatureFilesWriter` around these. Formats that another
-library writes (HDF5) use `create`, `write_all`, `sync_file` and `sync_directory`. Backends that
-finish the files of a dead writer where they lie use `open_left`, `end_file` and `remove_left`.
+library writes (HDF5) use `create`, `write_all`, `sync_file` and `sync_directory`. Writers that are
+faster where they get many utterances at once have the method of `AppendsMany`. Backends that finish
+the files of a dead writer where they lie use `open_left`, `end_file` and `remove_left`.
 """
 
 from featcache.container_files.left_files import end_file as end_file
 from featcache.container_files.left_files import misplaced as misplaced
 from featcache.container_files.left_files import open_left as open_left
 from featcache.container_files.left_files import remove_left as remove_left
+from featcache.container_files.many_arrays import AppendsMany as AppendsMany
+from featcache.container_files.many_arrays import EncodedArrays as EncodedArrays
+from featcache.container_files.many_arrays import Extents as Extents
+from featcache.container_files.many_arrays import append_many as append_many
 from featcache.container_files.paged_file import PAGE_BYTES as PAGE_BYTES
 from featcache.container_files.paged_file import FeatureFile as FeatureFile
 from featcache.container_files.paged_file import FeatureFilesWriter as FeatureFilesWriter

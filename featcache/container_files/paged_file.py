@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64, xxh3_64_intdigest
 
+from featcache.container_files.many_arrays import EncodedArrays, Extents
 from featcache.container_files.system import (
     create,
     named,
@@ -45,6 +46,14 @@ class FeatureFile(SupportsPages, Protocol):
         """Let go of the file as it is; never raises."""
 
 
+@runtime_checkable
+class AppendsArrays(Protocol):
+    """A `FeatureFile` that appends many arrays at once faster than one by one."""
+
+    def append_many(self, ids: Sequence[str], arrays: EncodedArrays) -> Extents:
+        """Write what `append` writes for each of the ids in turn; returns where that lies."""
+
+
 class FeatureFilesWriter:
     """A `ContainerWriter` for formats in which each feature has files of its own."""
 
@@ -54,6 +63,12 @@ class FeatureFilesWriter:
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
         """Write the arrays of one utterance behind those of the one before."""
         return {name: self._files[name].append(id, array) for name, array in arrays.items()}
+
+    def append_many(
+        self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
+    ) -> dict[str, Extents]:
+        """Write the arrays of many utterances behind those of the one before."""
+        return {name: _append_many(self._files[name], ids, each) for name, each in arrays.items()}
 
     def flush(self) -> None:
         """Make all arrays durable."""
@@ -75,6 +90,12 @@ class FeatureFilesWriter:
         return {
             path: pages for file in self._files.values() for path, pages in file.pages().items()
         }
+
+
+def _append_many(file: FeatureFile, ids: Sequence[str], arrays: EncodedArrays) -> Extents:
+    if isinstance(file, AppendsArrays):
+        return file.append_many(ids, arrays)
+    return Extents.of([file.append(id, array) for id, array in zip(ids, arrays, strict=True)])
 
 
 class PagedFile:

@@ -8,13 +8,14 @@ Also of its `ContainerWriter` and its codec.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pytest
 import xxhash
 
-from featcache.container_files import PAGE_BYTES
+from featcache.container_files import PAGE_BYTES, EncodedArrays, append_many
 from featcache.declaration.feature_config import DTYPES
 from featcache.interface import (
     Backend,
@@ -70,6 +71,27 @@ class Seam:
         for extent in sorted(extents, key=lambda extent: extent.offset):
             assert extent.offset >= end[extent.container]
             end[extent.container] = extent.offset + extent.nbytes
+
+    def test_many_at_once_are_written_as_one_by_one(self, storage: Storage, tmp_path: Path) -> None:
+        one_by_one, many = tmp_path / "one", tmp_path / "many"
+        one_by_one.mkdir()
+        many.mkdir()
+        writer, written = append_all(storage, one_by_one)
+        writer.close()
+        writer, specs = open_writer(storage, many)
+        names = [spec.name for spec in specs]
+        arrays = {
+            name: joined([array for array, _ in written[place :: len(names)]])
+            for place, name in enumerate(names)
+        }
+        found = append_many(writer, list(FRAMES), arrays)
+        writer.close()
+        for place, name in enumerate(names):
+            extents = [each for _, each in written[place :: len(names)]]
+            assert [*found[name].each()] == extents
+        files = [path.relative_to(one_by_one) for path in one_by_one.rglob("*") if path.is_file()]
+        for file in files:
+            assert (many / file).read_bytes() == (one_by_one / file).read_bytes(), file
 
     def test_pages_are_those_of_the_files(self, storage: Storage, tmp_path: Path) -> None:
         writer, _ = append_all(storage, tmp_path)
@@ -161,6 +183,17 @@ def append_all(storage: Storage, directory: Path) -> tuple[ContainerWriter, Writ
         assert extents.keys() == encoded.keys()
         written += [(encoded[name], extents[name]) for name in encoded]
     return writer, written
+
+
+def joined(arrays: Sequence[EncodedArray]) -> EncodedArrays:
+    """Put the arrays of one feature one behind the other."""
+    blocks = [block for array in arrays for block in array.blocks]
+    return EncodedArrays(
+        rows=np.array([array.rows for array in arrays], np.int64),
+        blocks=np.array([len(array.blocks) for array in arrays], np.int64),
+        nbytes=np.array([*map(len, blocks)], np.int64),
+        data=memoryview(b"".join(blocks)),
+    )
 
 
 def assert_hold(directory: Path, written: Written) -> None:

@@ -5,7 +5,7 @@ What was given to a whole generation, by `annotate`, is in no part: it is carrie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -68,16 +68,7 @@ class GenerationAnnotations:
         self._rows = rows
         kinds = {name: each.kind for name, each in before.annotations.items() if each.carried}
         self._carried = {*kinds}
-        for part, index in self._parts:
-            for name, kind in index.annotations.items():
-                wider = wider_kind(kinds.get(name), kind)
-                if wider is None:
-                    raise FeatureError(
-                        f"annotation {name!r} is {kind} in part {part.entry.name!r} of "
-                        f"{str(cache)!r} and {kinds[name]} in others; remove the wrong one"
-                    )
-                kinds[name] = wider
-        self._kinds = dict(sorted(kinds.items()))
+        self._kinds = dict(sorted(widest_kinds(cache, self._parts, kinds).items()))
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Give the columns of all annotations, one annotation at a time."""
@@ -88,10 +79,7 @@ class GenerationAnnotations:
 
     def _joined(self, name: str, kind: str) -> Column:
         of_parts = [
-            part.annotation(self._cache, name, index.annotations[name])
-            if name in index.annotations
-            else Column.missing(len(index), kind)
-            for part, index in self._parts
+            annotation_of(self._cache, part, index, name, kind) for part, index in self._parts
         ]
         column = joined(of_parts, kind)
         if name not in self._carried:
@@ -130,6 +118,33 @@ class GenerationAnnotations:
         return np.repeat(np.array(new, bool), [len(each) for _, each in self._parts])[
             self._rows.order
         ]
+
+
+def widest_kinds(
+    cache: Path, parts: Iterable[tuple[SealedPart, Index]], known: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the kinds of annotations that hold those of all parts, by name.
+
+    Raises `FeatureError` for an annotation of several kinds.
+    """
+    kinds = dict(known)
+    for part, index in parts:
+        for name, kind in index.annotations.items():
+            wider = wider_kind(kinds.get(name), kind)
+            if wider is None:
+                raise FeatureError(
+                    f"annotation {name!r} is {kind} in part {part.entry.name!r} of "
+                    f"{str(cache)!r} and {kinds[name]} in others; remove the wrong one"
+                )
+            kinds[name] = wider
+    return kinds
+
+
+def annotation_of(cache: Path, part: SealedPart, index: Index, name: str, kind: str) -> Column:
+    """Return an annotation of all rows of a part, of its own kind; of `kind` where it has none."""
+    if name in index.annotations:
+        return part.annotation(cache, name, index.annotations[name])
+    return Column.missing(len(index), kind)
 
 
 def rows_in(index: Index, ids: Strings, hashes: Hashes) -> Ints:

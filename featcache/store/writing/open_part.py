@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from featcache.container_files import Pages, sync_directory
+from featcache.container_files import (
+    EncodedArrays,
+    Extents,
+    Pages,
+    append_many,
+    sync_directory,
+)
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheLockedError, FeatureError
 from featcache.interface import Array, ChecksArrays, ContainerWriter, EncodedArray, SupportsPages
@@ -26,7 +32,7 @@ from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SealedPart, checksum, new_part_name, remove_part
 from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.block_decoding import decoded
-from featcache.store.writing.seal import seal_directory
+from featcache.store.writing.seal import Content, Listed, seal_directory
 from featcache.store.writing.unclosed import close_before_libraries_end
 
 Declarations = Mapping[str, FeatureStorageConfig]  # by name
@@ -118,7 +124,7 @@ class OpenPart:
         arrays: Mapping[str, EncodedArray],
         stamps: Stamps = UNKNOWN,
         annotations: Values = NONE,
-    ) -> Utterance:
+    ) -> None:
         """Store one utterance as it is, without touching the statistics."""
         self._journal.check_there()
         placed: dict[str, Placed] = {}
@@ -132,10 +138,27 @@ class OpenPart:
                 placed[name] = Placed(array.rows, checksum(array.blocks), moved)
                 self.nbytes += array.nbytes
         utterance = Utterance(id, placed, stamps, annotations)
-        if not self._header.replaces:  # what has no seal yet is removed: what it copies is there
-            self._journal.add(utterance)
+        self._journal.add(utterance)
         self._utterances.append(utterance)
-        return utterance
+
+    def append_many(
+        self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
+    ) -> dict[str, Extents]:
+        """Store what other parts hold, for a part that replaces them; tell where it lies.
+
+        The journal does not name it: without a seal the part is removed. To seal it, `seal` is
+        given its columns.
+        """
+        self._journal.check_there()
+        placed: dict[str, Extents] = {}
+        for prefix, names, container in self._containers:
+            extents = append_many(container, ids, {name: arrays[name] for name in names})
+            for name in names:
+                found = extents[name]
+                paths = [prefix + path for path in found.containers]
+                placed[name] = dataclasses.replace(found, containers=paths)
+                self.nbytes += len(arrays[name].data)
+        return placed
 
     def add_to_stats(self, arrays: Mapping[str, Array]) -> None:
         """Take arrays as they are stored into the statistics."""
@@ -163,9 +186,13 @@ class OpenPart:
             self._committed = len(self._utterances)
         return self._committed
 
-    def seal(self) -> SealedPart | None:
-        """Finish the files and name them in `part.json`; None if nothing was written."""
-        if not self._utterances:
+    def seal(self, copied: Content | None = None) -> SealedPart | None:
+        """Finish the files and name them in `part.json`; None if nothing was written.
+
+        `copied` is what `append_many` stored.
+        """
+        content = copied or Listed(self._utterances)
+        if not len(content):
             self.discard()
             return None
         self.commit()
@@ -176,9 +203,7 @@ class OpenPart:
             if isinstance(container, SupportsPages):
                 pages |= {prefix + path: each for path, each in container.pages().items()}
             self._containers.pop()
-        sealed = seal_directory(
-            self._cache, self.name, self._header, self._utterances, self.stats, pages
-        )
+        sealed = seal_directory(self._cache, self.name, self._header, content, self.stats, pages)
         self.release()
         (self.directory / lock.NAME).unlink(missing_ok=True)
         return sealed

@@ -26,7 +26,7 @@ from featcache.store.format.manifest import PARTS, Manifest
 from featcache.store.format.part import SEAL, list_parts, read_part, remove_part
 from featcache.store.writing.open_part import Declarations, container_groups
 from featcache.store.writing.part_copy import RECOVERED, DeadPart, copy_part
-from featcache.store.writing.seal import seal_directory
+from featcache.store.writing.seal import Listed, seal_directory
 
 DAMAGED = ".damaged"  # behind the name of a part that is set aside: nobody reads or removes it
 _log = logging.getLogger("featcache")
@@ -145,7 +145,7 @@ def _seal_in_place(dead: DeadPart, features: Declarations) -> bool:
             "part %r is copied, for its files cannot be finished: %s", str(dead.directory), error
         )
         return False
-    seal_directory(dead.cache, dead.name, header, utterances, dead.journal.stats, {})
+    seal_directory(dead.cache, dead.name, header, Listed(utterances), dead.journal.stats, {})
     return True
 
 

@@ -6,18 +6,20 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.interface import Extent
+from featcache.interface import Extent, Ints
 from featcache.stats import FeatureStats
 from featcache.store.format import journal, lock
 from featcache.store.format.column_file import save_columns
 from featcache.store.format.files import open_within, remove_unfinished, write_durably
-from featcache.store.format.index import ContainerColumns
+from featcache.store.format.index import ContainerColumns, Index
 from featcache.store.format.index_writer import (
+    Columns,
     annotation_columns,
     container_columns,
     index_columns,
@@ -31,6 +33,54 @@ from featcache.store.format.part import COLUMNS, SEAL, SealedPart, read_part
 from featcache.store.format.sealed_json import pack_json
 from featcache.store.format.strings import Strings, ends_of
 
+
+class Content(Protocol):
+    """Utterances of a part that is being sealed."""
+
+    def __len__(self) -> int: ...
+
+    def paths(self) -> set[str]:
+        """Return the containers that their arrays lie in."""
+
+    def index(
+        self,
+        containers: ContainerColumns,
+        stats: Mapping[str, FeatureStats],
+        names: Sequence[str],
+    ) -> Index:
+        """Return their index, in the order in which they were written."""
+
+    def annotations(self, order: Ints) -> Columns:
+        """Give their annotations as columns, in the order of the rows that they become."""
+
+
+class Listed:
+    """Utterances that are objects."""
+
+    def __init__(self, utterances: Sequence[Utterance]) -> None:
+        self._utterances = utterances
+
+    def __len__(self) -> int:
+        return len(self._utterances)
+
+    def paths(self) -> set[str]:
+        """Return the containers that their arrays lie in."""
+        return {extent.container for extent in extents_of(self._utterances)}
+
+    def index(
+        self,
+        containers: ContainerColumns,
+        stats: Mapping[str, FeatureStats],
+        names: Sequence[str],
+    ) -> Index:
+        """Return their index."""
+        return index_of(self._utterances, containers, stats, names)
+
+    def annotations(self, order: Ints) -> Columns:
+        """Give their annotations as columns."""
+        return annotation_columns(self._utterances, order)
+
+
 _NO_CONTAINERS = (journal.NAME, lock.NAME, lock.SOFT_NAME, lock.HOLDER, COLUMNS, SEAL)
 
 
@@ -38,7 +88,7 @@ def seal_directory(
     cache: Path,
     name: str,
     header: Header,
-    utterances: Sequence[Utterance],
+    content: Content,
     stats: Mapping[str, FeatureStats],
     pages: Mapping[str, Pages],
 ) -> SealedPart:
@@ -55,16 +105,16 @@ def seal_directory(
         )
     (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
     remove_unfinished(directory)
-    content = {
+    told = {
         "name": name,
-        "rows": len(utterances),
+        "rows": len(content),
         "page_bytes": PAGE_BYTES,
         "block_rows": dict(header.block_rows),
         "header": header.to_json(),
-        "columns": _save_columns(directory, list(header.dims), utterances, stats, pages),
+        "columns": _save_columns(directory, list(header.dims), content, stats, pages),
     }
     sync_directory(directory)
-    write_durably(directory / SEAL, pack_json(content))
+    write_durably(directory / SEAL, pack_json(told))
     sealed = read_part(cache, name)
     if sealed is None:
         raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
@@ -75,13 +125,13 @@ def seal_directory(
 def _save_columns(
     directory: Path,
     names: list[str],
-    utterances: Sequence[Utterance],
+    content: Content,
     stats: Mapping[str, FeatureStats],
     known_pages: Mapping[str, Pages],
 ) -> str:
     pages = dict(_all_pages(directory, known_pages))
     sizes = {path: (directory / path).stat().st_size for path in pages}
-    for path in sorted({extent.container for extent in extents_of(utterances)} - pages.keys()):
+    for path in sorted(content.paths() - pages.keys()):
         raise CorruptCacheError(
             f"container {str(directory / path)!r} is not there: another writer took the part over, "
             "which can be where locks do not count (see docs/format.md); run the same again"
@@ -98,7 +148,7 @@ def _save_columns(
         digests=np.frombuffer(digests, np.uint8),
         parts=np.zeros(len(pages), np.int32),
     )
-    index = index_of(utterances, containers, stats, names)
+    index = content.index(containers, stats, names)
     rows = rows_of([index], [])
     columns = itertools.chain(
         index_columns([index], rows, names, stats),
@@ -107,7 +157,7 @@ def _save_columns(
             ("page_ends", ends_of([len(each) for each in pages.values()])),
             ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),
         ],
-        annotation_columns(utterances, rows.order),
+        content.annotations(rows.order),
     )
     return save_columns(directory / COLUMNS, columns)
 

@@ -1,0 +1,83 @@
+"""Many utterances at once: their arrays on the way to disk, and where they lie, as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, islice, pairwise
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from featcache.interface import ContainerWriter, EncodedArray, Extent, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedArrays:
+    """Arrays of several utterances on their way to disk, in the order in which they are appended.
+
+    `data` is the caller's again once they are.
+    """
+
+    rows: Ints  # of each array, as in `EncodedArray`
+    blocks: Ints  # of each array: how many it has; without a codec 1, or 0 if it has no bytes
+    nbytes: Ints  # of each block
+    data: memoryview  # of all blocks, one behind the other
+
+    def __iter__(self) -> Iterator[EncodedArray]:
+        ends = accumulate(self.nbytes.tolist(), initial=0)
+        blocks = (self.data[begin:end] for begin, end in pairwise(ends))
+        for rows, count in zip(self.rows.tolist(), self.blocks.tolist(), strict=True):
+            yield EncodedArray(rows, tuple(islice(blocks, count)))
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """Extents of several arrays, as columns."""
+
+    counts: Ints  # of each array: how many extents it has
+    containers: Sequence[str]  # as in `Extent`, each of them once
+    container: Ints  # of each extent: the number of its container in these
+    offset: Ints
+    nbytes: Ints
+
+    @classmethod
+    def of(cls, arrays: Sequence[Sequence[Extent]]) -> Extents:
+        """Put extents into columns, given those of each array."""
+        numbers: dict[str, int] = {}
+        every = [extent for extents in arrays for extent in extents]
+        container = [numbers.setdefault(each.container, len(numbers)) for each in every]
+        return cls(
+            counts=np.array([*map(len, arrays)], np.int64),
+            containers=tuple(numbers),
+            container=np.array(container, np.int64),
+            offset=np.array([each.offset for each in every], np.int64),
+            nbytes=np.array([each.nbytes for each in every], np.int64),
+        )
+
+    def each(self) -> Iterator[tuple[Extent, ...]]:
+        """Give the extents of one array after the other."""
+        paths = [self.containers[number] for number in self.container.tolist()]
+        extents = map(Extent, paths, self.offset.tolist(), self.nbytes.tolist())
+        return (tuple(islice(extents, count)) for count in self.counts.tolist())
+
+
+@runtime_checkable
+class AppendsMany(Protocol):
+    """A `ContainerWriter` that appends many utterances at once faster than one by one."""
+
+    def append_many(
+        self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
+    ) -> Mapping[str, Extents]:
+        """Write what `append` writes for each of the ids in turn; returns where that lies."""
+
+
+def append_many(
+    container: ContainerWriter, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
+) -> Mapping[str, Extents]:
+    """Append utterances at once where a format can, else one by one."""
+    if isinstance(container, AppendsMany):
+        return container.append_many(ids, arrays)
+    each = (dict(zip(arrays, of_one, strict=True)) for of_one in zip(*arrays.values(), strict=True))
+    extents = [container.append(id, of_one) for id, of_one in zip(ids, each, strict=True)]
+    return {name: Extents.of([placed[name] for placed in extents]) for name in arrays}
