@@ -12,14 +12,14 @@ import numpy as np
 from featcache.interface import Ints
 from featcache.store.format.annotation_columns import Column
 from featcache.store.format.files import digest
-from featcache.store.format.index import ContainerColumns, Hashes, Index, hash_of
+from featcache.store.format.index import Hashes, hash_of
 from featcache.store.format.strings import Strings
 from featcache.store.reading.annotation import Annotation, BlockRows
+from featcache.tables.id_lookup import IdLookup
 from featcache.tables.row_map import RowMap
 from featcache.tables.shared_array import SharedArray
 from featcache.tables.shared_column import SharedColumn
 
-_NONE = np.zeros(0, np.int64)
 _AT_ONCE = 65536
 
 
@@ -62,18 +62,18 @@ class Cuts:
         return Strings(self.ends.values, self.data.values)
 
     @cached_property
-    def _index(self) -> Index:
-        """The ids of the columns, to be looked up."""
+    def _lookup(self) -> IdLookup:
+        return IdLookup(self._ids)
+
+    @cached_property
+    def _hashes(self) -> Hashes:
+        """The hash of the id of each row of the columns."""
         hashes, data = np.empty(len(self._ids), np.uint64), self.data.values.data
         for begin in range(0, len(hashes), _AT_ONCE):
             ends = pairwise(self.ends.values[begin : begin + _AT_ONCE + 1].tolist())
             some = [hash_of(data[first:last]) for first, last in ends]
             hashes[begin : begin + len(some)] = some
-        order = np.argsort(hashes, kind="stable")
-        nothing = ContainerColumns(
-            Strings.of([]), _NONE, np.zeros(0, np.uint8), np.zeros(0, np.int32)
-        )
-        return Index(hashes[order], order, self._ids, {}, nothing, {})
+        return hashes
 
     def id(self, row: int) -> str:
         """Return the id of a row."""
@@ -85,12 +85,11 @@ class Cuts:
 
     def hashes(self) -> Hashes:
         """Return the hash of each row's id, in the order of the rows."""
-        hashes = self._index.hashes_of_rows()
-        return hashes if self.rows is None else hashes[self.rows.below]
+        return self._hashes if self.rows is None else self._hashes[self.rows.below]
 
     def find(self, ids: Sequence[str]) -> Ints:
         """Return the rows of ids, -1 where there is none."""
-        found = self._index.find_many(ids)
+        found = self._lookup.find(ids)
         return found if self.rows is None else self.rows.find(found)
 
     def lengths(self, feature: str) -> Ints:

@@ -49,11 +49,14 @@ class RowMap:
             return np.full(len(below), -1, np.int64)
         self.share()
         if self._back is not None:
-            back = self._back.values
-            there = (below >= 0) & (below < len(back))
-            return np.where(there, back[np.where(there, below, 0)], -1).astype(np.int64)
-        places = np.minimum(self.below.searchsorted(below), len(self) - 1)
-        return np.where(self.below[places] == below, places, -1)
+            # in few arrays: each batch of a worker goes this way
+            found = self._back.values.take(below, mode="clip").astype(np.int64)
+            found[(below < 0) | (below >= len(self._back))] = -1
+            return found
+        places = self.below.searchsorted(below)
+        np.minimum(places, len(self) - 1, out=places)
+        places[self.below[places] != below] = -1
+        return places
 
     def __reduce__(self) -> tuple[object, ...]:
         return RowMap, (self._shared, self._back)

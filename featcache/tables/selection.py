@@ -123,8 +123,8 @@ class Selection:
             # blocks may have an id in common, of which a view holds one
             missing = np.flatnonzero(found < 0)
             inner = block.find([ids[place] for place in missing.tolist()] if number else ids)
-            below = np.where(inner < 0, -1, inner + self.blocks.starts[number])
-            found[missing] = below if self.row_map is None else self.row_map.find(below)
+            inner[inner >= 0] += self.blocks.starts[number]
+            found[missing] = inner if self.row_map is None else self.row_map.find(inner)
         return found
 
     @property

@@ -74,7 +74,7 @@ class Column:
         mask = null if null.any() else None
         if kind == "str":
             texts = ["" if value is None else cast(str, value) for value in values]
-            return cls(kind, few(Strings.of(texts)), mask)
+            return cls(kind, few(texts), mask)
         dtype = DTYPES[kind]
         if kind in ("ints", "floats"):
             lists = [[] if value is None else cast(list[float], value) for value in values]

@@ -91,6 +91,31 @@ def kind_of(value: Value) -> str:
     return type(value).__name__
 
 
+def kind_of_plain(values: Sequence[object]) -> str | None:
+    """Return the kind that plain values have in common, "" where all of them are missing.
+
+    None where it takes more to tell, or to refuse them: `check_annotations`.
+
+    >>> [kind_of_plain(values) for values in (["a", None], [1, 2], [1, 2.5], [None])]
+    ['str', 'int', None, '']
+    """
+    there = [value for value in values if value is not None]
+    types = {*map(type, there)}
+    try:
+        if types == {str}:
+            "".join(cast(list[str], there)).encode()
+            return "str"
+        if types == {int}:
+            _number(min(cast(list[int], there)))
+            _number(max(cast(list[int], there)))
+            return "int"
+    except (UnicodeEncodeError, OverflowError):
+        return None
+    if types == {float}:
+        return "float" if all(map(math.isfinite, cast(list[float], there))) else None
+    return "bool" if types == {bool} else None if types else ""
+
+
 def wider_kind(first: str | None, second: str | None) -> str | None:
     """Return the kind that holds the values of two, None if there is none: float holds int.
 
@@ -134,6 +159,12 @@ def size_of(values: Values) -> int:
         len(name) * 4 + (6 * len(each) if isinstance(each, str) else _list_size(each))
         for name, each in values.items()
     )
+
+
+def most_bytes(name: object, values: Sequence[object]) -> int:
+    """Return a bound of `size_of` one of these plain values of an annotation."""
+    longest = max((len(value) for value in values if isinstance(value, str)), default=0)
+    return 4 * len(str(name)) + max(26, 6 * longest)
 
 
 def _list_size(value: object) -> int:

@@ -46,18 +46,17 @@ def joined_texts(bodies: Sequence[Strings | Codes]) -> Strings | Codes:
     return together if len(numbers) * FEW <= count else spelled(together)
 
 
-def few(texts: Strings) -> Strings | Codes:
-    """Turn text into codes where its values are few."""
-    most = len(texts) // FEW
-    if not most:
-        return texts
+def few(texts: Sequence[str]) -> Strings | Codes:
+    """Pack text, as codes where its values are few."""
     numbers: dict[str, int] = {}
-    codes = np.empty(len(texts), np.int32)
-    for row, text in enumerate(texts):
-        codes[row] = numbers.setdefault(text, len(numbers))
-        if len(numbers) > most:
-            return texts
-    return Codes(codes, Strings.of(list(numbers)))
+    for start in range(0, len(texts), TRIED):
+        numbers |= dict.fromkeys(texts[start : start + TRIED], 0)
+        if len(numbers) * FEW > len(texts):
+            return Strings.of(texts)
+    different = list(numbers)
+    numbers = dict(zip(different, range(len(different)), strict=True))
+    codes = np.fromiter(map(numbers.__getitem__, texts), np.int32, len(texts))
+    return Codes(codes, Strings.of(different)) if different else Strings.of(texts)
 
 
 def used(body: Codes, null: Bytes | None) -> Codes:

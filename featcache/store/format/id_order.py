@@ -14,7 +14,7 @@ from featcache.interface import Bytes, Ints
 
 Number = TypeVar("Number", bound=np.generic)
 # the first `width` bytes of a word
-_KEEP = ~np.array([(1 << 8 * (8 - width)) - 1 for width in range(9)], np.uint64)
+KEEP = ~np.array([(1 << 8 * (8 - width)) - 1 for width in range(9)], np.uint64)
 _AT_ONCE = 4096  # ids whose bytes are moved at once: numbers of bytes take eight times their memory
 
 
@@ -33,7 +33,7 @@ def argsort_ids(data: Bytes, ends: Ints) -> Ints:
     for begin in reversed(range(0, int(lengths.max(initial=0)), 8)):
         longer = lengths[order] > begin  # the others come first
         rows = order[longer]
-        word = _KEEP[np.minimum(lengths[rows] - begin, 8)]
+        word = KEEP[np.minimum(lengths[rows] - begin, 8)]
         word &= words[ends[rows] + begin]
         order[: len(order) - len(rows)] = order[~longer]
         order[len(order) - len(rows) :] = rows[np.argsort(word, kind="stable")]

@@ -15,7 +15,9 @@ def as_id(value: object) -> object:
     >>> as_id(7), as_id("utt-7")
     ('7', 'utt-7')
     """
-    if isinstance(value, str | bool) or getattr(value, "ndim", None):
+    if isinstance(value, str):  # first, and alone: a union is made anew each time
+        return value
+    if isinstance(value, bool) or getattr(value, "ndim", None):
         return value
     try:
         return str(operator.index(value))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
 from featcache.interface import Bytes, Ints
@@ -75,6 +76,17 @@ class Strings:
     def fits(self) -> bool:
         """Tell whether the columns belong together, as far as their lengths show."""
         return len(self.ends) > 0 and self.ends[0] == 0 and bool(self.ends[-1] == len(self.data))
+
+
+def are_equal(these: Strings, those: Strings) -> NDArray[np.bool_]:
+    """Tell of each string whether it is that of the same row of the others, which are as many."""
+    same: NDArray[np.bool_] = np.diff(these.ends) == np.diff(those.ends)
+    rows = np.flatnonzero(same)
+    if len(rows) < len(same):
+        these, those = these.take(rows), those.take(rows)
+    wrong = np.append(0, np.cumsum(these.data != those.data))
+    same[rows] = wrong[these.ends[1:]] == wrong[these.ends[:-1]]
+    return same
 
 
 def ends_of(counts: Sequence[int] | Ints) -> Ints:

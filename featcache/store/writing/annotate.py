@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,18 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.container_files import sync_directory
-from featcache.errors import ConfigError, DuplicateIdError, KeyNotFoundError
+from featcache.errors import ConfigError, KeyNotFoundError
 from featcache.store.format.annotation_columns import (
     PREFIX,
     Column,
     joined,
     read_column,
     stored_columns,
-)
-from featcache.store.format.annotations import (
-    Value,
-    check_annotations,
-    with_kinds,
 )
 from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.disk_errors import explained
@@ -42,19 +37,12 @@ from featcache.store.format.manifest import (
 from featcache.store.format.manifest_entries import AnnotationEntry
 from featcache.store.reading.verify import raise_damage
 from featcache.store.writing.annotation_sources import AnnotationSource, Entry, entries_of
+from featcache.store.writing.given_annotations import Given, GivenAnnotations
 from featcache.store.writing.publish import next_generation, write_generation
 
 Unknown = Literal["raise", "skip"]
 MOST_TOLD = 20
 _AT_ONCE = 65536
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """Values of one annotation, and the rows that they are given to; None takes one away."""
-
-    rows: list[int] = field(default_factory=list)
-    values: list[Value | None] = field(default_factory=list)
 
 
 def annotate(caches: Sequence[Path], source: AnnotationSource, unknown: Unknown = "raise") -> None:
@@ -139,9 +127,9 @@ def _publish(
     unknown: Unknown,
 ) -> None:
     """Publish a generation of the same parts, with what entries say of its rows."""
-    kinds = dict(_kinds(before))
+    known = dict(_kinds(before)), features
     index = read_index(file, [])
-    given, kinds = _given(cache, index, iter(entries), (kinds, features), unknown)
+    given, kinds = _given(cache, index, iter(entries), known, unknown)
     if not any(each.rows for each in given.values()):
         return
     annotations: dict[str, AnnotationEntry] = {}
@@ -152,7 +140,7 @@ def _publish(
                 yield name, file.column(name, np.dtype(dtype).type)
         for name, kind in sorted(kinds.items()):
             carried = name in given or before.annotations[name].carried
-            column = _changed(before, file, name, kind, given.get(name, _Given()))
+            column = _changed(before, file, name, kind, given.get(name, Given()))
             for stored in stored_columns(name, column):
                 annotations[name] = AnnotationEntry(kind, carried)
                 yield stored
@@ -173,7 +161,7 @@ def _publish(
     write_generation(cache, after)
 
 
-def _changed(before: Manifest, file: ColumnFile, name: str, kind: str, given: _Given) -> Column:
+def _changed(before: Manifest, file: ColumnFile, name: str, kind: str, given: Given) -> Column:
     """Return the column of an annotation, with the values that are given now."""
     if name in before.annotations:
         column = read_column(file, name, before.annotations[name].kind, before.rows)
@@ -190,33 +178,18 @@ def _given(
     entries: Iterator[Entry],
     known: tuple[Mapping[str, str], Collection[str]],
     unknown: Unknown,
-) -> tuple[dict[str, _Given], dict[str, str]]:
+) -> tuple[Mapping[str, Given], Mapping[str, str]]:
     """Collect what entries say of rows of an index, with the kinds of all annotations.
 
     Raises `KeyNotFoundError` for ids that are not there, all at once.
     """
-    given: dict[str, _Given] = {}
-    kinds, features = dict(known[0]), known[1]
-    seen = np.zeros(len(index), bool)
-    strangers: list[str] = []
+    collected = GivenAnnotations(index, *known)
     while some := list(itertools.islice(entries, _AT_ONCE)):
-        rows = index.find_many([id for id, _ in some]).tolist()
-        for row, (id, values) in zip(rows, some, strict=True):
-            if row < 0:
-                strangers.append(id)
-                continue
-            if seen[row]:
-                raise DuplicateIdError(f"utterance {id!r} is annotated twice in one source")
-            seen[row] = True
-            there = check_annotations(id, values, features)
-            kinds = with_kinds(id, there, kinds)
-            for name in values:
-                each = given.setdefault(name, _Given())
-                each.rows.append(row)
-                each.values.append(there.get(name))
-    if strangers and unknown == "raise":
-        raise KeyNotFoundError(_not_there(cache, strangers))
-    return {name: each for name, each in given.items() if name in kinds}, kinds
+        collected.add(some)
+    if collected.strangers and unknown == "raise":
+        raise KeyNotFoundError(_not_there(cache, collected.strangers))
+    kinds = collected.kinds
+    return {name: each for name, each in collected.given.items() if name in kinds}, kinds
 
 
 def _not_there(cache: Path, ids: list[str]) -> str:

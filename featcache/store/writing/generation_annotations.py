@@ -28,7 +28,7 @@ from featcache.store.format.index_writer import Rows, hashes_of
 from featcache.store.format.manifest import Manifest
 from featcache.store.format.manifest_entries import AnnotationEntry
 from featcache.store.format.part import SealedPart
-from featcache.store.format.strings import DAMAGED, Strings
+from featcache.store.format.strings import DAMAGED, Strings, are_equal
 from featcache.store.reading.verify import raise_damage
 
 _AT_ONCE = 65536  # ids that are compared at once
@@ -174,10 +174,7 @@ def rows_in(index: Index, ids: Strings, hashes: Hashes) -> Ints:
 
 def _are_ids(known: Strings, rows: Ints, ids: Strings, first: int) -> NDArray[np.bool_]:
     """Tell of each id from the `first` on whether a row has it; row -1 has none."""
-    sizes = np.diff(ids.ends[first : first + len(rows) + 1])
-    same: NDArray[np.bool_] = (rows >= 0) & (known.ends[rows + 1] - known.ends[rows] == sizes)
+    same = rows >= 0
     places = np.flatnonzero(same)
-    ours, theirs = ids.take(places + first), known.take(rows[places])
-    wrong = np.append(0, np.cumsum(ours.data != theirs.data))
-    same[places] = wrong[ours.ends[1:]] == wrong[ours.ends[:-1]]
+    same[places] = are_equal(ids.take(places + first), known.take(rows[places]))
     return same

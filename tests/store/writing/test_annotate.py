@@ -299,6 +299,65 @@ def test_bytes_that_are_no_text_are_refused_with_the_line(tmp_path: Path) -> Non
             annotate(tmp_path / "cache", tmp_path / name)
 
 
+class Text(str):
+    """Text of another type."""
+
+
+PLAIN: dict[str, Any] = {"text": "hello", "n": 1, "x": 0.5, "ok": True}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {},
+        {"n": None},
+        {"n": None, "only": None},
+        {"x": 3},
+        {"n": 0.5},
+        {"text": Text("word")},
+        {"n": np.int64(7), "x": np.float32(0.5), "ok": np.bool_(False)},
+        {"tags": [1, 2]},
+        {"n": -(1 << 63)},
+    ],
+)
+def test_values_of_every_type_are_given_among_plain_ones(
+    tmp_path: Path, odd: dict[str, Any]
+) -> None:
+    make_cache(tmp_path, range(9))
+    source = {id_of(number): dict(PLAIN) for number in range(5)}
+    source[id_of(3)] |= odd
+    annotate(tmp_path, source)
+    found = found_in(tmp_path)
+    for id, values in source.items():
+        assert found[id] == {name: each for name, each in values.items() if each is not None}
+    assert all(found[id_of(number)] == {} for number in range(5, 9))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"text": 1},
+        {"ok": 1},
+        {"n": 1 << 63},
+        {"x": float("nan")},
+        {"text": "\ud800"},
+        {"text": "x" * (1 << 20)},
+        {"fbank": 1},
+        {"a/b": 1},
+        {"n": object()},
+    ],
+)
+def test_a_wrong_value_among_plain_ones_is_named_and_nothing_is_changed(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    make_cache(tmp_path, range(9))
+    source = {id_of(number): dict(PLAIN) for number in range(5)}
+    source[id_of(3)] |= wrong
+    with pytest.raises(FeatureError, match=f"utterance '{id_of(3)}'"):
+        annotate(tmp_path, source)
+    assert featcache.open(tmp_path).annotations == ()
+
+
 def test_an_id_that_comes_twice_is_refused(tmp_path: Path) -> None:
     make_cache(tmp_path / "cache", range(3))
     source = table(tmp_path / "a.csv", f"id,n\n{id_of(1)},1\n{id_of(1)},2\n")
