@@ -21,11 +21,11 @@ from featcache.extraction.changed_inputs import (
     stamps_in,
 )
 from featcache.extraction.dataset_batches import Loading
-from featcache.extraction.dataset_view import view_of
+from featcache.extraction.dataset_view import RowsOfIds, view_of
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.failure_notes import note_failures, tell_left_out
 from featcache.extraction.failures import Failure
-from featcache.extraction.other_splits import OtherSplits, refuse_another, rows_of
+from featcache.extraction.other_splits import OtherSplits, refuse_another
 from featcache.extraction.outcome import Outcome
 from featcache.extraction.patience import (
     is_refused,
@@ -82,6 +82,7 @@ class Destination:
         self.seed: int | None = None  # of random features
         share = self.share or Share(self.storage.path(self.split), self.storage.features)
         self.path, self.features = share.path, share.features
+        self._rows_of_ids = RowsOfIds()
         self._others = OtherSplits(self.storage.root, self.split, self.features)
 
     @property
@@ -107,9 +108,8 @@ class Destination:
         # who appends knows of them; where others are stored apart, the view of all tells
         loud = tell and not self.append and (of_all or not self.beside)
         level = logging.WARNING if loud else logging.DEBUG
-        return view_of(
-            self.cache() if self.beside and not of_all else self.whole(), self.ids, level=level
-        )
+        cache = self.cache() if self.beside and not of_all else self.whole()
+        return view_of(cache, self.ids, rows_of_ids=self._rows_of_ids, level=level)
 
     def cache(self) -> Cache:
         """Open the cache, which the run has compared with what its features are made from."""
@@ -283,7 +283,7 @@ class Destination:
         """Return the ids that are to be computed; None if they are not known."""
         if self.ids is None:
             return None
-        rows = rows_of(cache.opened, self.ids)
+        rows = self._rows_of_ids.of(cache, self.ids)
         lacking = [self.ids[number] for number in np.flatnonzero(rows < 0).tolist()]
         failed = {*cache.failed}.intersection(lacking)
         tell_left_out(self.path, sorted(failed & self.accepted))

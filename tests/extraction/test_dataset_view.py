@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 
 import featcache
 from featcache import FeatureLoader, FeatureStorage, FeatureStorageConfig
+from featcache.extraction.dataset_view import RowsOfIds
 from featcache.interop.speechbrain import with_items
 from featcache.samplers import BucketBatchSampler
 
@@ -118,3 +119,22 @@ def collated(items: Any) -> Any:
     from speechbrain.dataio.batch import PaddedBatch
 
     return PaddedBatch(items)
+
+
+def test_rows_of_ids_are_looked_up_again_only_where_the_utterances_are_others(
+    tmp_path: Path,
+) -> None:
+    features = [FeatureStorageConfig("ssl")]
+
+    def append(*ids: str) -> featcache.Cache:
+        with featcache.CacheWriter(tmp_path, features) as writer:
+            for id in ids:
+                writer.write(id, {"ssl": np.zeros((3, 2), np.float32)})
+        return featcache.open(tmp_path)
+
+    ids, found = ["c", "a", "x"], RowsOfIds()
+    rows = found.of(append("a", "c"), ids)
+    assert rows.tolist() == [1, 0, -1]
+    assert found.of(featcache.open(tmp_path), ids) is rows
+    assert found.of(featcache.open(tmp_path), ["a"]).tolist() == [0]
+    assert found.of(append("b"), ids).tolist() == [2, 0, -1]
