@@ -72,7 +72,7 @@ class CopiedPart:
 
 
 class _Content:
-    """What was copied, as it is sealed."""
+    """The rows that were copied, as they are sealed."""
 
     def __init__(
         self, cache: Path, copied: Sequence[_Copied], placed: Mapping[str, Sequence[Extents]]

@@ -33,7 +33,7 @@ class Given:
 
 
 class GivenAnnotations:
-    """What entries say of the rows of an index.
+    """Values that entries give to the rows of an index.
 
     Args:
         index: that the rows are of.
