@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
+from feature_set_helpers import ALL, ENERGY, add, both, energy_of
 from store_disk import Crash, Disk
 from store_helpers import (
     FINGERPRINT,
-    Arrays,
     arrays_of,
     assert_holds,
     check_cache,
@@ -32,31 +31,7 @@ from featcache.store.format.manifest import NAME, read_manifest
 from featcache.store.writing.part_writer import PartWriter
 from featcache.tables.table import FeatureTable
 
-ENERGY = FeatureStorageConfig("energy")
 PITCH = FeatureStorageConfig("pitch", backend="hdf5", stats=False)
-ALL = range(9)
-
-
-def energy_of(number: int) -> Arrays:
-    return {"energy": arrays_of(number)["fbank"].sum(axis=1, keepdims=True)}
-
-
-def add(
-    path: Path,
-    numbers: Iterable[int] = ALL,
-    feature: FeatureStorageConfig = ENERGY,
-    made_from: Any = FINGERPRINT,
-    **settings: Any,
-) -> Path:
-    """Add a feature to a cache; returns the directory of its set."""
-    with CacheWriter(path, [feature], made_from, **settings) as writer:
-        for number in numbers:
-            writer.write(id_of(number), {feature.name: energy_of(number)["energy"]})
-    return writer.path
-
-
-def both(numbers: Iterable[int]) -> dict[str, Arrays]:
-    return {id_of(number): arrays_of(number) | energy_of(number) for number in numbers}
 
 
 def inodes(path: Path) -> dict[str, int]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from featcache.errors import NotACacheError
 from featcache.store.format.files import write_durably
+from featcache.store.format.joint_edit import KEY, last_pairs
 from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.lock import SOFT_NAME as SOFT_LOCK
 from featcache.store.format.manifest import (
@@ -56,6 +57,20 @@ def write_sets(cache: Path, names: Sequence[str]) -> None:
     others = content if content.get("kind") == SETS else {}
     fixed = {"format": "featcache", "version": FORMAT_VERSION, "kind": SETS, SETS: list(names)}
     write_durably(cache / NAME, pack_json({**others, **fixed}))
+
+
+def name_following(cache: Path, pairs: Mapping[str, tuple[str, str]]) -> None:
+    """Let manifests of sets follow others, all in one step: `write_id`s of both, by set.
+
+    What is named stays there, and means nothing once another manifest has come to its place.
+    """
+    content = read_content(cache)
+    write_durably(cache / NAME, pack_json({**content, KEY: {**last_pairs(content), **pairs}}))
+
+
+def last_edits(cache: Path) -> Mapping[str, tuple[str, str]]:
+    """Return what names the last edits of several sets of a cache: other edits, other names."""
+    return last_pairs(read_content(cache))
 
 
 def cache_of_set(directory: Path) -> Path | None:

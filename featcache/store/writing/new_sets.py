@@ -102,7 +102,7 @@ def name_set(directory: Path) -> None:
     if cache is None:
         return
     if directory.name not in (set_names(cache) or ()):
-        with explained(cache, lambda: "all that was committed is kept"), _locked(cache):
+        with explained(cache, lambda: "all that was committed is kept"), locked_sets(cache):
             known = set_names(cache)
             if known is None:  # it was lost
                 known = tuple(
@@ -135,7 +135,7 @@ def holds_any(cache: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(cache: Path) -> Iterator[None]:
+def locked_sets(cache: Path) -> Iterator[None]:
     """Hold the lock of a cache of sets, which nobody holds for long."""
     until = time.monotonic() + PATIENCE_S
     while True:

@@ -35,7 +35,7 @@ from featcache.store.writing.completeness import Outcome
 from featcache.store.writing.new_sets import name_set
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
-from featcache.store.writing.publish import publish, sealed_parts
+from featcache.store.writing.publish import prepared, publish, sealed_parts
 from featcache.store.writing.recover import recover_parts
 from featcache.store.writing.superseded import remove_superseded
 from featcache.store.writing.tombstones import find_tombstones
@@ -98,17 +98,22 @@ class WriteSession:
             if self._manifest.complete:
                 name_set(self.path)
 
-    def delete(
-        self, ids: Collection[str], outcome: Outcome | None = None, files: Collection[str] = ()
-    ) -> None:
-        """Delete utterances that are stored in sealed parts, durably, and publish that.
-
-        A cache that is to take the place of another is not published for that.
+    def without(self, ids: Collection[str], outcome: Outcome, files: Collection[str]) -> Manifest:
+        """Delete utterances that are stored in sealed parts; return the manifest, yet to be written.
 
         Args:
             ids: the utterances.
-            outcome: what is expected then; by default what the writer was told.
+            outcome: what is expected then.
             files: those of roles that go with them.
+        """
+        with explained(self.path, _kept):
+            changes = Changes(self.stamps, ids, files=files)
+            return prepared(self.path, self._manifest, outcome, changes)
+
+    def delete(self, ids: Collection[str]) -> None:
+        """Delete utterances that are stored in sealed parts, durably, and publish that.
+
+        A cache that is to take the place of another is not published for that.
         """
         with explained(self.path, _kept):
             if self.is_aside:
@@ -118,8 +123,7 @@ class WriteSession:
                 deleted = tuple(part.entry for part in parts if part.entry.tombstones)
                 write_manifest(self.path, replace(before, building_parts=deleted))
             else:
-                changes = Changes(self.stamps, ids, files=files)
-                self._publish(outcome or self._outcome(complete=False), changes)
+                self._publish(self._outcome(complete=False), Changes(self.stamps, ids))
         for id in ids:
             self.stamps.pop(id, None)
         self.parts.look_again()
