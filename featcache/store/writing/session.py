@@ -99,7 +99,7 @@ class WriteSession:
                 name_set(self.path)
 
     def without(self, ids: Collection[str], outcome: Outcome, files: Collection[str]) -> Manifest:
-        """Delete utterances that are stored in sealed parts; return the manifest, yet to be written.
+        """Delete utterances that are stored in sealed parts; the caller writes the manifest.
 
         Args:
             ids: the utterances.
