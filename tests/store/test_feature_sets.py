@@ -17,6 +17,7 @@ from store_helpers import (
     FINGERPRINT,
     arrays_of,
     assert_holds,
+    change_index,
     check_cache,
     id_of,
     make_cache,
@@ -210,6 +211,26 @@ def test_a_damaged_set_leaves_the_others_readable(cache: Path) -> None:
     assert_holds(FeatureStorage(cache.parent, two_features()).cache("train"), oracle(ALL))
     add(cache)
     assert_holds(featcache.open(cache), both(ALL))
+
+
+@pytest.mark.parametrize("name", ["sets", "sets/energy"])
+def test_no_link_leads_to_a_set(cache: Path, name: str) -> None:
+    add(cache)
+    outside = (cache / name).rename(cache.parent / "outside")
+    (cache / name).symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    for use in (featcache.open, add):
+        with pytest.raises(CorruptCacheError, match="a link"):
+            use(cache)
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_sets_of_other_utterances_with_wrong_columns_are_damaged(cache: Path) -> None:
+    add(cache, range(3))
+    wrong = np.arange(len(ALL), dtype=np.int64)[::-1] + 4096
+    change_index(cache / "sets" / "fbank", {"hash_rows": wrong})
+    with pytest.raises(CorruptCacheError, match="name what is not there"):
+        featcache.open(cache)
 
 
 def test_a_lost_manifest_of_sets_is_written_again(cache: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from featcache.errors import NotACacheError
-from featcache.store.format.files import write_durably
+from featcache.store.format.files import check_own_directory, write_durably
 from featcache.store.format.joint_edit import KEY, last_pairs
 from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.lock import SOFT_NAME as SOFT_LOCK
@@ -82,11 +82,17 @@ def cache_of_set(directory: Path) -> Path | None:
 
 
 def set_directories(cache: Path, named: Iterable[str]) -> dict[str, Path]:
-    """Return the directories of sets by name: first those that are named, then the others."""
+    """Return the directories of sets by name: first those that are named, then the others.
+
+    Raises `CorruptCacheError` where a link leads to one.
+    """
+    check_own_directory(cache / SETS)
     found = {name: cache / SETS / name for name in named}
     for manifest in sorted((cache / SETS).glob(f"*/{NAME}")):
         if not manifest.parent.name.startswith(NEW):
             found.setdefault(manifest.parent.name, manifest.parent)
+    for directory in found.values():
+        check_own_directory(directory)
     return found
 
 

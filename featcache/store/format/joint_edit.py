@@ -60,16 +60,20 @@ def last_pairs(outer: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _following(directory: Path, content: Mapping[str, Any]) -> dict[str, Any] | None:
-    if not os.path.lexists(directory / NEXT):  # as nearly always
-        return None
     outer = _read(directory.parent.parent, _NAME) or {}
     before, after = last_pairs(outer).get(directory.name, (None, None))
     if before is None or content.get("write_id") != before:
         return None
     found = _read(directory, NEXT)
-    if found is None:  # it has come to its place meanwhile
-        return _read(directory, _NAME)
-    return found if found.get("write_id") == after else None
+    if found is not None and found.get("write_id") == after:
+        return found
+    now = _read(directory, _NAME)  # it has come to its place meanwhile
+    if now is None or now.get("write_id") == before:
+        raise CorruptCacheError(
+            f"{str(directory / NEXT)!r} is missing or another one, with the last edit of feature "
+            f"set {directory.name!r}; put it back, or {_NAME!r} as it was after that edit"
+        )
+    return now
 
 
 def _read(directory: Path, file: str) -> dict[str, Any] | None:

@@ -15,8 +15,8 @@ from featcache.errors import (
     UnknownNameError,
     nearest,
 )
-from featcache.store.format.feature_sets import last_edits, stored_sets
-from featcache.store.format.manifest import SETS, FeatureSetsError, manifest_file
+from featcache.store.format.feature_sets import last_edits, set_directories, stored_sets
+from featcache.store.format.manifest import FeatureSetsError, manifest_file
 from featcache.store.format.named_generations import is_of_current_build, name_of, tags_of
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
@@ -97,7 +97,8 @@ def _open_sets(path: Path, named: tuple[str, ...], settings: OpenSettings) -> di
         for directory, manifest in stored_sets(path)
         if not wanted.isdisjoint(manifest.features)
     }
-    sets = found or {name: path / SETS / name for name in named}
+    every = set_directories(path, named)
+    sets = found or {name: every[name] for name in named}
     try:
         return _of_version(path, sets, settings)
     except NotACacheError as error:

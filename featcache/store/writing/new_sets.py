@@ -28,7 +28,7 @@ from featcache.store.format.feature_sets import (
     stored_sets,
     write_sets,
 )
-from featcache.store.format.files import remove_unfinished
+from featcache.store.format.files import check_own_directory, remove_unfinished
 from featcache.store.format.lock import HOLDER, SOFT_NAME, WriterLock
 from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.manifest import (
@@ -81,7 +81,9 @@ def _free(cache: Path, features: Iterable[str]) -> Path:
     """Return a directory for a new set, named after its first feature."""
     first = next(iter(features))
     names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
-    return next(cache / SETS / name for name in names if not (cache / SETS / name / NAME).exists())
+    check_own_directory(cache / SETS)
+    places = (cache / SETS / name for name in names)
+    return next(each for each in places if not ((each / NAME).exists() or each.is_symlink()))
 
 
 def directory_to_write(cache: Path, features: Iterable[str]) -> Path:
