@@ -27,7 +27,14 @@ from store_helpers import (
 
 import featcache
 from featcache import CacheWriter, FeatureReader, FeatureStorage, FeatureStorageConfig
-from featcache.errors import CacheError, ConfigError, CorruptCacheError, StaleCacheError
+from featcache.errors import (
+    CacheError,
+    ConfigError,
+    CorruptCacheError,
+    FeatureError,
+    IncompleteError,
+    StaleCacheError,
+)
 from featcache.store.format.manifest import NAME, read_manifest
 from featcache.store.writing.part_writer import PartWriter
 from featcache.tables.table import FeatureTable
@@ -162,6 +169,42 @@ def test_features_of_two_sets_are_not_written_together(cache: Path) -> None:
     add(cache)
     with pytest.raises(ConfigError, match="several feature sets"):
         CacheWriter(cache, [*two_features(), ENERGY])
+
+
+def test_who_declares_old_and_new_features_together_is_told_to_add_the_new(cache: Path) -> None:
+    with pytest.raises(StaleCacheError, match=r"add what is new alone \(declare 'energy' and no"):
+        CacheWriter(cache, [*two_features(), ENERGY], FINGERPRINT)
+    with pytest.raises(StaleCacheError) as told:
+        CacheWriter(cache, [*two_features(), ENERGY], {"layer": 10})
+    assert "add what is new" not in str(told.value)
+
+
+def test_an_incomplete_cache_says_which_utterances_lack_a_feature(cache: Path) -> None:
+    add(cache, [*range(7), 20, 21, 22])
+    with pytest.raises(IncompleteError, match=r"2 more have no 'energy', see missing\('energy'\)"):
+        featcache.FeatureDataset(featcache.open(cache), ["energy"])
+
+
+def test_statistics_of_a_feature_are_of_all_that_have_it_and_of_a_table_of_its_rows(
+    cache: Path,
+) -> None:
+    add(cache, [3, 4])
+    opened = featcache.open(cache)
+    frames = [len(arrays_of(number)["fbank"]) for number in ALL]
+    assert opened.stats("fbank").count == sum(frames)
+    assert opened.table.stats("fbank").count == frames[3] + frames[4]
+
+
+def test_no_annotation_has_the_name_of_a_feature_of_another_set(cache: Path) -> None:
+    add(cache)
+    for features, arrays, name in (
+        ([ENERGY], energy_of(20), "units"),
+        (two_features(), arrays_of(20), "energy"),
+    ):
+        with CacheWriter(cache, features, FINGERPRINT) as writer:
+            with pytest.raises(FeatureError, match=name):
+                writer.write(id_of(20), arrays, annotations={name: 1})
+            assert id_of(20) not in writer
 
 
 def test_an_empty_cache_is_begun_anew_with_other_features(tmp_path: Path) -> None:

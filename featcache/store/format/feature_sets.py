@@ -123,6 +123,13 @@ def stored_sets(cache: Path) -> Iterator[tuple[Path, Manifest]]:
                 yield directory, manifest
 
 
+def features_beside(directory: Path) -> set[str]:
+    """Return the features of the other sets of the cache that a directory is a set of."""
+    cache = cache_of_set(directory)
+    others = () if cache is None else stored_sets(cache)
+    return {name for other, each in others if other != directory for name in each.features}
+
+
 def set_of(cache: Path, feature: str) -> Path:
     """Return the directory of the set that has a feature; the cache's own where none has."""
     with contextlib.suppress(OSError):  # told when it is opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -224,7 +225,8 @@ class WriteSession:
             raise StaleCacheError(
                 f"cache {str(self.path)!r} was made from something else than is declared "
                 f"now:{lines}\n"
-                "overwrite it (overwrite=True), or give another directory"
+                f"{_cure(manifest, content, changed)}overwrite it (overwrite=True), or give "
+                "another directory"
             )
         build, building = manifest.build, manifest.building
         if overwrite and stored:
@@ -260,6 +262,14 @@ class WriteSession:
         deleted = tuple(part.entry for part in parts if part.entry.tombstones)
         fresh = replace(fresh, building_parts=deleted)
         return publish(self.path, fresh, Outcome(complete=False))
+
+
+def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[str]) -> str:
+    """Offer to add features alone, where nothing but them is new."""
+    new = {*content["features"]} - before.features.keys()
+    if len(new) < len(changed) or not new:
+        return ""
+    return f"add what is new alone (declare {', '.join(map(repr, sorted(new)))} and no other), "
 
 
 def _without_build(manifest: Manifest) -> Manifest:
