@@ -17,6 +17,7 @@ from featcache.store.writing.accept import accept, says_when
 # sections of a fingerprint that are code and settings; weights, declarations but for the times of
 # frames, and what the user names by himself cannot be accepted
 _SECTIONS = ("source", "constants", "hparams", "attributes", "given", "torch", "modules")
+_CODE = ("source", "constants")
 OFFER = "if the change cannot matter, accept=True keeps the cache"
 _log = logging.getLogger("featcache")
 
@@ -30,6 +31,22 @@ def may_be_accepted(changed: Sequence[str], comparison: Comparison | None) -> bo
         and comparison.same_bits
         and all(line.partition(".")[0] in _SECTIONS or says_when(line) for line in changed)
         and not any(field.endswith(".weights") for field in fields)
+    )
+
+
+def is_more_code(changed: Sequence[str]) -> bool:
+    """Tell whether differences are ones of code, which may change where it computes one more thing.
+
+    What it names besides may be new, but no setting that was there is another one.
+
+    >>> is_more_code(["source.f: was 1, now 2", "hparams.floor: was (absent), now 0"])
+    True
+    >>> is_more_code(["hparams.layer: was 9, now 10"])
+    False
+    """
+    return all(
+        line.partition(".")[0] in _CODE or ": was (absent), now " in line or says_when(line)
+        for line in changed
     )
 
 

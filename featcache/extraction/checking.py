@@ -16,7 +16,13 @@ import torch
 
 from featcache._checks import whole_number
 from featcache.errors import CacheError, ConfigError, StaleCacheError
-from featcache.extraction.accepting import OFFER, accept_changes, changed_fields, may_be_accepted
+from featcache.extraction.accepting import (
+    OFFER,
+    accept_changes,
+    changed_fields,
+    is_more_code,
+    may_be_accepted,
+)
 from featcache.extraction.destination import Destination
 from featcache.extraction.id_numbers import IdNumbers
 from featcache.extraction.kept_probe import keep_probe, kept_probe
@@ -219,10 +225,12 @@ class Checking:
         self.end(cache)
 
     def _code_grew(self, fingerprint: Mapping[str, object]) -> bool:
-        """Tell whether code changed with features that were added, and computes the same bits."""
-        share, to = self.destination.share, self.destination
-        added = share is not None and share.others_added
-        return added and may_be_accepted(changed_fields(to, fingerprint), self._now.comparison)
+        """Tell whether code alone changed with features that were added, and computes the same."""
+        share = self.destination.share
+        if share is None or not share.others_added:
+            return False
+        changed = changed_fields(self.destination, fingerprint)
+        return is_more_code(changed) and may_be_accepted(changed, self._now.comparison)
 
     def _compute(self, seed: int, overwrite: bool) -> None:
         """Compute the utterances of the kept probe, or those of a new one."""

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import reduce
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import Subset
 
-from featcache.errors import ComputeError, ConfigError, describe, nearest
+from featcache.errors import ComputeError, ConfigError, FeatureError, describe, nearest
 from featcache.extraction.datasets import is_map_style
 from featcache.extraction.dynamic_items import DynamicItems, is_dynamic
 from featcache.extraction.other_splits import rows_of
 from featcache.extraction.stamping import Entries
 from featcache.store.cache import Cache
-from featcache.store.format.annotations import check_annotations, check_name, with_kinds
+from featcache.store.format.annotations import (
+    Value,
+    check_annotations,
+    check_name,
+    kind_of,
+    wider_kind,
+    with_kinds,
+)
+from featcache.store.format.feature_sets import stored_sets
 from featcache.store.reading.reader import FeatureReader
 from featcache.tables.has_table import HasTable
 
@@ -81,6 +91,24 @@ class DatasetAnnotations:
             kinds = with_kinds(id, checked, kinds)
             values.append(checked.get(name))
         return values
+
+    def refuse_other_kinds(self, path: Path) -> None:
+        """Raise `FeatureError` if a cache has an annotation of another kind, before any computing.
+
+        Integers and floats are of one kind.
+        """
+        for directory, manifest in stored_sets(path):
+            stored = {
+                name: each.kind for name, each in manifest.annotations.items() if name in self.names
+            }
+            for name, kind in stored.items():
+                values = (value for value in self._known[name] if value is not None)
+                now = reduce(wider_kind, (kind_of(cast(Value, value)) for value in values), None)
+                if now is not None and wider_kind(kind, now) is None:
+                    raise FeatureError(
+                        f"annotation {name!r} of the data set is {now}, but {kind} in cache "
+                        f"{str(directory)!r}; give it another name, or make the cache anew"
+                    )
 
     def unlike(self, cache: Cache) -> dict[str, dict[str, object]]:
         """Return what a cache is to be given, by id and name; None for what it is to forget."""

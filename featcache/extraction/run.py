@@ -153,6 +153,7 @@ class Run:
             to.refuse_another()
         if self.annotations is not None:
             self.annotations.read(to.ids)
+            self.annotations.refuse_other_kinds(to.storage.path(to.split))
         made_from = checking.begin(fingerprint(), resume=resume, overwrite=overwrite)
         learnt = None if overwrite else self._learn(made_from)
         if to.ids is not None and self.executor.by_number:

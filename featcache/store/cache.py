@@ -205,7 +205,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         """
         mine = {*self.features}
         sets = [each for each, found in stored_sets(self.path) if mine & found.features.keys()]
-        annotate(sets or [self.path], source, unknown)
+        annotate(self.path, sets or [self.path], source, unknown)
 
     def reader(self, feature: str, *, dtype: object = None) -> FeatureReader:
         """Return a picklable callable that gives the torch tensor of an id.
@@ -226,11 +226,11 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
     def delete(self, ids: Iterable[str]) -> None:
         """Delete utterances, durably, as a new generation; they are no more expected.
 
-        Readers see it from their next open or `refresh`, this one too. The bytes stay in the files
-        until `compact`. An utterance that a data set still lists is computed again when
-        `cache_features` or `extract` fills the cache again.
+        Those that have failed are forgotten. Readers see it from their next open or `refresh`, this
+        one too. The bytes stay in the files until `compact`. An utterance that a data set still
+        lists is computed again when `cache_features` or `extract` fills the cache again.
 
-        Raises `KeyNotFoundError`, and deletes nothing, for an id that is not stored;
+        Raises `KeyNotFoundError`, and deletes nothing, for an id that is neither stored nor failed;
         `CacheLockedError` while the cache is written.
         """
         if self.version is not None:

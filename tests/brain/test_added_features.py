@@ -52,6 +52,25 @@ class EnergyAlone(Recipe):
         return unpad(batch.id, batch.frames, {"energy": frames.square().sum(dim=2)})
 
 
+class Clipped(Recipe):
+    """The recipe, with a setting that changes nothing but loud frames."""
+
+    def compute_features(self, batch: Any, stage: Any) -> Any:
+        frames = batch.sig.data.unfold(1, HOP, HOP).clamp(max=self.hparams.most)
+        features = {"ssl": self.modules.encoder(frames), "units": frames.sum(dim=2).long()}
+        return unpad(batch.id, batch.frames, features)
+
+
+class ClippedMore(Recipe):
+    """The same, with one more feature that has a setting of its own."""
+
+    def compute_features(self, batch: Any, stage: Any) -> Any:
+        frames = batch.sig.data.unfold(1, HOP, HOP).clamp(max=self.hparams.most)
+        features = {"ssl": self.modules.encoder(frames), "units": frames.sum(dim=2).long()}
+        energy = frames.square().sum(dim=2) + self.hparams.floor
+        return unpad(batch.id, batch.frames, {**features, "energy": energy})
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> FeatureStorage:
     """Cache the recipe's features, as they were before."""
@@ -120,6 +139,18 @@ def test_code_that_computes_the_old_features_otherwise_is_refused(new: FeatureSt
 def test_weights_that_changed_are_refused_whatever_is_added(new: FeatureStorage) -> None:
     with pytest.raises(StaleCacheError, match="weights"):
         make_brain(new, More, seed=1).cache_features(make_dataset(), TRAIN)
+
+
+def test_a_setting_that_changed_is_refused_whatever_is_added(tmp_path: Path) -> None:
+    before = make_brain(FeatureStorage(tmp_path, OLD), Clipped)
+    before.hparams.most = 1e6
+    before.cache_features(make_dataset(), TRAIN)
+    brain = make_brain(FeatureStorage(tmp_path, [*OLD, ENERGY]), ClippedMore)
+    brain.hparams.most, brain.hparams.floor = 1e5, 1.0
+    with pytest.raises(StaleCacheError, match=r"hparams\.most: was[^$]*accept=True keeps"):
+        brain.cache_features(make_dataset(), TRAIN)
+    brain.hparams.most = 1e6  # and `floor` is new
+    assert brain.cache_features(make_dataset(), TRAIN).features == ("ssl", "units", "energy")
 
 
 def test_code_that_changed_is_refused_where_nothing_is_added(old: FeatureStorage) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import speechbrain as sb
 from brain_helpers import HOP, Audio, Recipe, make_brain, make_dataset
+from parallel_helpers import LOCAL
 
 import featcache
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
@@ -136,7 +137,8 @@ class Tones(featcache.EnvironmentProvider):
         ]
 
 
-def test_extract_adds_features_and_returns_the_view_of_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parallel", [None, LOCAL])
+def test_extract_adds_features_and_returns_the_view_of_all(tmp_path: Path, parallel: Any) -> None:
     tone, loud = FeatureStorageConfig("tone"), FeatureStorageConfig("loud")
     path = tmp_path / "tones"
     featcache.extract(Tones(("tone",), 8), path, [tone], progressbar=False)
@@ -146,6 +148,7 @@ def test_extract_adds_features_and_returns_the_view_of_all(tmp_path: Path) -> No
         path,
         [tone, loud],
         accept=True,
+        parallel=parallel,
         progressbar=False,
         annotations="text",
     )
@@ -156,5 +159,6 @@ def test_extract_adds_features_and_returns_the_view_of_all(tmp_path: Path) -> No
     }
     assert not featcache.open(path / "sets/loud").annotations
     assert both.cache.missing("loud") == ("u5", "u6", "u7")
+    assert both.read("u4", "loud").shape == both.read("u4", "tone").shape
     alone = featcache.extract(Tones(("loud",), 5), path, [loud], accept=True, progressbar=False)
     assert alone.features == ("loud",)

@@ -30,7 +30,7 @@ from featcache.store.format.part import list_parts
 from featcache.testing.editing import traces_in
 
 LONGEST_S = 20.0
-GIVEN = {*range(10)}  # the utterances that the stories annotate
+GIVEN = frozenset(range(10))  # the utterances that the stories annotate
 WRONGS = ("lost", "undone", "unopenable", "stuck", "wrong", "half", "untyped")
 Oracle = dict[Model, dict[int, Arrays]]
 
@@ -43,7 +43,7 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
     """Return what is wrong with a cache, by kind; nothing if all is as promised."""
     wrongs: dict[str, str] = {}
     with _noting(wrongs):
-        see_added(path, wrongs)
+        see_added(path, promise, wrongs)
     cache = path
     with _noting(wrongs):
         path = set_of(cache, "fbank")
@@ -51,7 +51,7 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
     with _noting(wrongs):
         if None not in promise.visible:
             see_file(path, promise, wrongs)
-            see_given(path, promise, wrongs)
+            see_given(path, promise, wrongs, GIVEN - promise.again)
         see_tag(path, promise, wrongs)
         see_nothing_of(path, promise, wrongs)
         there = go_on(cache, layout)
@@ -62,7 +62,7 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
         if there & promise.gone:
             wrongs["undone"] = f"{sorted(there & promise.gone)} were deleted"
         see_file(path, promise, wrongs)
-        see_given(path, promise, wrongs)
+        see_given(path, promise, wrongs, (GIVEN & there) - promise.again)
         whole = Content("new", frozenset(ALL))
         finished = see(path, Promise(whole.numbers, (whole,)), oracle, wrongs)
         if finished.opened.file("probe") != read_building_file(path, "probe"):
@@ -72,18 +72,29 @@ def check(path: Path, layout: str, promise: Promise, oracle: Oracle) -> dict[str
     return wrongs
 
 
-def see_added(path: Path, wrongs: dict[str, str]) -> None:
-    """Compare what readers see of the feature that is added: nothing, or all of it."""
+def see_added(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
+    """Compare what readers see of the feature that is added: nothing, or all of it.
+
+    Edits are seen in all sets, or in none.
+    """
     try:
         cache = featcache.open(path, verify="arrays")
     except NotACacheError:
         raise _NothingThere from None
-    if ENERGY.name in cache.features:
-        if numbers_in(cache) != {*range(10)}:
-            wrongs["half"] = f"{sorted(numbers_in(cache))} have an energy"
-        for number in numbers_in(cache):
-            if not np.array_equal(cache.read(id_of(number), "energy"), energy_of(number)["energy"]):
-                wrongs["wrong"] = f"the energy of {id_of(number)}"
+    if ENERGY.name not in cache.features:
+        return
+    energy, others = (featcache.open(set_of(path, feature)) for feature in (ENERGY.name, "fbank"))
+    there, other = numbers_in(energy), numbers_in(others) & GIVEN
+    if there - other or other - there - promise.again:
+        wrongs["half"] = f"{sorted(there)} have an energy, {sorted(other)} the rest"
+    if {*energy.tags} != {*others.tags}:
+        wrongs["half"] = f"the tags are {energy.tags} and {others.tags}"
+    given = {*others.annotation("given")} - {None} if "given" in others.annotations else set()
+    if given and {*energy.annotation("quality")} != given:
+        wrongs["half"] = f"{given} was given to one set, not to the other"
+    for number in numbers_in(cache):
+        if not np.array_equal(cache.read(id_of(number), "energy"), energy_of(number)["energy"]):
+            wrongs["wrong"] = f"the energy of {id_of(number)}"
 
 
 def see(path: Path, promise: Promise, oracle: Oracle, wrongs: dict[str, str]) -> featcache.Cache:
@@ -133,12 +144,14 @@ def see_file(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
         wrongs["lost"] = f"the probe is {data!r}, not {' or '.join(map(str, promise.files))}"
 
 
-def see_given(path: Path, promise: Promise, wrongs: dict[str, str]) -> None:
-    """Compare the annotation that the first utterances were given, all at once."""
+def see_given(
+    path: Path, promise: Promise, wrongs: dict[str, str], numbers: frozenset[int]
+) -> None:
+    """Compare the annotation that some utterances were given, all at once."""
     cache = featcache.open(path)
     found: set[object] = {None}
     if "given" in cache.annotations:
-        there = numbers_in(cache) & GIVEN
+        there = numbers_in(cache) & numbers
         rows = cache.opened.rows(map(id_of, sorted(there)))
         found = {*cache.annotation("given").take(rows)}
     if len(found) > 1:

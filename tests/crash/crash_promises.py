@@ -44,6 +44,7 @@ class Promise:
         given: one of these is the annotation that the first utterances were given.
         tagged: utterances of the generation with the tag `TAG`; None: perhaps there is none.
         erased: utterances of which nothing lies on the disk.
+        again: utterances that were deleted, and may have been written again.
     """
 
     committed: frozenset[int] = frozenset()
@@ -54,6 +55,7 @@ class Promise:
     given: tuple[str | None, ...] = (None,)
     tagged: frozenset[int] | None = None
     erased: frozenset[int] = frozenset()
+    again: frozenset[int] = frozenset()
 
     def allows(self, content: Content) -> bool:
         """Say whether readers may see a generation."""
@@ -82,7 +84,8 @@ class Promise:
                 return replace(self, gone=self.gone | content.numbers)
             case "again":
                 gone, erased = self.gone - content.numbers, self.erased - content.numbers
-                return replace(self, gone=gone, erased=erased)
+                again = self.again | content.numbers
+                return replace(self, gone=gone, erased=erased, again=again)
             case "erased":
                 return replace(self, erased=content.numbers)
             case "tagged":

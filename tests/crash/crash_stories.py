@@ -14,16 +14,14 @@ from crash_promises import tell
 from crash_trace import LONGEST_S
 from crash_writers import (
     ALL,
-    ENERGY,
+    add_energy,
     annotate,
     close,
     commit,
     compact,
     delete,
     delete_from,
-    energy_of,
     keep_file,
-    made_from,
     open_part_writer,
     open_writer,
     publish,
@@ -31,7 +29,6 @@ from crash_writers import (
     tag,
     write,
 )
-from store_helpers import id_of
 
 import featcache
 from featcache import CacheWriter
@@ -211,13 +208,31 @@ def merge(path: Path, layout: str) -> None:
 
 def add_a_feature(path: Path, layout: str) -> None:
     """Add a feature to a cache, which becomes a set of its own; then let the other one grow."""
-    writer = CacheWriter(path, [ENERGY], made_from("new"))
-    for number in range(10):
-        writer.write(id_of(number), energy_of(number))
-        if number in (3, 6):
-            writer.commit()
-    writer.close()
+    add_energy(path, "first")
     append(path, layout)
+
+
+def begun_in_sets(path: Path, layout: str) -> None:
+    """Publish ten utterances, and a feature that is added."""
+    begun(path, layout)
+    add_energy(path, "first")
+    annotate(path, range(10), "first")
+
+
+def edit_sets(path: Path, layout: str) -> None:
+    """Annotate, tag, delete and compact feature sets, and let one of them grow."""
+    gone = (3, 5, 8)
+    left = [number for number in range(10) if number not in gone]
+    cache = featcache.open(path)
+    annotate(path, range(10), "second")
+    tag(cache)
+    delete_from(cache, gone[:2], dict.fromkeys([*left, 8], 1))
+    delete_from(cache, gone[2:], dict.fromkeys(left, 1))
+    compact(cache, gone)
+    tag(featcache.open(path))
+    writer = open_writer(path, layout)
+    commit(writer, range(10, 13))
+    close(writer, [*left, *range(10, 13)])
 
 
 STORIES = {
@@ -233,6 +248,7 @@ STORIES = {
     "annotate": Story(annotate_all, begun),
     "change-aside": Story(change_aside, begun_by_the_old_model),
     "edit": Story(edit, begun),
+    "edit-sets": Story(edit_sets, begun_in_sets),
     "merge": Story(merge, begun_in_parts),
 }
 

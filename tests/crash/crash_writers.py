@@ -68,10 +68,22 @@ def text_of(number: int, model: Model = "new") -> str:
 
 
 def annotate(path: Path, numbers: Iterable[int], given: str) -> None:
-    """Give utterances an annotation, telling so."""
+    """Give utterances an annotation, and one of the feature that is added; telling so."""
+    cache = featcache.open(path)
+    values = {"given": given} | ({"quality": given} if ENERGY.name in cache.features else {})
     tell("giving", [], file=given)
-    featcache.open(path).annotate({id_of(number): {"given": given} for number in numbers})
+    cache.annotate({id_of(number): values for number in numbers})
     tell("given", [], file=given)
+
+
+def add_energy(path: Path, quality: str) -> None:
+    """Add a feature, and an annotation with it, in several commits."""
+    writer = CacheWriter(path, [ENERGY], made_from("new"))
+    for number in range(10):
+        writer.write(id_of(number), energy_of(number), annotations={"quality": quality})
+        if number in (3, 6):
+            writer.commit()
+    writer.close()
 
 
 def open_writer(

@@ -317,3 +317,20 @@ def test_columns_of_a_huggingface_data_set_are_taken() -> None:
 def test_a_list_of_dicts_is_taken_as_it_is() -> None:
     rows = [{"id": "a", "audio": "a.wav", "text": "one"}]
     assert featcache.utterances(rows).annotation("text") == ["one"]
+
+
+def test_annotations_of_another_kind_than_stored_are_refused_before_computing(
+    storage: FeatureStorage,
+) -> None:
+    brain = make_brain(storage)
+    brain.cache_features(described(3), progressbar=False, annotations=["duration"])
+    dataset = described(5)
+    for entry in dataset.data.values():
+        entry["duration"] = str(entry["duration"])
+    with pytest.raises(FeatureError, match="'duration' of the data set is str, but float in cache"):
+        brain.cache_features(dataset, progressbar=False, annotations=["duration"])
+    assert len(storage.cache("train")) == 3
+    for entry in dataset.data.values():
+        entry["duration"] = 3  # integers are floats there
+    brain.cache_features(dataset, progressbar=False, annotations=["duration"])
+    assert [*storage.cache("train").annotation("duration")] == [3.0] * 5

@@ -6,20 +6,25 @@ import inspect
 import os
 import shutil
 import signal
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from eight_layouts import LAYOUTS, open_writer, write, write_missing
+from feature_set_helpers import ENERGY, add, energy_of
 from fuzz_children import typed
 from fuzz_format import UNSEALED
-from store_helpers import id_of
+from store_helpers import FINGERPRINT, id_of
 
 import featcache
 from featcache import CacheWriter
 from featcache.errors import FeatcacheError
+from featcache.store.format.feature_sets import name_following, stored_sets
+from featcache.store.format.joint_edit import NEXT
 from featcache.store.format.kept_files import read_building_file
+from featcache.store.format.manifest import write_manifest
 from featcache.store.format.stamps import Stamps
 
 BOTH = range(8)  # published, in two parts
@@ -27,6 +32,8 @@ KNOWN = "spk1/utt-1"
 GONE = 2  # published, and deleted then
 TAG = "v1"  # of the generation with the first part alone
 DEAD = range(8, 11)  # committed by a writer that died
+OF_SETS = {"sets": "memmap", "sets and next": "memmap"}  # kinds of feature sets, with a layout
+KINDS = [*LAYOUTS, *OF_SETS]
 HOW: list[dict[str, Any]] = [
     *({}, {}, {"mapped": False}, {"verify": "columns"}, {"verify": "arrays"}),
     *({"version": TAG}, {"version": TAG, "verify": "arrays"}),
@@ -39,17 +46,33 @@ HOW: list[dict[str, Any]] = [
 
 
 def make_caches(root: Path) -> None:
-    """Make `sealed/<layout>` and, with a part that was never sealed, `dead/<layout>`."""
-    for layout in LAYOUTS:
+    """Make `sealed/<kind>` and, with a part that was never sealed, `dead/<kind>`."""
+    for layout in KINDS:
         for numbers in (BOTH[:5], BOTH[5:]):
-            with open_writer(root / "sealed" / layout, layout) as writer:
+            with open_writer(root / "sealed" / layout, OF_SETS.get(layout, layout)) as writer:
                 change(writer)
                 write(writer, numbers)
             if numbers[0] == BOTH[0]:
                 featcache.open(root / "sealed" / layout).tag(TAG)
         annotate(root / "sealed" / layout)
+        if layout in OF_SETS:
+            add(root / "sealed" / layout, BOTH[1:], annotations={"given": "with it"})
+            featcache.open(root / "sealed" / layout).tag("v3")
         shutil.copytree(root / "sealed" / layout, root / "dead" / layout)
         _write_and_die(root / "dead" / layout, layout)
+        if layout == "sets and next":
+            decide(root / "sealed" / layout)
+            decide(root / "dead" / layout)
+
+
+def decide(path: Path) -> None:
+    """Edit all sets of a cache, and stop where the edit counts, before it is in place."""
+    pairs = {}
+    for directory, manifest in stored_sets(path):
+        after = replace(manifest, tags={**manifest.tags, "v4": manifest.name})
+        after = write_manifest(directory, after, file=NEXT)
+        pairs[directory.name] = (manifest.write_id, after.write_id)
+    name_following(path, pairs)
 
 
 def change(writer: CacheWriter) -> None:
@@ -70,7 +93,7 @@ def _write_and_die(path: Path, layout: str) -> None:
     child = os.fork()
     if child == 0:
         try:
-            writer = open_writer(path, layout)
+            writer = open_writer(path, OF_SETS.get(layout, layout))
             writer.keep_file("made-from", b"{}")
             for number in DEAD:
                 write(writer, [number])
@@ -90,7 +113,7 @@ def is_container(file: Path) -> bool:
     return (
         file.suffix in (".h5", ".tar", ".lca")
         or ".zarr" in str(file)
-        or file.name in ("fbank.npy", "units.npy")
+        or file.name in ("fbank.npy", "units.npy", "energy.npy")
     )
 
 
@@ -102,7 +125,8 @@ def read_all(path: Path, how: dict[str, Any]) -> None:
         return
     ids: list[str] = []
     typed(lambda: ids.extend(opened), lambda: opened.lengths("fbank"))
-    for name in ("fbank", "units"):
+    for name in ("fbank", "units", "energy")[: 3 if ENERGY.name in opened.features else 2]:
+        typed(partial(opened.missing, name))
         typed(partial(opened.read_batch, ids, name), partial(opened.lengths, name, ids=ids))
         typed(*(partial(opened.read, id, name) for id in ids))
         typed(*(partial(opened.read, id, name, 1, 2) for id in ids))
@@ -116,9 +140,14 @@ def read_all(path: Path, how: dict[str, Any]) -> None:
 
 def write_more(path: Path, layout: str, overwrite: bool) -> None:
     """Recover, write and publish."""
-    with open_writer(path, layout, overwrite=overwrite) as writer:
+    with open_writer(path, OF_SETS.get(layout, layout), overwrite=overwrite) as writer:
         change(writer)
         write_missing(writer, (1, 30))
+    if layout in OF_SETS:
+        with CacheWriter(path, [ENERGY], FINGERPRINT, overwrite=overwrite) as writer:
+            for number in (1, 30):
+                if id_of(number) not in writer:
+                    writer.write(id_of(number), energy_of(number))
     annotate(path)
 
 

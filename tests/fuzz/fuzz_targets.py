@@ -10,8 +10,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from eight_layouts import LAYOUTS
-from fuzz_caches import HOW, edit, is_container, pick, picture, read_all, write_more
+from fuzz_caches import HOW, KINDS, edit, is_container, pick, picture, read_all, write_more
 from fuzz_children import typed
 from fuzz_format import is_journal, read_journal, reseal_parents, seal, unseal
 from fuzz_mutations import mutated_bytes, mutated_columns, mutated_json, mutated_seal
@@ -68,7 +67,7 @@ class Targets:
         """A journal is mutated, and read."""
         chance = _chance("journals", number)
         base = self._root / "dead" / _layout(number)
-        (original,) = base.glob("parts/*/journal.jsonl")
+        (original,) = base.rglob("parts/*/journal.jsonl")
         part = directory / str(os.getpid()) / "parts" / original.parent.name
         part.mkdir(parents=True, exist_ok=True)
         (part / original.name).write_bytes(_mutated_journal(original.read_bytes(), chance))
@@ -89,7 +88,7 @@ def _chance(target: str, number: int) -> Random:
 
 
 def _layout(number: int) -> str:
-    return list(LAYOUTS)[number % len(LAYOUTS)]
+    return KINDS[number % len(KINDS)]
 
 
 def _mutate(path: Path, file: Path, other: bytes, chance: Random) -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from eight_layouts import LAYOUTS
-from fuzz_caches import HOW, make_caches, picture, read_all, sealed_files, write_more
+from fuzz_caches import HOW, KINDS, make_caches, picture, read_all, sealed_files, write_more
 from fuzz_children import run_inputs, typed
 from fuzz_format import PART
 from fuzz_report import TIMES, report
@@ -119,7 +118,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_special_file_does_harm_to_readers(root: Path) -> None:
     def read(number: int, place: Path) -> str | None:
-        chance, layout = Random(f"{SEED} reads {number}"), list(LAYOUTS)[number % len(LAYOUTS)]
+        chance, layout = Random(f"{SEED} reads {number}"), KINDS[number % len(KINDS)]
         planted = Planted(root / "sealed" / layout, place / str(number), chance)
         for how in HOW:
             read_all(planted.path, how)
@@ -139,7 +138,7 @@ def _verified(planted: Planted) -> str | None:
 
 def test_no_special_file_does_harm_to_writers(root: Path) -> None:
     def write(number: int, place: Path) -> str | None:
-        chance, layout = Random(f"{SEED} writes {number}"), list(LAYOUTS)[number % len(LAYOUTS)]
+        chance, layout = Random(f"{SEED} writes {number}"), KINDS[number % len(KINDS)]
         planted = Planted(root / "dead" / layout, place / str(number), chance)
         for overwrite in (False, True):
             typed(partial(write_more, planted.path, layout, overwrite))

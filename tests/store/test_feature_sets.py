@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
+from feature_set_helpers import ALL, ENERGY, add, both, energy_of
 from store_disk import Crash, Disk
 from store_helpers import (
     FINGERPRINT,
-    Arrays,
     arrays_of,
     assert_holds,
+    change_index,
     check_cache,
     id_of,
     make_cache,
@@ -27,36 +27,19 @@ from store_helpers import (
 
 import featcache
 from featcache import CacheWriter, FeatureReader, FeatureStorage, FeatureStorageConfig
-from featcache.errors import CacheError, ConfigError, CorruptCacheError, StaleCacheError
+from featcache.errors import (
+    CacheError,
+    ConfigError,
+    CorruptCacheError,
+    FeatureError,
+    IncompleteError,
+    StaleCacheError,
+)
 from featcache.store.format.manifest import NAME, read_manifest
 from featcache.store.writing.part_writer import PartWriter
 from featcache.tables.table import FeatureTable
 
-ENERGY = FeatureStorageConfig("energy")
 PITCH = FeatureStorageConfig("pitch", backend="hdf5", stats=False)
-ALL = range(9)
-
-
-def energy_of(number: int) -> Arrays:
-    return {"energy": arrays_of(number)["fbank"].sum(axis=1, keepdims=True)}
-
-
-def add(
-    path: Path,
-    numbers: Iterable[int] = ALL,
-    feature: FeatureStorageConfig = ENERGY,
-    made_from: Any = FINGERPRINT,
-    **settings: Any,
-) -> Path:
-    """Add a feature to a cache; returns the directory of its set."""
-    with CacheWriter(path, [feature], made_from, **settings) as writer:
-        for number in numbers:
-            writer.write(id_of(number), {feature.name: energy_of(number)["energy"]})
-    return writer.path
-
-
-def both(numbers: Iterable[int]) -> dict[str, Arrays]:
-    return {id_of(number): arrays_of(number) | energy_of(number) for number in numbers}
 
 
 def inodes(path: Path) -> dict[str, int]:
@@ -188,6 +171,42 @@ def test_features_of_two_sets_are_not_written_together(cache: Path) -> None:
         CacheWriter(cache, [*two_features(), ENERGY])
 
 
+def test_who_declares_old_and_new_features_together_is_told_to_add_the_new(cache: Path) -> None:
+    with pytest.raises(StaleCacheError, match=r"add what is new alone \(declare 'energy' and no"):
+        CacheWriter(cache, [*two_features(), ENERGY], FINGERPRINT)
+    with pytest.raises(StaleCacheError) as told:
+        CacheWriter(cache, [*two_features(), ENERGY], {"layer": 10})
+    assert "add what is new" not in str(told.value)
+
+
+def test_an_incomplete_cache_says_which_utterances_lack_a_feature(cache: Path) -> None:
+    add(cache, [*range(7), 20, 21, 22])
+    with pytest.raises(IncompleteError, match=r"2 more have no 'energy', see missing\('energy'\)"):
+        featcache.FeatureDataset(featcache.open(cache), ["energy"])
+
+
+def test_statistics_of_a_feature_are_of_all_that_have_it_and_of_a_table_of_its_rows(
+    cache: Path,
+) -> None:
+    add(cache, [3, 4])
+    opened = featcache.open(cache)
+    frames = [len(arrays_of(number)["fbank"]) for number in ALL]
+    assert opened.stats("fbank").count == sum(frames)
+    assert opened.table.stats("fbank").count == frames[3] + frames[4]
+
+
+def test_no_annotation_has_the_name_of_a_feature_of_another_set(cache: Path) -> None:
+    add(cache)
+    for features, arrays, name in (
+        ([ENERGY], energy_of(20), "units"),
+        (two_features(), arrays_of(20), "energy"),
+    ):
+        with CacheWriter(cache, features, FINGERPRINT) as writer:
+            with pytest.raises(FeatureError, match=name):
+                writer.write(id_of(20), arrays, annotations={name: 1})
+            assert id_of(20) not in writer
+
+
 def test_an_empty_cache_is_begun_anew_with_other_features(tmp_path: Path) -> None:
     make_cache(tmp_path / "train", [])
     writer = CacheWriter(tmp_path / "train", [ENERGY], FINGERPRINT)
@@ -235,6 +254,26 @@ def test_a_damaged_set_leaves_the_others_readable(cache: Path) -> None:
     assert_holds(FeatureStorage(cache.parent, two_features()).cache("train"), oracle(ALL))
     add(cache)
     assert_holds(featcache.open(cache), both(ALL))
+
+
+@pytest.mark.parametrize("name", ["sets", "sets/energy"])
+def test_no_link_leads_to_a_set(cache: Path, name: str) -> None:
+    add(cache)
+    outside = (cache / name).rename(cache.parent / "outside")
+    (cache / name).symlink_to(outside)
+    before = sorted(outside.rglob("*"))
+    for use in (featcache.open, add):
+        with pytest.raises(CorruptCacheError, match="a link"):
+            use(cache)
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_sets_of_other_utterances_with_wrong_columns_are_damaged(cache: Path) -> None:
+    add(cache, range(3))
+    wrong = np.arange(len(ALL), dtype=np.int64)[::-1] + 4096
+    change_index(cache / "sets" / "fbank", {"hash_rows": wrong})
+    with pytest.raises(CorruptCacheError, match="name what is not there"):
+        featcache.open(cache)
 
 
 def test_a_lost_manifest_of_sets_is_written_again(cache: Path) -> None:

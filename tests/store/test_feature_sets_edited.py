@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from store_helpers import FINGERPRINT, Arrays, arrays_of, assert_holds, id_of, make_cache
+from feature_set_helpers import ALL, ENERGY, add, both, energy_of
+from store_helpers import FINGERPRINT, arrays_of, assert_holds, id_of, make_cache
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
@@ -23,21 +22,6 @@ from featcache.errors import (
 from featcache.tables.table import FeatureTable
 from featcache.testing.editing import traces_in
 
-ENERGY = FeatureStorageConfig("energy")
-ALL = range(9)
-
-
-def energy_of(number: int) -> Arrays:
-    return {"energy": arrays_of(number)["fbank"].sum(axis=1, keepdims=True)}
-
-
-def add(path: Path, numbers: Iterable[int] = ALL, **annotations: Any) -> Path:
-    """Add a feature to a cache; returns the directory of its set."""
-    with CacheWriter(path, [ENERGY], FINGERPRINT) as writer:
-        for number in numbers:
-            writer.write(id_of(number), energy_of(number), annotations=annotations)
-    return writer.path
-
 
 def given(cache: featcache.Cache | FeatureTable, name: str) -> dict[str, object]:
     """Values of an annotation by id, where there is one."""
@@ -46,10 +30,6 @@ def given(cache: featcache.Cache | FeatureTable, name: str) -> dict[str, object]
 
 
 BYTES = [arrays_of(7)["fbank"].tobytes(), energy_of(7)["energy"].tobytes()]
-
-
-def both(numbers: Iterable[int]) -> dict[str, Arrays]:
-    return {id_of(number): arrays_of(number) | energy_of(number) for number in numbers}
 
 
 @pytest.fixture
@@ -78,6 +58,32 @@ def test_an_utterance_that_one_set_has_is_deleted_there(tmp_path: Path) -> None:
     cache.refresh()
     assert {*cache.missing("energy")} == {id_of(number) for number in (4, 5, 6, 8)}
     assert {*cache} == {id_of(number) for number in (0, 1, 3)}
+
+
+def test_what_failed_in_one_set_is_deleted_from_the_others(tmp_path: Path) -> None:
+    path = make_cache(tmp_path / "train", ALL)
+    with CacheWriter(path, [ENERGY], FINGERPRINT) as writer:
+        writer.expect(map(id_of, ALL))
+        for number in ALL[1:]:
+            writer.write(id_of(number), energy_of(number))
+        writer.fail(id_of(0))
+    cache = featcache.open(path)
+    assert (cache.complete, cache.failed) == (True, (id_of(0),))
+    cache.delete([id_of(0)])
+    cache.refresh()
+    assert (cache.complete, cache.failed, cache.missing("energy")) == (True, (), ())
+    assert_holds(cache, both(ALL[1:]))
+
+
+def test_a_tag_of_one_set_that_is_dropped_is_dropped_from_all(path: Path) -> None:
+    with CacheWriter(path, [ENERGY], FINGERPRINT) as writer:
+        writer.write("alone", energy_of(3))
+    featcache.open(path).tag("v1")
+    cache = featcache.open(path)
+    cache.delete(["alone"])
+    cache.compact(drop_tags=True)
+    assert featcache.open(path).tags == {}
+    assert not featcache.open(path / "sets" / "fbank").tags
 
 
 @pytest.mark.parametrize("numbers", [[3, 77], [77]])
@@ -209,7 +215,7 @@ def test_annotations_are_given_to_one_set_and_read_of_all(path: Path) -> None:
 def test_annotations_of_sets_with_other_utterances_are_joined_by_id(tmp_path: Path) -> None:
     path = make_cache(tmp_path / "train", ALL)
     featcache.open(path).annotate({id_of(number): {"number": number} for number in ALL})
-    add(path, [8, 2, 5], quality="good")
+    add(path, [8, 2, 5], annotations={"quality": "good"})
     cache = featcache.open(path)
     assert given(cache, "number") == {id_of(number): number for number in (2, 5, 8)}
     assert [*cache.annotation("quality")] == ["good"] * 3
@@ -220,7 +226,7 @@ def test_annotations_of_sets_with_other_utterances_are_joined_by_id(tmp_path: Pa
 
 def test_a_set_keeps_the_annotations_that_it_has(tmp_path: Path) -> None:
     path = make_cache(tmp_path / "train", ALL)
-    add(path, ALL, quality="good")
+    add(path, annotations={"quality": "good"})
     featcache.open(path).annotate({id_of(1): {"quality": "bad", "words": "one"}})
     cache = featcache.open(path)
     good = {id_of(number): "good" for number in ALL}

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from featcache.errors import NotACacheError
-from featcache.store.format.files import write_durably
+from featcache.store.format.files import check_own_directory, write_durably
+from featcache.store.format.joint_edit import KEY, last_pairs
 from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.lock import SOFT_NAME as SOFT_LOCK
 from featcache.store.format.manifest import (
@@ -58,6 +59,20 @@ def write_sets(cache: Path, names: Sequence[str]) -> None:
     write_durably(cache / NAME, pack_json({**others, **fixed}))
 
 
+def name_following(cache: Path, pairs: Mapping[str, tuple[str, str]]) -> None:
+    """Let manifests of sets follow others, all in one step: `write_id`s of both, by set.
+
+    What is named stays there, and means nothing once another manifest has come to its place.
+    """
+    content = read_content(cache)
+    write_durably(cache / NAME, pack_json({**content, KEY: {**last_pairs(content), **pairs}}))
+
+
+def last_edits(cache: Path) -> Mapping[str, tuple[str, str]]:
+    """Return what names the last edits of several sets of a cache: other edits, other names."""
+    return last_pairs(read_content(cache))
+
+
 def cache_of_set(directory: Path) -> Path | None:
     """Return the cache that a directory is a set of; None if of none."""
     cache = directory.parent.parent
@@ -67,11 +82,17 @@ def cache_of_set(directory: Path) -> Path | None:
 
 
 def set_directories(cache: Path, named: Iterable[str]) -> dict[str, Path]:
-    """Return the directories of sets by name: first those that are named, then the others."""
+    """Return the directories of sets by name: first those that are named, then the others.
+
+    Raises `CorruptCacheError` where a link leads to one.
+    """
+    check_own_directory(cache / SETS)
     found = {name: cache / SETS / name for name in named}
     for manifest in sorted((cache / SETS).glob(f"*/{NAME}")):
         if not manifest.parent.name.startswith(NEW):
             found.setdefault(manifest.parent.name, manifest.parent)
+    for directory in found.values():
+        check_own_directory(directory)
     return found
 
 
@@ -100,6 +121,13 @@ def stored_sets(cache: Path) -> Iterator[tuple[Path, Manifest]]:
             if seen.isdisjoint(manifest.features):
                 seen.update(manifest.features)
                 yield directory, manifest
+
+
+def features_beside(directory: Path) -> set[str]:
+    """Return the features of the other sets of the cache that a directory is a set of."""
+    cache = cache_of_set(directory)
+    others = () if cache is None else stored_sets(cache)
+    return {name for other, each in others if other != directory for name in each.features}
 
 
 def set_of(cache: Path, feature: str) -> Path:

@@ -96,7 +96,7 @@ def open_within(root: Path, path: str) -> int:
         moved = _moved(root, path)
         if moved is None:
             raise
-        return open_within(moved, path)
+        return open_within(root, f"{moved}/{path}")
     except OSError as error:
         of_root = str(error.filename) == str(root)  # no cache at all
         wrong = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.ENAMETOOLONG)
@@ -112,12 +112,12 @@ def open_within(root: Path, path: str) -> int:
     return descriptor
 
 
-def _moved(root: Path, path: str) -> Path | None:
+def _moved(root: Path, path: str) -> str | None:
     """Return the feature set that a file lies in now, whose cache was opened before it was one."""
     if not path.startswith(("parts/", "probe-", "made-from-")):
         return None
     sets = sorted((root / "sets").glob("*"))
-    return next((each for each in sets if (each / path).is_file()), None)
+    return next((f"sets/{each.name}" for each in sets if (each / path).is_file()), None)
 
 
 def open_there(root: Path, path: str) -> int:

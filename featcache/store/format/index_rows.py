@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from featcache.errors import CorruptCacheError
 from featcache.interface import Ints
 from featcache.store.format.id_order import take
-from featcache.store.format.index import FeatureColumns, Index
-from featcache.store.format.strings import Strings, ends_of
+from featcache.store.format.index import FeatureColumns, Index, is_sound
+from featcache.store.format.strings import DAMAGED, Strings, ends_of
 
 
 def have_same_ids(first: Index, other: Index) -> bool:
@@ -53,9 +54,14 @@ def _are_same(first: Strings, rows: Ints, other: Strings, others: Ints) -> bool:
 
 
 def common_rows(indexes: Sequence[Index]) -> list[Ints | None]:
-    """Return, for each index, the rows of the ids that all of them have; None: all its rows."""
+    """Return, for each index, the rows of the ids that all of them have; None: all its rows.
+
+    Raises `CorruptCacheError` for an index whose rows cannot be taken.
+    """
     if all(have_same_ids(indexes[0], each) for each in indexes[1:]):
         return [None] * len(indexes)
+    if not all(map(is_sound, indexes)):
+        raise CorruptCacheError(f"{DAMAGED}: its columns name what is not there")
     found = [np.arange(len(indexes[0]))]
     found += [rows_of_ids(each, indexes[0]) for each in indexes[1:]]
     there = np.logical_and.reduce([rows >= 0 for rows in found])

@@ -17,6 +17,7 @@ from featcache.store.format import checked
 from featcache.store.format.annotations import KINDS
 from featcache.store.format.checked import OPTIONAL
 from featcache.store.format.files import read_within, write_durably
+from featcache.store.format.joint_edit import in_force
 from featcache.store.format.manifest_entries import AnnotationEntry, Expected, PartEntry
 from featcache.store.format.sealed_json import pack_json, unpack_json
 
@@ -133,8 +134,10 @@ def manifest_file(name: str) -> str:
     return f"{MANIFESTS}/{name}.json"
 
 
-def write_manifest(cache: Path, manifest: Manifest, *, keep: bool = False) -> Manifest:
-    """Write `featcache.json`, and return it as it stands there.
+def write_manifest(
+    cache: Path, manifest: Manifest, *, keep: bool = False, file: str = NAME
+) -> Manifest:
+    """Write `featcache.json`, or what is to follow it, and return it as it stands there.
 
     All that it names must be durable already. With `keep`, it is also kept under its generation's
     name.
@@ -145,7 +148,7 @@ def write_manifest(cache: Path, manifest: Manifest, *, keep: bool = False) -> Ma
     data = pack_json({"format": "featcache", "version": FORMAT_VERSION} | content | others)
     if keep:
         write_durably(cache / manifest_file(manifest.name), data)
-    write_durably(cache / NAME, data)
+    write_durably(cache / file, data)
     return manifest
 
 
@@ -160,6 +163,8 @@ def read_manifest(cache: Path, file: str = NAME) -> Manifest:
     `FeatureSetsError` for a cache of feature sets.
     """
     content = read_content(cache, file)
+    if file == NAME and cache.parent.name == SETS:
+        content = in_force(cache, content)
     try:
         _check_version(cache, content)
         if content.get("kind") == SETS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 from featcache.errors import IncompleteError
 from featcache.store.format.lock import holder, holder_text, is_locked
@@ -20,6 +22,7 @@ def check_complete(cache: object, *, allow_incomplete: bool = False) -> None:
     count = len(cache) if hasattr(cache, "__len__") else 0
     of = "" if expected is None else f" of {expected}"
     there = f"{count}{of} {'utterance is' if count == 1 and not of else 'utterances are'} there"
+    there += "".join(_lacking(cache))
     with contextlib.suppress(OSError):  # a cache that only others can write to
         if path is not None and holder(path) is not None and is_locked(path):
             there += f"; it is being written by {holder_text(path)}"
@@ -27,3 +30,12 @@ def check_complete(cache: object, *, allow_incomplete: bool = False) -> None:
         f"cache {str(path)!r} is incomplete: {there}; go on with what fills it "
         "(cache_features, extract, CacheWriter), or read what is there: allow_incomplete=True"
     )
+
+
+def _lacking(cache: Any) -> Iterator[str]:
+    """Give, for each feature set of a cache, what it lacks of the others."""
+    for set_ in getattr(getattr(cache, "opened", None), "sets", {}).values():
+        feature = next(iter(set_.features))
+        if missing := len(cache.missing(feature)):
+            have = "has" if missing == 1 else "have"
+            yield f"; {missing} more {have} no {feature!r}, see missing({feature!r})"

@@ -105,7 +105,8 @@ class Described(ABC):
     def stats(self, feature: str) -> FeatureStats:
         """Return count, mean and variance over all frames of a feature.
 
-        Of all utterances that have the feature, in a cache of feature sets, too. Raises
+        Of all utterances that have the feature, in a cache of feature sets, too, where rows are
+        the utterances that have all features: `cache.table.stats(feature)` is of the rows. Raises
         `KeyNotFoundError` if none were collected.
         """
         self.opened.arrays(feature)

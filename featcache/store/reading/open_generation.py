@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from featcache.errors import (
+    CacheError,
     CorruptCacheError,
     NotACacheError,
     StaleCacheError,
     UnknownNameError,
     nearest,
 )
-from featcache.store.format.feature_sets import stored_sets
-from featcache.store.format.manifest import SETS, FeatureSetsError, manifest_file
+from featcache.store.format.feature_sets import last_edits, set_directories, stored_sets
+from featcache.store.format.manifest import FeatureSetsError, manifest_file
 from featcache.store.format.named_generations import is_of_current_build, name_of, tags_of
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
@@ -46,7 +48,7 @@ def open_generation(
     try:
         opened = _open(path, settings)
     except FeatureSetsError as found:
-        sets = _open_sets(path, found.names, settings)
+        sets = _open_at_once(path, found.names, settings)
         if len(sets) > 1:
             return _joined(path, sets, expectation)
         (opened,) = sets.values()
@@ -76,6 +78,17 @@ def _joined(path: Path, sets: dict[str, Generation], expectation: Expectation | 
     return Generation.of_sets(path, served, join_sets(served), refused)
 
 
+def _open_at_once(
+    path: Path, named: tuple[str, ...], settings: OpenSettings
+) -> dict[str, Generation]:
+    """Open sets as they are at one moment: an edit of several is seen in all of them or in none."""
+    while True:
+        edits = last_edits(path)
+        sets = _open_sets(path, named, settings)
+        if last_edits(path) == edits:
+            return sets
+
+
 def _open_sets(path: Path, named: tuple[str, ...], settings: OpenSettings) -> dict[str, Generation]:
     """Open the sets of some features, or all that are named."""
     wanted = set(settings.features or ())
@@ -84,7 +97,8 @@ def _open_sets(path: Path, named: tuple[str, ...], settings: OpenSettings) -> di
         for directory, manifest in stored_sets(path)
         if not wanted.isdisjoint(manifest.features)
     }
-    sets = found or {name: path / SETS / name for name in named}
+    every = set_directories(path, named)
+    sets = found or {name: every[name] for name in named}
     try:
         return _of_version(path, sets, settings)
     except NotACacheError as error:
@@ -110,7 +124,13 @@ def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> di
 
 def _open(path: Path, settings: OpenSettings) -> Generation:
     name = _generation_of(path, settings)
-    return Generation(path, mapped=settings.mapped, check_reads=settings.check_reads, name=name)
+    opened = partial(Generation, path, mapped=settings.mapped, check_reads=settings.check_reads)
+    try:
+        return opened(name=name)
+    except CacheError:
+        if name is None or settings.version is not None or is_of_current_build(path, name):
+            raise
+        return opened()  # that of before has gone meanwhile
 
 
 def _generation_of(path: Path, settings: OpenSettings) -> str | None:

@@ -38,17 +38,21 @@ from featcache.store.format.manifest_entries import AnnotationEntry
 from featcache.store.reading.verify import raise_damage
 from featcache.store.writing.annotation_sources import AnnotationSource, Entry, entries_of
 from featcache.store.writing.given_annotations import Given, GivenAnnotations
-from featcache.store.writing.publish import next_generation, write_generation
+from featcache.store.writing.publish import next_generation
+from featcache.store.writing.together import write_together
 
 Unknown = Literal["raise", "skip"]
 MOST_TOLD = 20
 _AT_ONCE = 65536
 
 
-def annotate(caches: Sequence[Path], source: AnnotationSource, unknown: Unknown = "raise") -> None:
+def annotate(
+    path: Path, caches: Sequence[Path], source: AnnotationSource, unknown: Unknown = "raise"
+) -> None:
     """Give utterances of a cache annotations, as `Cache.annotate` does.
 
     Args:
+        path: the cache.
         caches: the cache; or its feature sets. Each that has an annotation gets its values; the
             first one gets an annotation that none has.
         source: of the values.
@@ -62,16 +66,20 @@ def annotate(caches: Sequence[Path], source: AnnotationSource, unknown: Unknown 
         features = {name for _, before, _ in places for name in before.features}
         entries: Iterable[Entry] = entries_of(source, known)
         if len(places) == 1:
-            _publish(*places[0], entries, features, unknown)
-            return
-        entries = list(entries)
-        if unknown == "raise":
-            _refuse_strangers(caches[0], [file for _, _, file in places], entries)
-        for number, (cache, before, file) in enumerate(places):
-            mine = set(before.annotations) if number else None
-            others = {*known}.difference(before.annotations)
-            some = _of_names(entries, others, mine)
-            _publish(cache, before, file, some, features, "skip")
+            after = {caches[0]: _annotated(*places[0], entries, features, unknown)}
+        else:
+            entries = list(entries)
+            if unknown == "raise":
+                _refuse_strangers(path, [file for _, _, file in places], entries)
+            after = {}
+            for number, (cache, before, file) in enumerate(places):
+                mine = set(before.annotations) if number else None
+                others = {*known}.difference(before.annotations)
+                some = _of_names(entries, others, mine)
+                after[cache] = _annotated(cache, before, file, some, features, "skip")
+        changed = {cache: manifest for cache, manifest in after.items() if manifest is not None}
+        with explained(path, lambda: "the cache is as it was"):
+            write_together(path, changed)
 
 
 @contextmanager
@@ -118,20 +126,23 @@ def _refuse_strangers(cache: Path, files: Iterable[ColumnFile], entries: list[En
         raise KeyNotFoundError(_not_there(cache, [ids[n] for n in np.flatnonzero(~there)]))
 
 
-def _publish(
+def _annotated(
     cache: Path,
     before: Manifest,
     file: ColumnFile,
     entries: Iterable[Entry],
     features: Collection[str],
     unknown: Unknown,
-) -> None:
-    """Publish a generation of the same parts, with what entries say of its rows."""
+) -> Manifest | None:
+    """Return the manifest of a generation of the same parts, with what entries say of its rows.
+
+    Its index is durable, and the manifest yet to be written. None: nothing is said.
+    """
     known = dict(_kinds(before)), features
     index = read_index(file, [])
     given, kinds = _given(cache, index, iter(entries), known, unknown)
     if not any(each.rows for each in given.values()):
-        return
+        return None
     annotations: dict[str, AnnotationEntry] = {}
 
     def columns() -> Iterator[tuple[str, NDArray[Any]]]:
@@ -149,7 +160,7 @@ def _publish(
     name = index_file(new_generation_name(generation))
     digest = save_columns(cache / name, columns())
     sync_directory(cache)
-    after = replace(
+    return replace(
         before,
         generation=generation,
         previous=before.name,
@@ -158,7 +169,6 @@ def _publish(
         annotations=annotations,
         requires_to_write=with_needed(before.requires_to_write, {ANNOTATIONS: bool(annotations)}),
     )
-    write_generation(cache, after)
 
 
 def _changed(before: Manifest, file: ColumnFile, name: str, kind: str, given: Given) -> Column:

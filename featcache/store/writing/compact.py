@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -51,14 +51,16 @@ def merge_small(cache: Path, features: Declarations, manifest: Manifest) -> Mani
     return publish(cache, manifest, UNCHANGED)
 
 
-def refuse_tags(cache: Path, manifest: Manifest) -> None:
-    """Raise `CacheError` while a tag holds what was deleted."""
-    if in_the_way := dict(_tags_that_hold(cache, manifest)):
+def refused_tags(cache: Path, manifest: Manifest, drop_tags: bool) -> Iterable[str]:
+    """Return the tags that hold what was deleted; raise `CacheError` unless they may go."""
+    in_the_way = dict(_tags_that_hold(cache, manifest))
+    if in_the_way and not drop_tags:
         told = "; ".join(f"{tag!r}: {why}" for tag, why in in_the_way.items())
         raise CacheError(
             f"tags of cache {str(cache)!r} hold what was deleted or replaced since ({told}); "
             "untag these generations, or compact with drop_tags=True; nothing was changed"
         )
+    return in_the_way
 
 
 def compact(cache: Path, features: Declarations, manifest: Manifest) -> Manifest:

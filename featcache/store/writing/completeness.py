@@ -28,6 +28,7 @@ class Outcome:
     expected: Collection[str] | None = None
     failed: Collection[str] = ()
     unchanged: bool = False  # the same utterances as before: complete or not as it was
+    forgotten: Collection[str] = ()  # ids that have failed no more
 
 
 def failed_ids(
@@ -38,6 +39,7 @@ def failed_ids(
     if before.index and before.build == manifest.building:
         with ColumnFile(cache, before.index, mapped=False, expected=before.index_digest) as file:
             failed |= set(read_strings(file, "failed"))
+    failed.difference_update(outcome.forgotten)
     if failed and outcome.expected is not None:  # one that has left the data set counts no more
         failed.intersection_update(outcome.expected)
     return sorted(failed - _among(stored, failed), key=str.encode)

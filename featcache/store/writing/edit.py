@@ -33,17 +33,17 @@ from featcache.store.format.manifest import (
     generation_number,
     manifest_file,
     read_manifest,
-    write_manifest,
 )
 from featcache.store.format.named_generations import tags_of
 from featcache.store.format.part import SEAL
 from featcache.store.reading.generation import Generation
 from featcache.store.writing.compact import compact as compact_parts
-from featcache.store.writing.compact import refuse_tags
+from featcache.store.writing.compact import refused_tags
 from featcache.store.writing.completeness import Outcome
+from featcache.store.writing.forgotten_lines import forget_lines
 from featcache.store.writing.new_sets import remove_left
 from featcache.store.writing.session import WriteSession
-from featcache.store.writing.superseded import remove_superseded
+from featcache.store.writing.together import write_together
 
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _MOST_TOLD = 5
@@ -51,20 +51,23 @@ _MOST_LOOKED_FOR = 100  # ids in a probe: each look goes through all of it
 
 
 def delete(cache: Path, ids: Iterable[str]) -> None:
-    """Delete utterances, durably, from each feature set that has them; they are no more expected.
+    """Delete utterances, durably, from all feature sets at once; they are no more expected.
 
-    A probe that names one of them goes, too. Raises `KeyNotFoundError`, and deletes nothing, if one
-    is not stored.
+    Those that have failed are forgotten, and so are lines that name one of them in files of those
+    who work in the cache. A probe that names one goes, too. Raises `KeyNotFoundError`, and deletes
+    nothing, if one is neither stored nor has failed.
     """
     if isinstance(ids, str):
         raise ConfigError(f"the ids are a list of strings, not {ids!r}")
     listed = list(dict.fromkeys(ids))
     with ExitStack() as stack:
         sessions = [stack.enter_context(_editing(directory)) for directory in _directories(cache)]
+        failed = {each.path: {*Generation(each.path).failed} for each in sessions}
         missing = [
             id
             for id in listed
-            if not isinstance(id, str) or all(id not in each.parts for each in sessions)
+            if not isinstance(id, str)
+            or all(id not in each.parts and id not in failed[each.path] for each in sessions)
         ]
         if missing:
             told = ", ".join(map(repr, missing[:_MOST_TOLD]))
@@ -72,11 +75,18 @@ def delete(cache: Path, ids: Iterable[str]) -> None:
                 f"of {len(listed)} utterances to delete, {len(missing)} are not in cache "
                 f"{str(cache)!r}: {told}{', ...' * (len(missing) > _MOST_TOLD)}; none was deleted"
             )
+        after: dict[Path, Manifest] = {}
         for session in sessions:
-            if mine := [id for id in listed if id in session.parts]:
-                place = session.path
+            place, its = session.path, failed[session.path]
+            mine = [id for id in listed if id in session.parts]
+            if mine or not its.isdisjoint(listed):
                 manifest = read_manifest(place)
-                session.delete(mine, _without(place, manifest), _probes(place, manifest, mine))
+                outcome = _without(manifest, its, listed)
+                after[place] = session.without(mine, outcome, _probes(place, manifest, listed))
+        for place in after:
+            forget_lines(place, listed)
+        with explained(cache, lambda: "nothing was deleted"):
+            write_together(cache, after)
 
 
 def compact(cache: Path, *, drop_tags: bool) -> None:
@@ -86,12 +96,13 @@ def compact(cache: Path, *, drop_tags: bool) -> None:
         remove_left(cache)  # the first names of files that are in a set now
     with ExitStack() as stack:
         sessions = [stack.enter_context(_editing(directory)) for directory in directories]
-        manifests = [read_manifest(each.path) for each in sessions]
-        for session, manifest in zip(sessions, manifests, strict=True):
-            if not drop_tags:
-                refuse_tags(session.path, manifest)
-        for session, manifest in zip(sessions, manifests, strict=True):
-            compact_parts(session.path, session.features, manifest)
+        manifests = {each.path: read_manifest(each.path) for each in sessions}
+        held = {tag for each in manifests.items() for tag in refused_tags(*each, drop_tags)}
+        if held and len(sessions) > 1:  # a version goes with all its sets
+            having = {each: manifests[each] for each in manifests if held & {*manifests[each].tags}}
+            write_together(cache, {each: _untagged(having[each], held) for each in having})
+        for session in sessions:
+            compact_parts(session.path, session.features, read_manifest(session.path))
     if cache not in directories and (left := sorted((cache / PARTS).glob("*"))):
         raise CacheError(
             f"cache {str(cache)!r} is compacted, but {', '.join(map(repr, map(str, left)))} belong "
@@ -135,11 +146,12 @@ def tag(cache: Path, name: str, generations: Collection[str]) -> None:
                 f"generation {gone[0]!r} of cache {str(cache)!r} is no longer there; refresh() "
                 "the cache and tag the one that is"
             )
-        for place, generation in tagged.items():
-            manifest = places[place]
-            if name not in manifest.tags:
-                after = replace(manifest, tags={**manifest.tags, name: generation})
-                write_manifest(place, after, keep=generation == manifest.name)
+        given = {
+            place: replace(places[place], tags={**places[place].tags, name: generation})
+            for place, generation in tagged.items()
+            if name not in places[place].tags
+        }
+        write_together(cache, given)
 
 
 def untag(cache: Path, name: str) -> None:
@@ -152,9 +164,12 @@ def untag(cache: Path, name: str) -> None:
             raise UnknownNameError(
                 f"cache {str(cache)!r} has no tag {name!r}; {nearest(name, sorted(known))}"
             )
-        for place in having:
-            tags = {tag: each for tag, each in places[place].tags.items() if tag != name}
-            remove_superseded(place, write_manifest(place, replace(places[place], tags=tags)))
+        write_together(cache, {place: _untagged(places[place], [name]) for place in having})
+
+
+def _untagged(manifest: Manifest, names: Collection[str]) -> Manifest:
+    tags = {tag: each for tag, each in manifest.tags.items() if tag not in names}
+    return replace(manifest, tags=tags)
 
 
 def _directories(cache: Path) -> list[Path]:
@@ -213,14 +228,14 @@ def _is_whole(cache: Path, generation: str) -> bool:
     return False
 
 
-def _without(cache: Path, manifest: Manifest) -> Outcome:
-    """Say what is expected of a cache of which utterances are deleted: the others.
+def _without(manifest: Manifest, failed: Collection[str], ids: Collection[str]) -> Outcome:
+    """Say what is expected of a cache without some ids: the others.
 
     Where some were still to come, which ones they are is not known.
     """
     if manifest.expected is None or not manifest.complete:
-        return Outcome(manifest.complete)
-    return Outcome(complete=True, expected=tuple(Generation(cache).failed))
+        return Outcome(manifest.complete, forgotten=ids)
+    return Outcome(complete=True, expected=tuple({*failed}.difference(ids)))
 
 
 def _probes(cache: Path, manifest: Manifest, ids: Collection[str]) -> list[str]:

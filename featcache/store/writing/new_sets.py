@@ -28,7 +28,7 @@ from featcache.store.format.feature_sets import (
     stored_sets,
     write_sets,
 )
-from featcache.store.format.files import remove_unfinished
+from featcache.store.format.files import check_own_directory, remove_unfinished
 from featcache.store.format.lock import HOLDER, SOFT_NAME, WriterLock
 from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.manifest import (
@@ -81,7 +81,9 @@ def _free(cache: Path, features: Iterable[str]) -> Path:
     """Return a directory for a new set, named after its first feature."""
     first = next(iter(features))
     names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
-    return next(cache / SETS / name for name in names if not (cache / SETS / name / NAME).exists())
+    check_own_directory(cache / SETS)
+    places = (cache / SETS / name for name in names)
+    return next(each for each in places if not ((each / NAME).exists() or each.is_symlink()))
 
 
 def directory_to_write(cache: Path, features: Iterable[str]) -> Path:
@@ -102,7 +104,7 @@ def name_set(directory: Path) -> None:
     if cache is None:
         return
     if directory.name not in (set_names(cache) or ()):
-        with explained(cache, lambda: "all that was committed is kept"), _locked(cache):
+        with explained(cache, lambda: "all that was committed is kept"), locked_sets(cache):
             known = set_names(cache)
             if known is None:  # it was lost
                 known = tuple(
@@ -135,7 +137,7 @@ def holds_any(cache: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(cache: Path) -> Iterator[None]:
+def locked_sets(cache: Path) -> Iterator[None]:
     """Hold the lock of a cache of sets, which nobody holds for long."""
     until = time.monotonic() + PATIENCE_S
     while True:

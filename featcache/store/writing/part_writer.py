@@ -19,6 +19,7 @@ from featcache.errors import ClosedError, CorruptCacheError
 from featcache.interface import Array
 from featcache.store.format.annotations import NONE, Values, check_annotations, with_kinds
 from featcache.store.format.disk_errors import explained, reading
+from featcache.store.format.feature_sets import features_beside
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.ids import check_id
 from featcache.store.format.manifest import PARTS
@@ -62,7 +63,9 @@ class PartWriter:
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
             found = find_stored(self.path, self._fingerprint)
+            beside = features_beside(self.path)
         self._build, self._dims, self._kinds, stored = found
+        self._names = beside.union(self.features)  # which no annotation has
         self._known = KnownIds(self.path, stored)
         self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
@@ -107,7 +110,7 @@ class PartWriter:
     ) -> None:
         """Store the features of one utterance, as `CacheWriter.write` does."""
         check_id(id)
-        values = check_annotations(id, annotations, self.features) if annotations else NONE
+        values = check_annotations(id, annotations, self._names) if annotations else NONE
         if stamps is not UNKNOWN:
             stamps = check_stamps(id, stamps)
         check_features(id, arrays, self.features)

@@ -71,9 +71,17 @@ def publish(
 ) -> Manifest:
     """Publish the sealed parts of the build that `manifest` is building; return the new manifest.
 
-    Only the holder of the cache's lock may call this. What `manifest` says of the generation before
-    is taken from the disk: an earlier publish may have failed after its manifest was out. Parts of
-    earlier builds are removed once the new one is out.
+    Only the holder of the cache's lock may call this. Parts of earlier builds are removed once the
+    new one is out.
+    """
+    return write_generation(cache, prepared(cache, manifest, outcome, changes))
+
+
+def prepared(cache: Path, manifest: Manifest, outcome: Outcome, changes: Changes) -> Manifest:
+    """Make all durable that a generation names, and return its manifest, which is not written.
+
+    What `manifest` says of the generation before is taken from the disk: an earlier publish may
+    have failed after its manifest was out.
     """
     before = read_manifest(cache) if (cache / NAME).exists() else manifest
     names = list(manifest.features)
@@ -105,7 +113,7 @@ def publish(
         replaced=_replaced(cache, before, changes),
         **_kept(before, manifest.building) | _of_columns(before, indexes, annotations),
     )
-    return write_generation(cache, _without(after, changes))
+    return _without(after, changes)
 
 
 def write_generation(cache: Path, manifest: Manifest) -> Manifest:

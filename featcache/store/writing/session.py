@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from featcache.store.writing.completeness import Outcome
 from featcache.store.writing.new_sets import name_set
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
-from featcache.store.writing.publish import publish, sealed_parts
+from featcache.store.writing.publish import prepared, publish, sealed_parts
 from featcache.store.writing.recover import recover_parts
 from featcache.store.writing.superseded import remove_superseded
 from featcache.store.writing.tombstones import find_tombstones
@@ -98,17 +99,22 @@ class WriteSession:
             if self._manifest.complete:
                 name_set(self.path)
 
-    def delete(
-        self, ids: Collection[str], outcome: Outcome | None = None, files: Collection[str] = ()
-    ) -> None:
-        """Delete utterances that are stored in sealed parts, durably, and publish that.
-
-        A cache that is to take the place of another is not published for that.
+    def without(self, ids: Collection[str], outcome: Outcome, files: Collection[str]) -> Manifest:
+        """Delete utterances that are stored in sealed parts; the caller writes the manifest.
 
         Args:
             ids: the utterances.
-            outcome: what is expected then; by default what the writer was told.
+            outcome: what is expected then.
             files: those of roles that go with them.
+        """
+        with explained(self.path, _kept):
+            changes = Changes(self.stamps, ids, files=files)
+            return prepared(self.path, self._manifest, outcome, changes)
+
+    def delete(self, ids: Collection[str]) -> None:
+        """Delete utterances that are stored in sealed parts, durably, and publish that.
+
+        A cache that is to take the place of another is not published for that.
         """
         with explained(self.path, _kept):
             if self.is_aside:
@@ -118,8 +124,7 @@ class WriteSession:
                 deleted = tuple(part.entry for part in parts if part.entry.tombstones)
                 write_manifest(self.path, replace(before, building_parts=deleted))
             else:
-                changes = Changes(self.stamps, ids, files=files)
-                self._publish(outcome or self._outcome(complete=False), changes)
+                self._publish(self._outcome(complete=False), Changes(self.stamps, ids))
         for id in ids:
             self.stamps.pop(id, None)
         self.parts.look_again()
@@ -220,7 +225,8 @@ class WriteSession:
             raise StaleCacheError(
                 f"cache {str(self.path)!r} was made from something else than is declared "
                 f"now:{lines}\n"
-                "overwrite it (overwrite=True), or give another directory"
+                f"{_cure(manifest, content, changed)}overwrite it (overwrite=True), or give "
+                "another directory"
             )
         build, building = manifest.build, manifest.building
         if overwrite and stored:
@@ -256,6 +262,14 @@ class WriteSession:
         deleted = tuple(part.entry for part in parts if part.entry.tombstones)
         fresh = replace(fresh, building_parts=deleted)
         return publish(self.path, fresh, Outcome(complete=False))
+
+
+def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[str]) -> str:
+    """Offer to add features alone, where nothing but them is new."""
+    new = {*content["features"]} - before.features.keys()
+    if len(new) < len(changed) or not new:
+        return ""
+    return f"add what is new alone (declare {', '.join(map(repr, sorted(new)))} and no other), "
 
 
 def _without_build(manifest: Manifest) -> Manifest:

@@ -10,6 +10,7 @@ from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError
 from featcache.store.format.files import remove_unfinished
 from featcache.store.format.fingerprint import fingerprint_digest
+from featcache.store.format.joint_edit import settle
 from featcache.store.format.journal import read_journal
 from featcache.store.format.journal_lines import Header
 from featcache.store.format.kept_files import KEPT_FILE
@@ -41,6 +42,7 @@ def remove_superseded(cache: Path, manifest: Manifest) -> None:
     With it go the parts of lower builds, and those of an overwrite that was given up for the one
     that took its number. What a tag names stays.
     """
+    settle(cache)
     sync_directory(cache)  # a killed writer may not have come to make its manifest durable
     manifests = {name: cache / manifest_file(name) for name in kept_manifests(cache)}
     kept = {manifest.name, manifest.previous, *manifest.tags.values()}

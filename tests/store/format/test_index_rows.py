@@ -25,8 +25,13 @@ def index_of(listed: list[str]) -> Index:
     columns = FeatureColumns(
         rows, hashes, first, extents.astype(np.int32), extents * 10, extents * 100
     )
-    nothing = np.empty(0, np.int64)
-    files = ContainerColumns(Strings.of([]), nothing, np.empty(0, np.uint8), np.empty(0, np.int32))
+    count = len(keys)  # of containers: each extent of row r is in container r
+    files = ContainerColumns(
+        Strings.of([f"{row}.npy" for row in rows]),
+        np.zeros(count, np.int64),
+        np.zeros(16 * count, np.uint8),
+        np.zeros(count, np.int32),
+    )
     return Index(hashes[order], order, Strings.of_bytes(keys), {"f": columns}, files, {})
 
 

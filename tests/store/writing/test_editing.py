@@ -77,6 +77,38 @@ def test_a_deletion_leaves_a_complete_cache_complete(path: Path) -> None:
     assert (cache.complete, cache.expected, cache.failed) == (True, 10, ("bad",))
 
 
+def test_a_failed_utterance_is_forgotten_with_the_lines_about_it(path: Path) -> None:
+    with CacheWriter(path, two_features(), FINGERPRINT) as writer:
+        writer.expect([*map(id_of, ALL), "bad", "worse"])
+        writer.fail("bad")
+        writer.fail("worse")
+    notes, others = path / "work-failures.jsonl", path / "work-plan.json"
+    lines = ['{"id": "bad", "error": "1"}', "{", "[" * 100_000, '{"id": "worse"}', '{"id": [1]}']
+    notes.write_text("\n".join(lines) + "\n")
+    others.write_text(lines[0])
+    cache = featcache.open(path)
+    cache.delete(["bad", id_of(0)])
+    cache.refresh()
+    assert (cache.complete, cache.expected, cache.failed) == (True, 10, ("worse",))
+    assert notes.read_text().splitlines() == lines[1:]
+    assert others.read_text() == lines[0]
+    with pytest.raises(KeyNotFoundError, match="'bad'"):
+        cache.delete(["bad"])
+    notes.write_text(lines[3])
+    cache.delete(["worse"])
+    assert not notes.exists()
+    check_cache(path, ALL[1:])
+
+
+def test_a_failed_utterance_of_an_unfinished_cache_is_forgotten(path: Path) -> None:
+    with CacheWriter(path, two_features(), FINGERPRINT) as writer:
+        writer.expect([*map(id_of, ALL), "bad", "to come"])
+        writer.fail("bad")
+    featcache.open(path).delete(["bad"])
+    cache = featcache.open(path)
+    assert (cache.complete, cache.failed) == (False, ())
+
+
 def test_a_deletion_leaves_an_unfinished_cache_unfinished(path: Path) -> None:
     with CacheWriter(path, two_features(), FINGERPRINT) as writer:
         writer.expect([*map(id_of, ALL), "to come"])
