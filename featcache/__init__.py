@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 from featcache import errors as errors
+from featcache.errors import AdoptionError as AdoptionError
 from featcache.errors import CacheError as CacheError
 from featcache.errors import CacheLockedError as CacheLockedError
 from featcache.errors import ClosedError as ClosedError

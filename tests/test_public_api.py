@@ -29,6 +29,7 @@ HEAVY = {
 }
 
 PUBLIC = [
+    "AdoptionError",
     "Cache",
     "CacheError",
     "CacheLockedError",
