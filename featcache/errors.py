@@ -7,6 +7,7 @@
     │   ├── UnknownNameError (KeyError)      no such backend, codec or option
     │   └── StateError                       a state of other data or settings, or none at all
     ├── MissingDependencyError (ImportError) an optional library is not installed
+    ├── AdoptionError (ValueError)           a store of others that cannot be adopted as it lies
     ├── FeatureError (ValueError)            an array that cannot be stored as declared
     ├── ClosedError (ValueError)             used after closing, or in another process
     ├── DuplicateIdError (ValueError)        an id given twice in one run
@@ -56,6 +57,10 @@ class StateError(ConfigError):
 
 class MissingDependencyError(FeatcacheError, ImportError):
     """An optional library is not installed."""
+
+
+class AdoptionError(FeatcacheError, ValueError):
+    """A store that others wrote and that cannot be adopted as it lies."""
 
 
 class FeatureError(FeatcacheError, ValueError):

@@ -1,4 +1,4 @@
-"""Storage formats and codecs by name, found through entry points."""
+"""Storage formats, codecs, and kinds of stores to adopt by name, found through entry points."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
+from featcache.adoptable import Kind
 from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.interface import Backend, Codec
 
 BACKENDS = "featcache.backends"
 CODECS = "featcache.codecs"
+ADOPTION = "featcache.adoption"
 RAW = "raw"  # the name of no codec: plain bytes
 _OF_BACKENDS = ("codecs", "open_writer")
+_OF_KINDS = ("name", "recognises", "index")
 _OF_CODECS = ("name", "lossless", "dtypes", "encode", "decode")
 
 
@@ -56,7 +59,30 @@ def get_codec(name: str) -> type[Codec]:
     return cast(type[Codec], _load(CODECS, "codec", name, _OF_CODECS))
 
 
+def kind_names() -> list[str]:
+    """List the names of all installed kinds of stores that can be adopted."""
+    return sorted(_entries(ADOPTION))
+
+
+def get_kind(name: str) -> Kind:
+    """Return a kind of store that can be adopted.
+
+    Raises `UnknownNameError` if no such kind is installed, `ConfigError` if it does not load.
+    """
+    return cast(Kind, _loaded(ADOPTION, "kind of store", name, _OF_KINDS))
+
+
 def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
+    loaded = _loaded(group, kind, name, needed)
+    if not isinstance(loaded, type) or not dataclasses.is_dataclass(loaded):
+        raise ConfigError(
+            f"{kind} {name!r} is registered as {_entries(group)[name][0].value!r}, which is no "
+            f"{kind}: a frozen dataclass with {', '.join(needed)} is needed"
+        )
+    return loaded
+
+
+def _loaded(group: str, kind: str, name: str, needed: tuple[str, ...]) -> object:
     entries = _entries(group)
     if not isinstance(name, str) or name not in entries:  # a damaged manifest may name a list
         raise UnknownNameError(
@@ -70,18 +96,17 @@ def _load(group: str, kind: str, name: str, needed: tuple[str, ...]) -> type:
             "one"
         )
     try:
-        loaded = entries[name][0].load()
+        loaded: object = entries[name][0].load()
     except Exception as error:  # whatever the package of a stranger raises
         raise ConfigError(
             f"{kind} {name!r} is registered as {targets[0]!r}, which does not load: "
             f"{type(error).__name__}: {error}"
         ) from error
     lacks = [attribute for attribute in needed if not hasattr(loaded, attribute)]
-    if not isinstance(loaded, type) or not dataclasses.is_dataclass(loaded) or lacks:
+    if lacks:
         raise ConfigError(
-            f"{kind} {name!r} is registered as {targets[0]!r}, which is no {kind}: a frozen "
-            f"dataclass with {', '.join(needed)} is needed"
-            + (f", it lacks {', '.join(lacks)}" if lacks else "")
+            f"{kind} {name!r} is registered as {targets[0]!r}, which is no {kind}: one with "
+            f"{', '.join(needed)} is needed, it lacks {', '.join(lacks)}"
         )
     return loaded
 

@@ -29,6 +29,7 @@ HEAVY = {
 }
 
 PUBLIC = [
+    "AdoptionError",
     "Cache",
     "CacheError",
     "CacheLockedError",
@@ -67,6 +68,7 @@ PUBLIC = [
     "UnknownNameError",
     "WindowError",
     "Windows",
+    "adopt",
     "backend_names",
     "codec_names",
     "concat",

@@ -15,12 +15,13 @@ from featcache.interface import Ints
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import stored_sets
+from featcache.store.format.roots import NO_ROOTS, absolute_roots
 from featcache.store.reading.described import Described
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.joined_sets import damage_of
-from featcache.store.reading.open_generation import OpenSettings, open_generation
+from featcache.store.reading.open_generation import OpenSettings, open_generation, settings_of
 from featcache.store.reading.padded import PaddedFeatures, read_padded
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.reading.unequal_ends import tell_unequal_ends
@@ -71,12 +72,16 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         expect: Mapping[str, object] | None = None,
         version: str | None = None,
         mapped: bool = True,
+        roots: Mapping[str, CachePath] = NO_ROOTS,
     ) -> None:
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
         self.path = directory(path, "a cache").absolute()
-        self._open(Expectation.of(expect), OpenSettings(mapped, check_reads, version=version))
+        settings = OpenSettings(mapped, check_reads, version=version, roots=absolute_roots(roots))
+        self._open(Expectation.of(expect), settings)
         if verify is not None:
+            if verify == "arrays":
+                self.opened.check_collected("verify='arrays'")
             with reading(self.path):
                 arrays, alone = verify == "arrays", version is not None
                 raise_damage(damage_of(self.opened, arrays=arrays, alone=alone), WHAT_TO_DO)
@@ -92,11 +97,8 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
 
     def _as_it_is(self) -> tuple[Expectation, OpenSettings]:
         """Return with what the same is opened again, or the current generation of it."""
-        opened = self.opened
-        settings = OpenSettings(
-            opened.mapped, opened.check_reads, self.features, self.version, opened.names
-        )
-        return Expectation.of_opened(opened), settings
+        settings = settings_of(self.opened, self.version)
+        return Expectation.of_opened(self.opened), settings._replace(features=self.features)
 
     def __getstate__(self) -> tuple[Path, Expectation, OpenSettings]:
         return self.path, *self._as_it_is()
@@ -239,6 +241,23 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
                 "cache without version= to delete from it"
             )
         edit.delete(self.path, ids)
+
+    def collect(self) -> None:
+        """Read all bytes of adopted sources once: their checksums and statistics are kept.
+
+        Then `stats`, `check_reads` and `verify="arrays"` serve an adopted cache, too; this one
+        reads the new generation. Other caches have all that. A killed run changes nothing. Raises
+        `CorruptCacheError` if a source has changed since it was adopted, `FeatureError` for NaN or
+        infinity, which have no statistics: `delete` these utterances, or adopt with
+        `nonfinite="keep"`.
+        """
+        if self.version is not None:
+            raise CacheError(
+                f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
+                "cache without version= to collect"
+            )
+        edit.collect(self.path, self.opened.roots)
+        self.refresh()
 
     @property
     def tags(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from featcache.errors import (
 from featcache.store.format.feature_sets import last_edits, set_directories, stored_sets
 from featcache.store.format.manifest import FeatureSetsError, manifest_file
 from featcache.store.format.named_generations import is_of_current_build, name_of, tags_of
+from featcache.store.format.roots import NO_ROOTS, Roots, check_roots
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.joined_sets import join_sets
@@ -33,9 +35,21 @@ class OpenSettings(NamedTuple):
     features: tuple[str, ...] | None = None  # of the sets that are wanted; None: all that are named
     version: str | None = None  # a tag; None: the current generation
     names: tuple[str, ...] = ()  # generations that were open before, where they are still there
+    roots: Roots = NO_ROOTS  # places of adopted sources, by key
 
 
 ALL = OpenSettings()
+
+
+def settings_of(opened: Generation, version: str | None) -> OpenSettings:
+    """Return with what the same generation is opened again."""
+    return OpenSettings(
+        mapped=opened.mapped,
+        check_reads=opened.check_reads,
+        version=version,
+        names=opened.names,
+        roots=opened.roots,
+    )
 
 
 def open_generation(
@@ -49,12 +63,20 @@ def open_generation(
         opened = _open(path, settings)
     except FeatureSetsError as found:
         sets = _open_at_once(path, found.names, settings)
+        _check_roots(path, sets.values(), settings)
         if len(sets) > 1:
             return _joined(path, sets, expectation)
         (opened,) = sets.values()
+    else:
+        _check_roots(path, (opened,), settings)
     if expectation is not None:
         expectation.check(opened)
     return opened
+
+
+def _check_roots(path: Path, opened: Iterable[Generation], settings: OpenSettings) -> None:
+    parts = [part for each in opened for part in each.manifest.parts]
+    check_roots(path, parts, settings.roots)
 
 
 def _joined(path: Path, sets: dict[str, Generation], expectation: Expectation | None) -> Generation:
@@ -124,7 +146,13 @@ def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> di
 
 def _open(path: Path, settings: OpenSettings) -> Generation:
     name = _generation_of(path, settings)
-    opened = partial(Generation, path, mapped=settings.mapped, check_reads=settings.check_reads)
+    opened = partial(
+        Generation,
+        path,
+        mapped=settings.mapped,
+        check_reads=settings.check_reads,
+        roots=settings.roots,
+    )
     try:
         return opened(name=name)
     except CacheError:

@@ -1,0 +1,224 @@
+"""The seam between featcache and stores that others wrote, so that they are adopted where they lie.
+
+A kind of store is one object with the methods of `Kind`, entered under the entry point group
+`featcache.adoption`. It says where the bytes of every array lie, and nothing else: the cache's
+columns, reading, checks and deleting belong to the store. It reads through `Place` alone, so that a
+store behind a URL is adopted in the same way.
+
+What a kind cannot make a cache of, it refuses with an `AdoptionError` that names the id, or the
+file and the place in it, and ends with `CONVERT` where another library can still read it. Sources
+are untrusted: a truncated file or a header that lies is an `AdoptionError`, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from featcache.errors import AdoptionError
+from featcache.interface import Ints, storage_dtype
+
+# the end of a message about what is not adopted as it lies
+CONVERT = "read it with its own library and write a cache of it (featcache.CacheWriter)"
+RAW = "raw"
+Value = str | int | float | bool | list[int] | list[float] | None  # of an annotation
+
+
+class ByteSource(Protocol):
+    """A file of the source, open for reading."""
+
+    path: str  # POSIX, as it was opened
+    size: int  # bytes
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return exactly these bytes; raises `AdoptionError` if the file does not have them."""
+
+
+class Place(Protocol):
+    """All that a kind may look at: a folder, or what lies around a file.
+
+    Safe to use from several threads.
+    """
+
+    name: str  # for messages: the path that the user named
+
+    def files(self) -> Iterable[str]:
+        """List the files that the user means: all below the folder, or the ones that were named.
+
+        Paths are POSIX, relative to the place, in a fixed order. No link is followed.
+        """
+
+    def open(self, path: str) -> AbstractContextManager[ByteSource]:
+        """Open a file, to be closed by `with`.
+
+        `path` is relative to the place, or an absolute one where a manifest says so. Raises
+        `AdoptionError` if there is no such file, or it cannot be read.
+        """
+
+    def local(self, path: str) -> Path:
+        """Return where a file lies, for a library that insists on a path.
+
+        Takes the paths that `open` takes. Raises `AdoptionError` where the place is not a local
+        one, or has no such file.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of `featcache.adopt` that say what the source does not."""
+
+    feature: str = "feats"  # name of the feature, where the source has none
+    # names of the arrays in a file that names them, such as "{feature}/{id}"; None: the kind's own
+    pattern: str | None = None
+    # 0: arrays of rank 1 are frames of one number; None: arrays have no time axis; "auto":
+    # `stored_as` decides
+    time_axis: Literal[0, "auto"] | None = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFeature:
+    """The arrays of a feature, in the order of the ids.
+
+    All of them have one dtype, little-endian, in C order. Without a codec, the bytes of the extents
+    of an array joined are the array; with one, each extent is a block. Array r has the extents
+    first[r] to before first[r + 1]; one of zero bytes has none. Most raw features are `one_piece`.
+    """
+
+    dtype: str  # as declared: "float32", "bfloat16", ...
+    dims: tuple[int, ...]  # the shape of a frame, or of the array without a time axis
+    has_frames: bool
+    rows: Ints  # N: frames; 1 without a time axis
+    first: Ints  # N + 1
+    container: NDArray[np.int32]  # E: the number of a file in `Found.containers`
+    offset: Ints  # E
+    nbytes: Ints  # E
+    codec: str = RAW  # as registered
+    options: Mapping[str, object] = field(default_factory=dict)  # of the codec, as declared
+    # N: rows of each full block of an array; 0: one block, of exactly `rows`. None: 0 everywhere.
+    block_rows: Ints | None = None
+    # N: rows to leave out at the front of the first block, for windows into encoded arrays: the
+    # rows of the array are those from `skip` on of its blocks. Needs `block_rows` above 0.
+    skip: Ints | None = None
+    frame_s: float | None = None  # seconds from frame to frame, where the source says so
+    offset_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that a source holds: each id with an array of each feature."""
+
+    containers: Sequence[str]  # paths as `Place.open` took them; files that have an extent
+    ids: Sequence[str]  # N, each one once, in any order
+    features: Mapping[str, FoundFeature]
+    # by name, a value of each id; None: it has none
+    annotations: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+
+
+class Kind(Protocol):
+    """A kind of store that can be adopted.
+
+    Its module and `recognises` need no library of the format.
+    """
+
+    name: str  # as registered
+
+    def recognises(self, place: Place, what: str) -> bool:
+        """Tell whether the user means a store of this kind; a look at a few files at most.
+
+        `what` is the file that the user named, relative to the place, or "" for all `files()`.
+        Raises nothing: what it cannot read is not of its kind.
+        """
+
+    def index(self, place: Place, what: str, options: Options) -> Found:
+        """Find where everything lies.
+
+        100,000 utterances must take seconds: columns, not an object each. Raises `AdoptionError`
+        for what cannot be adopted, `MissingDependencyError` where a library lacks.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Dtype and shape of the frames of a feature, and the rows of each array."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    has_frames: bool
+    rows: Ints
+
+
+def stored_as(
+    feature: str,
+    ids: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[str],
+    time_axis: Literal[0, "auto"] | None = "auto",
+) -> Stored:
+    """Return what arrays of these shapes and dtypes are as a feature.
+
+    Arrays of rank 0 have no time axis, nor have floats of rank 1 that are all equally long (two
+    arrays at least), unless `time_axis` says otherwise; all else has frames along axis 0. A shape
+    may be the same object for many ids: then none of this costs a step an id.
+
+    Raises `AdoptionError`, naming an id, where they have not one dtype and one shape of a frame.
+    """
+    if not len(ids):
+        raise AdoptionError(f"feature {feature!r}: there are no arrays")
+    _agree(feature, ids, dtypes, "dtype", dtypes[0])
+    distinct = set(shapes)
+    dtype, rank = str(np.dtype(dtypes[0])) if dtypes[0] != "bfloat16" else dtypes[0], len(shapes[0])
+    _agree(feature, ids, [len(shape) for shape in shapes], "number of axes", rank)
+    embeds = rank == 1 and len(distinct) == 1 < len(ids) and storage_dtype(dtype).kind == "f"
+    has_frames = time_axis == 0 or (time_axis == "auto" and rank > 0 and not embeds)
+    if has_frames and not rank:
+        raise AdoptionError(f"utterance {ids[0]!r}, feature {feature!r}: one number has no frames")
+    if not has_frames:
+        _agree(feature, ids, shapes, "shape", shapes[0])
+        return Stored(dtype, shapes[0], False, np.ones(len(ids), np.int64))
+    if len({shape[1:] for shape in distinct}) > 1:
+        frames = [shape[1:] for shape in shapes]
+        _agree(feature, ids, frames, "shape of a frame", frames[0])
+    rows = np.fromiter((shape[0] for shape in shapes), np.int64, len(shapes))
+    return Stored(dtype, shapes[0][1:], True, rows)
+
+
+def one_piece(stored: Stored, container: ArrayLike, offset: ArrayLike) -> FoundFeature:
+    """Return a feature of raw arrays that lie in one piece each.
+
+    Args:
+        stored: of the arrays.
+        container: the number of the file of each, in `Found.containers`.
+        offset: the first byte of each.
+    """
+    row_bytes = storage_dtype(stored.dtype).itemsize * math.prod(stored.dims)
+    nbytes = stored.rows * row_bytes
+    has_bytes = nbytes > 0
+    return FoundFeature(
+        dtype=stored.dtype,
+        dims=stored.dims,
+        has_frames=stored.has_frames,
+        rows=stored.rows,
+        first=np.append(0, np.cumsum(has_bytes)).astype(np.int64),
+        container=np.asarray(container, np.int32)[has_bytes],
+        offset=np.asarray(offset, np.int64)[has_bytes],
+        nbytes=nbytes[has_bytes],
+    )
+
+
+def _agree(
+    feature: str, ids: Sequence[str], values: Sequence[object], what: str, first: object
+) -> None:
+    if len(set(values)) == 1:
+        return
+    other = next(number for number, value in enumerate(values) if value != first)
+    raise AdoptionError(
+        f"feature {feature!r}: utterance {ids[0]!r} has {what} {first}, {ids[other]!r} has "
+        f"{values[other]}; a feature has one; {CONVERT}"
+    )

@@ -1,0 +1,1 @@
+"""Adopt stores that others wrote: caches whose bytes stay where they lie. One file a kind."""
