@@ -42,15 +42,13 @@ class EspnetKind:
             path.rpartition("/")[2].removesuffix(".scp"): read_scp(place, path) for path in scps
         }
         ids = next(iter(read.values())).ids
-        containers: list[str] = []
+        containers: dict[str, int] = {}
         features = {}
         for name, scp in read.items():
             paths = _paths(place, name, scp, ids)
-            features[name] = npy_feature(
-                place, name, ids, paths, len(containers), options.time_axis
-            )
-            containers += paths
-        return Found(containers, ids, features, read_annotations(place, scps[0], ids))
+            numbers = [containers.setdefault(path, len(containers)) for path in paths]
+            features[name] = npy_feature(place, name, ids, paths, numbers, options.time_axis)
+        return Found(list(containers), ids, features, read_annotations(place, scps[0], ids))
 
 
 KIND = EspnetKind()
@@ -77,6 +75,10 @@ def _first_line(place: Place, path: str) -> bytes:
             return source.read(0, min(source.size, LINE_BYTES)).partition(b"\n")[0].rstrip()
     except AdoptionError:
         return b""
+
+
+def _key(scp: str) -> str:
+    return scp.rpartition("/")[2].removesuffix(".scp")
 
 
 def _paths(place: Place, name: str, scp: Scp, ids: list[str]) -> list[str]:

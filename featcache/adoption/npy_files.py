@@ -1,12 +1,10 @@
-"""Folders and lists of `.npy` files of one array each: where the arrays lie."""
+"""Files of `.npy` of one array each, many of them: where the arrays lie."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
-
-import numpy as np
 
 from featcache.adoptable import FoundFeature, Place, one_piece, stored_as
 from featcache.adoption.npy_header import MOST, NpyHeader, header_bytes, read_npy_header
@@ -30,7 +28,7 @@ def npy_feature(
     name: str,
     ids: Sequence[str],
     paths: Sequence[str],
-    first: int,
+    numbers: Sequence[int],
     time_axis: Literal[0, "auto"] | None,
 ) -> FoundFeature:
     """Return a feature whose arrays are files.
@@ -40,7 +38,7 @@ def npy_feature(
         name: of the feature.
         ids: of the utterances.
         paths: of their files.
-        first: the number of the first file in `Found.containers`; the others follow.
+        numbers: of the files in `Found.containers`.
         time_axis: as in `Options`.
     """
 
@@ -55,5 +53,4 @@ def npy_feature(
         found = [header for chunk in chunks for header in chunk]
     shapes = [header.shape for header in found]
     stored = stored_as(name, ids, shapes, [header.dtype for header in found], time_axis)
-    numbers = np.arange(first, first + len(ids))
     return one_piece(stored, numbers, [header.offset for header in found])

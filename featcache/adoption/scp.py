@@ -70,14 +70,14 @@ def found_files(place: Place, scp: str, names: list[str]) -> list[str]:
             found.append(name)
             continue
         if len(ways) > 1:  # the first relative file tells for all
-            ways = [next((way for way in ways if _is_there(place, way + name)), ways[0])]
+            ways = [next((way for way in ways if is_there(place, way + name)), ways[0])]
         found.append(ways[0] + name)
     return found
 
 
 def read_table(place: Place, path: str) -> dict[str, bytes]:
     """Return the lines of a table by id; empty where there is no such file."""
-    if not _is_there(place, path):
+    if not is_there(place, path):
         return {}
     return dict(_lines(place, path, rest_needed=False))
 
@@ -94,6 +94,15 @@ def read_annotations(place: Place, scp: str, ids: list[str]) -> dict[str, list[V
             convert = _seconds if annotation == "duration" else _text
             found[annotation] = [None if each is None else convert(each, path) for each in values]
     return found
+
+
+def is_there(place: Place, path: str) -> bool:
+    """Tell whether a file is there and can be opened."""
+    try:
+        with place.open(path):
+            return True
+    except AdoptionError:
+        return False
 
 
 def read_all(source: ByteSource) -> bytes:
@@ -130,11 +139,3 @@ def _seconds(value: bytes, path: str) -> float:
         return float(value)
     except ValueError:
         raise AdoptionError(f"{path!r} gives {value[:80]!r}, which is no duration") from None
-
-
-def _is_there(place: Place, path: str) -> bool:
-    try:
-        with place.open(path):
-            return True
-    except AdoptionError:
-        return False

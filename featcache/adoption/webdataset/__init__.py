@@ -14,8 +14,9 @@ from itertools import islice
 import numpy as np
 
 from featcache.adoptable import CONVERT, Found, FoundFeature, Options, Place, one_piece, stored_as
+from featcache.adoption.gathered_values import GatheredValues
 from featcache.adoption.npy_header import MOST, header_bytes, read_npy_header
-from featcache.adoption.webdataset.samples import Annotations, annotation_of, id_of, samples
+from featcache.adoption.webdataset.samples import annotation_of, id_of, samples
 from featcache.adoption.webdataset.tar_walk import Member, Window
 from featcache.errors import AdoptionError
 
@@ -69,7 +70,7 @@ class _Shards:
         self._feature = feature  # of fields without a name
         self._ids: list[str] = []
         self._arrays: dict[str, _Arrays] = {}
-        self._annotations = Annotations()
+        self._annotations = GatheredValues()
         self._others: set[str] = set()  # fields passed over, for a message
 
     def add(self, shard: int, file: Window) -> None:
@@ -122,9 +123,8 @@ class _Shards:
                 f"{CONVERT}"
             )
         features = {name: self._found_feature(name, options) for name in sorted(self._arrays)}
-        annotations = self._annotations.columns(len(self._ids))
-        free = {name: column for name, column in annotations.items() if name not in features}
-        return Found(shards, self._ids, features, free)
+        annotations = self._annotations.columns(len(self._ids), without=features)
+        return Found(shards, self._ids, features, annotations)
 
     def _found_feature(self, name: str, options: Options) -> FoundFeature:
         arrays = self._arrays[name]

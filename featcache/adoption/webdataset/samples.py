@@ -9,52 +9,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from urllib.parse import unquote
 
-from featcache.adoptable import Value
 from featcache.adoption.webdataset.tar_walk import Member, Window, members
-from featcache.errors import AdoptionError, FeatureError
-from featcache.store.format.annotations import check_annotations, kind_of, wider_kind
+from featcache.errors import AdoptionError
 
 KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 NO_SAMPLE = re.compile(r"__[^/]*__(?:$|/)")
 TEXT = frozenset({"txt", "text", "transcript"})  # as webdataset decodes fields by default
 NUMBER = frozenset({"cls", "cls2", "class", "count", "index", "inx"})
-
-
-class Annotations:
-    """Values by sample, gathered from members of text, numbers and JSON.
-
-    JSON holds more than annotations can: what is none (objects, lists of text), and names whose
-    values are of different kinds, are left out.
-    """
-
-    def __init__(self) -> None:
-        self._values: dict[str, dict[int, Value]] = {}
-        self._kinds: dict[str, str | None] = {}
-
-    def add(self, number: int, values: Mapping[str, object]) -> None:
-        """Keep the values of a sample."""
-        for name, value in values.items():
-            try:
-                checked = check_annotations("", {name: value})
-            except FeatureError:
-                continue
-            for kept, plain in checked.items():
-                if number in self._values.setdefault(kept, {}):
-                    continue  # the field of this name came first
-                kind = kind_of(plain)
-                self._kinds[kept] = wider_kind(self._kinds.setdefault(kept, kind), kind) or ""
-                self._values[kept][number] = plain
-
-    def columns(self, count: int) -> dict[str, list[Value]]:
-        """Return the values of all samples, by name."""
-        return {
-            name: [values.get(number) for number in range(count)]
-            for name, values in self._values.items()
-            if self._kinds[name]
-        }
 
 
 def samples(file: Window) -> Iterator[tuple[str, list[tuple[str, Member]]]]:
