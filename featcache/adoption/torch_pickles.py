@@ -7,6 +7,7 @@ pickle is a `ValueError`.
 
 from __future__ import annotations
 
+import math
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ VALUES = {
 CONSTANTS = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None, "EMPTY_TUPLE": ()}
 IGNORED = {"PROTO", "FRAME", "STOP"}
 MOST_BYTES = 1 << 20
+MOST_NUMBERS = 1 << 48
 _MARK = object()
 
 
@@ -170,8 +172,10 @@ def _tensor(arguments: tuple[object, ...]) -> SavedTensor:
     if not (isinstance(storage, _Storage) and isinstance(shape, tuple)):
         raise ValueError("its pickle holds a tensor that is none")
     numbers = (first, *shape, *cast(tuple[object, ...], strides))
-    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+    if not all(type(number) is int and 0 <= number < MOST_NUMBERS for number in numbers):
         raise ValueError("its pickle holds a tensor that is none")
+    if math.prod(max(length, 1) for length in shape) >= MOST_NUMBERS:
+        raise ValueError(f"it holds a tensor of shape {shape}")
     step = 1
     for length, stride in zip(shape[::-1], cast(tuple[int, ...], strides)[::-1], strict=True):
         if length > 1 and stride != step and 0 not in shape:
