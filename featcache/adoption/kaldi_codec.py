@@ -29,6 +29,7 @@ class KaldiCodec:
 
     name: ClassVar[str] = "kaldi"
     lossless: ClassVar[bool] = True
+    only_reads: ClassVar[bool] = True
     dtypes: ClassVar[frozenset[str] | None] = frozenset({"float32", "float64", "int32"})
 
     def encode(self, block: Array) -> bytes:
