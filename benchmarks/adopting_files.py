@@ -2,9 +2,9 @@
 
     python benchmarks/adopting_files.py adopt   `featcache.adopt` of 100,000 utterances of (20, 80)
                                                 float32, by kind, and opening what it made
-    python benchmarks/adopting_files.py read    whole reads by id, in random order, of 2,000
-                                                utterances of (700, 80) float32 of an adopted
-                                                archive; against kaldiio with its files kept open
+    python benchmarks/adopting_files.py read    2,000 utterances of an adopted archive by id, in
+                                                random order: us an utterance; against kaldiio with
+                                                its files kept open
 
 Each tool writes its own files. All are in memory (warm) when they are read. What a table compares
 runs in turns; the median of the rounds counts, quartiles in brackets. Needs kaldiio and webdataset.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
@@ -22,10 +22,14 @@ import kaldiio
 import numpy as np
 import webdataset
 from machine import describe
+from numpy.typing import NDArray
 
 import featcache
 
 ADOPTED, READ = 100_000, 2_000
+FRAMES, WINDOW, BATCH, ROUNDS = (100, 700), 100, 16, 15
+Arrays = Mapping[str, NDArray[np.float32]]
+Way = Callable[[list[str]], object]
 
 
 def id_of(number: int) -> str:
@@ -95,28 +99,61 @@ def adopt(folder: Path) -> None:
 
 
 def read(folder: Path) -> None:
-    """Read an adopted archive and the archive itself."""
-    scp = write_archives(folder, READ, 700)
-    ids = [id_of(number) for number in range(READ)]
-    peer = kaldiio.load_scp(str(scp), max_cache_fd=32)
-    took: dict[str, list[float]] = {"featcache": [], "kaldiio": []}
-    with featcache.adopt(scp, folder / "cache") as cache:
-        ways: dict[str, Callable[[str], object]] = {
-            "featcache": lambda id: cache.read(id, "feats"),
-            "kaldiio": lambda id: peer[id],
-        }
-        for turn in range(16):
-            order = np.random.default_rng(turn).permutation(ids).tolist()
-            for name, way in ways.items():
-                begun = time.perf_counter()
-                for id in order:
-                    way(id)
-                if turn:  # the first one warms up
-                    took[name].append(1e6 * (time.perf_counter() - begun) / READ)
-    for name, times in took.items():
-        print(f"{name:12}{spread(times)} us an utterance")
-    ratios = [slow / quick for slow, quick in zip(took["kaldiio"], took["featcache"], strict=True)]
-    print(f"{'times faster':12}{spread(ratios)}")
+    """Read adopted archives and the archives themselves."""
+    for frames in FRAMES:
+        place = folder / str(frames)
+        place.mkdir()
+        scp = write_archives(place, READ, frames)
+        peer = kaldiio.load_scp(str(scp), max_cache_fd=32)
+        with featcache.adopt(scp, folder / f"cache-{frames}") as cache:
+            print(f"utterances of ({frames}, 80){'featcache':>19}{'kaldiio':>23}{'ratio':>20}")
+            for name, ways in ways_of(cache, peer, frames).items():
+                compare(name, *ways)
+
+
+def ways_of(cache: featcache.Cache, peer: Arrays, frames: int) -> dict[str, tuple[Way, Way]]:
+    """Return what is compared: ours and the peer's way to the arrays of some ids."""
+    most = min(WINDOW, frames)
+
+    def stacked(ids: list[str]) -> object:
+        batch = np.zeros((len(ids), frames, 80), np.float32)
+        for row, id in zip(batch, ids, strict=True):
+            row[:] = peer[id]
+        return batch
+
+    return {
+        "whole": (
+            lambda ids: each(lambda id: cache.read(id, "feats"), ids),
+            lambda ids: each(lambda id: peer[id], ids),
+        ),
+        f"padded, {BATCH} a batch": (lambda ids: cache.read_batch(ids, "feats"), stacked),
+        f"windows of {most} frames": (
+            lambda ids: each(lambda id: cache.read(id, "feats", 0, most), ids),
+            lambda ids: each(lambda id: peer[id][:most], ids),
+        ),
+    }
+
+
+def each(read_one: Callable[[str], object], ids: list[str]) -> None:
+    """Read one after the other, and keep none."""
+    for id in ids:
+        read_one(id)
+
+
+def compare(name: str, ours: Way, theirs: Way) -> None:
+    """Print microseconds an utterance of both, in random order."""
+    took: dict[Way, list[float]] = {ours: [], theirs: []}
+    for turn in range(ROUNDS + 1):
+        order = [id_of(int(n)) for n in np.random.default_rng(turn).permutation(READ)]
+        batches = [order[begin : begin + BATCH] for begin in range(0, READ, BATCH)]
+        for way, times in took.items():
+            begun = time.perf_counter()
+            for ids in batches:
+                way(ids)
+            if turn:  # the first one warms up
+                times.append(1e6 * (time.perf_counter() - begun) / READ)
+    ratios = [slow / quick for quick, slow in zip(*took.values(), strict=True)]
+    print(f"{name:24}", *(f"{spread(values):>22}" for values in (*took.values(), ratios)))
 
 
 def spread(values: list[float]) -> str:
