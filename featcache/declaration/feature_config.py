@@ -159,6 +159,8 @@ class FeatureStorageConfig:
 
     def blocks(self, dims: tuple[int, ...]) -> Blocks | None:
         """Say how arrays are cut for the codec; None for raw bytes."""
+        if only_reads(self.codec):
+            raise ConfigError(f"codec {self.codec!r} only reads: write {self.name!r} with another")
         backend = self.make_backend()
         if self.codec == RAW or not isinstance(backend, SupportsBlocks):
             return None
