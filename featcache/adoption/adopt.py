@@ -52,6 +52,14 @@ def adopt(
 
     Raises `AdoptionError` for what cannot be adopted, naming id or file and what to do,
     `CacheError` for a cache that holds something already.
+
+    >>> import numpy as np
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as mine, TemporaryDirectory() as other:
+    ...     np.save(f"{mine}/utt-1.npy", np.ones((300, 80), np.float32))
+    ...     cache = adopt(mine, f"{other}/cache", feature="fbank")
+    ...     cache.read("utt-1", "fbank", 100, 150).shape
+    (50, 80)
     """
     folder = directory(source, "a source").absolute()
     path = directory(cache, "a cache").absolute()

@@ -267,12 +267,12 @@ def test_another_store_is_adopted_beside_an_adopted_one(
     tmp_path: Path, cache: Cache, arrays: Arrays
 ) -> None:
     others = {id: array[:, :2].astype("f8") for id, array in arrays.items()}
-    folder = save_all(tmp_path / "other", others)
+    folder = save_all(tmp_path / "more/fbank", others)  # the key of the first is taken
     both = featcache.adopt(folder, tmp_path / "cache", feature="other")
     assert all(np.array_equal(both[id]["other"], array) for id, array in others.items())
     assert all(np.array_equal(both[id]["feats"], array) for id, array in arrays.items())
     moved = shutil.move(folder, tmp_path / "moved")
-    both = featcache.open(tmp_path / "cache", roots={"other": moved})
+    both = featcache.open(tmp_path / "cache", roots={"fbank-2": moved})
     assert all(np.array_equal(both[id]["other"], array) for id, array in others.items())
 
 

@@ -67,7 +67,9 @@ def test_an_adoption_is_whole_or_not_there(tmp_path: Path, source: Path) -> None
     root.mkdir()
     disk = Disk()
     steps = traced(disk, root, lambda: work(source, root / "cache"))
-    states = [check(source, tmp_path / "left", *state) for state in states_of(disk, steps)]
+    states = states_of(disk, steps)
+    for tree, marks in states:
+        check(source, tmp_path / "left", tree, marks)
     print(f"\n{len(states)} states of {len(steps)} steps", end="")
 
 

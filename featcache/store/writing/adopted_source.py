@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from featcache.errors import CacheError, NotACacheError
 from featcache.store.format.annotation_columns import Column
 from featcache.store.format.annotations import Values, check_annotations, kinds_of
 from featcache.store.format.disk_errors import explained
+from featcache.store.format.feature_sets import stored_sets
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Index, hash_of
 from featcache.store.format.journal_lines import Header
 from featcache.store.format.manifest import read_manifest
@@ -60,7 +61,7 @@ def publish_adopted(
         owner = _Owner()
         session = WriteSession(owner, directory, features, {KIND: source.kind}, overwrite)
         try:
-            key = _key_of(directory, source)
+            key = _key_of((directory, *(each for each, _ in stored_sets(cache))), source)
             write_root(directory, key, source.root)
             header = _header_for(directory, found)
             seal_adopted(directory, header, Adopted(key, False), index, annotations)
@@ -80,11 +81,13 @@ def _rows_in(cache: Path) -> int:
         return 0
 
 
-def _key_of(cache: Path, source: Source) -> str:
-    """Return a key for the root of a source, which nothing else in the cache has."""
-    known, name = read_roots(cache), source.root.name or "root"
+def _key_of(caches: Iterable[Path], source: Source) -> str:
+    """Return a key for the root of a source, which no other root has in a cache or its sets."""
+    known, name = [read_roots(each) for each in caches], source.root.name or "root"
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(key for key in names if known.get(key, source.root) == source.root)
+    return next(
+        key for key in names if all(each.get(key, source.root) == source.root for each in known)
+    )
 
 
 def _header_for(cache: Path, found: Found) -> Header:
