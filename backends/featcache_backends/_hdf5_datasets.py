@@ -40,7 +40,7 @@ class Hdf5Datasets:
     def __init__(self, path: Path) -> None:
         self._h5py = h5py = import_library("h5py", "adopting an HDF5 file", "hdf5")
         self._path = path
-        self._types: list[tuple[h5py.h5t.TypeID, str]] = []  # known to be plain
+        self._types: list[tuple[object, str]] = []  # known to be plain
         try:
             self._file = h5py.h5f.open(str(path).encode(), h5py.h5f.ACC_RDONLY)
             self._root = h5py.h5g.open(self._file, b"/")
@@ -153,7 +153,7 @@ class Hdf5Datasets:
         if not plain or not kind.equal(self._h5py.h5t.py_create(found, logical=True)):
             self._refuse(name, f"has elements of type {_described(kind, found)}, no plain numbers")
         self._types.append((kind, found.name))
-        return found.name
+        return str(found.name)
 
     def _in_chunks(
         self, name: str, dataset: h5py.h5d.DatasetID, dtype: str, shape: tuple[int, ...]

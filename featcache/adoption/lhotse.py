@@ -1,0 +1,105 @@
+"""lhotse's manifests, adopted with what they name: features, other arrays, texts and speakers.
+
+`adopt("cuts.jsonl.gz", ...)`: the ids are those of the cuts (of the recordings, where it is a
+manifest of features), never storage keys. The array that lhotse calls `features` is called as the
+user says; arrays in `custom` keep their names. Annotations are `duration` (seconds), `text` of all
+supervisions of a cut in their order, `speaker`, `language` and `gender` where the supervisions
+agree, `recording` where it is not the id, and the texts, numbers and lists of numbers in `custom`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from featcache.adoptable import Found, Options, Place, Value
+from featcache.adoption.lhotse_manifest import Item, StoredArray, is_manifest, manifest_items
+from featcache.adoption.lhotse_storage import LhotseStorage
+from featcache.errors import AdoptionError, FeatcacheError
+from featcache.placed_arrays import ArrayColumns
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+
+
+class AdoptedLhotse:
+    """Manifests of cuts or features."""
+
+    name = "lhotse"
+
+    def recognises(self, place: Place, what: str) -> bool:
+        """Tell whether the first line is a cut, or features."""
+        if not what.endswith(SUFFIXES):
+            return False
+        try:
+            with place.open(what) as source:
+                return is_manifest(source)
+        except FeatcacheError:
+            return False
+
+    def index(self, place: Place, what: str, options: Options) -> Found:
+        """Find the arrays of all cuts."""
+        with place.open(what) as source, LhotseStorage(place) as storage:
+            collected = _Collected(options, storage)
+            for item in manifest_items(source):
+                collected.add(item)
+        return collected.found(place.name)
+
+
+KIND = AdoptedLhotse()
+
+
+class _Collected:
+    def __init__(self, options: Options, storage: LhotseStorage) -> None:
+        self._options = options
+        self._storage = storage
+        self._ids: list[str] = []
+        self._containers: dict[str, int] = {}
+        self._features: dict[str, ArrayColumns] = {}
+        self._frame_s: dict[str, set[float | None]] = {}
+        self._annotations: dict[str, list[Value]] = {}
+
+    def add(self, item: Item) -> None:
+        for name, stored in self._arrays(item):
+            try:
+                self._add_array(item.id, name, stored)
+            except AdoptionError as error:
+                raise AdoptionError(f"cut {item.id!r}, array {name!r}: {error}") from error
+        for name, value in item.annotations.items():
+            column = self._annotations.setdefault(name, [])
+            column.extend([None] * (len(self._ids) - len(column)))
+            column.append(value)
+        self._ids.append(item.id)
+
+    def found(self, source: str) -> Found:
+        if not self._features:
+            raise AdoptionError(f"{source!r} names no features, nor other arrays")
+        features = {}
+        for name, columns in self._features.items():
+            shifts = self._frame_s[name]
+            features[name] = columns.found(self._ids, shifts.pop() if len(shifts) == 1 else None)
+        for column in self._annotations.values():
+            column.extend([None] * (len(self._ids) - len(column)))
+        return Found(list(self._containers), self._ids, features, self._annotations)
+
+    def _arrays(self, item: Item) -> Iterator[tuple[str, StoredArray]]:
+        if item.features is not None:
+            if self._options.feature in item.others:
+                raise AdoptionError(
+                    f"cut {item.id!r} has an array {self._options.feature!r} beside its features; "
+                    "give these another name, feature='...'"
+                )
+            yield self._options.feature, item.features
+        yield from item.others.items()
+
+    def _add_array(self, id: str, name: str, stored: StoredArray) -> None:
+        path, placed = self._storage.place(stored)
+        if name not in self._features:
+            axis = 0 if stored.has_time or placed.codec == "lilcom" else self._options.time_axis
+            self._features[name] = ArrayColumns(name, axis)
+            self._frame_s[name] = set()
+        window = None
+        if stored.most is not None and placed.shape:
+            first = min(stored.first, placed.shape[0])
+            window = first, min(first + max(stored.most, 0), placed.shape[0])
+        number = self._containers.setdefault(path, len(self._containers))
+        self._features[name].add(id, number, placed, window)
+        self._frame_s[name].add(stored.frame_s)

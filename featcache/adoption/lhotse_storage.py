@@ -1,0 +1,157 @@
+"""Where lhotse's storage types put arrays.
+
+::
+
+    numpy_hdf5           an HDF5 file, a dataset an array
+    lilcom_hdf5          an HDF5 file, a dataset of one opaque value: the array as one lilcom block
+    chunked_lilcom_hdf5  an HDF5 file, a dataset of lilcom blocks, each of variable length
+    lilcom_chunky        lilcom blocks of 500 frames one after another; the key
+                         "offset,n0,n1,..." has the place of the first and the bytes of each
+    numpy_files          a folder of .npy files; the key is the path below it
+    lilcom_files         a folder of files, each one lilcom block
+
+A relative path is one from the current directory, as for lhotse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from featcache.adoptable import CONVERT, Place
+from featcache.adoption.lhotse_manifest import StoredArray
+from featcache.adoption.npy_header import MOST, header_bytes, read_npy_header
+from featcache.errors import AdoptionError, ConfigError
+from featcache.placed_arrays import NamedArrays, NamesArrays, PlacedArray
+from featcache.registry import get_kind
+
+CHUNK_FRAMES = 500  # of lilcom_chunky
+CHUNK_SIZE = "__LHOTSE_INTERNAL_CHUNK_SIZE__"  # dataset of chunked_lilcom_hdf5
+OPEN_FILES = 64
+OPAQUE = "V"  # dtypes of what is no array of numbers begin with it
+
+
+class LhotseStorage:
+    """The files that a manifest names, those of HDF5 open; close with `with`."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._open: dict[str, NamedArrays] = {}
+        self._sizes: dict[str, int] = {}
+        self._absolutes: dict[str, str] = {}
+        self._ways: dict[str, Callable[[StoredArray], tuple[str, PlacedArray]]] = {
+            "numpy_hdf5": self._numpy_hdf5,
+            "lilcom_hdf5": self._lilcom_hdf5,
+            "lilcom_chunky": self._lilcom_chunky,
+            "numpy_files": self._numpy_files,
+            "lilcom_files": self._lilcom_files,
+        }
+
+    def __enter__(self) -> LhotseStorage:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        with ExitStack() as stack:
+            for file in self._open.values():
+                stack.callback(file.close)
+
+    def place(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        """Return the file that an array is in, and where in it."""
+        way = self._ways.get(stored.storage)
+        if way is None:
+            raise AdoptionError(
+                f"storage type {stored.storage!r} is not adopted, only "
+                f"{', '.join(self._ways)}; {CONVERT}"
+            )
+        if "://" in stored.path:
+            raise AdoptionError(f"{stored.path!r} is no local path; copy it here, or {CONVERT}")
+        return way(stored)
+
+    def _numpy_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path, placed = self._dataset(stored)
+        if placed.dtype.startswith(OPAQUE):
+            raise AdoptionError(f"{path!r}: dataset {stored.key!r} is no array of numbers")
+        return path, placed
+
+    def _lilcom_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path, placed = self._dataset(stored)
+        if not placed.dtype.startswith(OPAQUE) or len(placed.extents) != 1 or placed.shape != ():
+            raise AdoptionError(f"{path!r}: dataset {stored.key!r} is no lilcom block")
+        return path, _lilcom(stored, placed.extents[0])
+
+    def _lilcom_chunky(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._absolute(stored.path)
+        try:
+            offset, *sizes = map(int, stored.key.split(","))
+        except ValueError:
+            raise AdoptionError(f"{stored.key!r} is no key of lilcom_chunky") from None
+        frames = stored.shape[0] if stored.shape else 0
+        if len(sizes) != -(-frames // CHUNK_FRAMES):
+            raise AdoptionError(f"key {stored.key!r} has {len(sizes)} blocks for {frames} frames")
+        end, extents = offset, []
+        for nbytes in sizes:
+            extents.append((end, nbytes))
+            end += nbytes
+        if min(offset, *sizes, 0) < 0 or end > self._size(path):
+            raise AdoptionError(
+                f"{path!r} has not the bytes {offset} to {end} of an array: it is cut short"
+            )
+        placed = PlacedArray("float32", stored.shape, extents, "lilcom", {}, CHUNK_FRAMES)
+        return path, placed
+
+    def _numpy_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._below(stored)
+        with self._place.open(path) as source:
+            front = source.read(0, min(MOST, source.size))
+            size = header_bytes(front, repr(path))
+            if size > len(front):
+                front = source.read(0, min(size, source.size))
+            header = read_npy_header(front, source.size, repr(path))
+        extents = ((header.offset, header.nbytes),) if header.nbytes else ()
+        return path, PlacedArray(header.dtype, header.shape, extents)
+
+    def _lilcom_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._below(stored)
+        return path, _lilcom(stored, (0, self._size(path)))
+
+    def _dataset(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._absolute(stored.path)
+        file = self._open.get(path)
+        if file is None:
+            file = self._opened(path)
+        return path, file.place(stored.key)
+
+    def _opened(self, path: str) -> NamedArrays:
+        kind: object = get_kind("hdf5")
+        if not isinstance(kind, NamesArrays):
+            raise ConfigError(
+                f"the kind of store 'hdf5' is {type(kind).__name__!r}, which does not give the "
+                "datasets of a file by name"
+            )
+        if len(self._open) >= OPEN_FILES:
+            self._open.pop(next(iter(self._open))).close()
+        return self._open.setdefault(path, kind.open(self._place, path))
+
+    def _below(self, stored: StoredArray) -> str:
+        key = stored.key.removeprefix("/")
+        if not key or ".." in key.split("/"):
+            raise AdoptionError(f"key {stored.key!r} is no path below {stored.path!r}")
+        return f"{self._absolute(stored.path)}/{key}"
+
+    def _absolute(self, path: str) -> str:
+        if path not in self._absolutes:
+            self._absolutes[path] = str(Path(path).absolute())
+        return self._absolutes[path]
+
+    def _size(self, path: str) -> int:
+        if path not in self._sizes:
+            with self._place.open(path) as source:
+                self._sizes[path] = source.size
+        return self._sizes[path]
+
+
+def _lilcom(stored: StoredArray, extent: tuple[int, int]) -> PlacedArray:
+    if not stored.shape or 0 in stored.shape:
+        raise AdoptionError(f"an array of shape {stored.shape} is none that lilcom can hold")
+    return PlacedArray("float32", stored.shape, (extent,), "lilcom")
