@@ -37,6 +37,9 @@ class NamedArrays(Protocol):
     def place(self, name: str) -> PlacedArray:
         """Return where an array lies; raises `AdoptionError` if it cannot be adopted, or is not."""
 
+    def blocks(self, name: str) -> Sequence[tuple[int, int]]:
+        """Return offset and bytes of each value of a list of bytes, or of the only one."""
+
     def close(self) -> None:
         """Close the file."""
 

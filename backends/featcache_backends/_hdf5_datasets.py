@@ -6,7 +6,7 @@ h5py's low-level interface: `file[name]` alone takes four times as long as all o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,6 +15,7 @@ import numpy as np
 from featcache.adoptable import CONVERT
 from featcache.errors import AdoptionError, describe
 from featcache.placed_arrays import PlacedArray
+from featcache_backends._hdf5_heap import GlobalHeap
 from featcache_backends._refusals import import_library
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ FILTERS = {
     **{1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset"},
     **{32000: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd"},
 }
-OPAQUE = "V"  # dtype of a dataset of one opaque value, such as an encoded array
+Extents = Sequence[tuple[int, int]]
 BROKEN = (OSError, RuntimeError, ValueError, KeyError, TypeError)  # what h5py raises
 
 
@@ -44,8 +45,12 @@ class Hdf5Datasets:
         try:
             self._file = h5py.h5f.open(str(path).encode(), h5py.h5f.ACC_RDONLY)
             self._root = h5py.h5g.open(self._file, b"/")
-            self._has_userblock = self._file.get_create_plist().get_userblock() > 0
+            made = self._file.get_create_plist()
+            # some versions of HDF5 count chunks from the end of the user block
+            self._has_userblock = made.get_userblock() > 0
+            self._has_heap = not self._has_userblock and made.get_sizes() == (8, 8)
             self._size = path.stat().st_size
+            self._heap = GlobalHeap(path, self._size)
         except BROKEN as error:
             raise AdoptionError(
                 f"{str(path)!r} cannot be opened as an HDF5 file: {describe(error)}; was its "
@@ -55,21 +60,31 @@ class Hdf5Datasets:
     def close(self) -> None:
         """Close the file."""
         self._root = None
+        self._heap.close()
         self._file.close()
 
     def place(self, name: str) -> PlacedArray:
         """Return where the array of a dataset lies; no link to somewhere else is followed."""
+        return self._placed(name, self._opened(name))
+
+    def blocks(self, name: str) -> Extents:
+        """Return where the elements of a dataset lie: bytes of variable length, or one opaque."""
+        dataset = self._opened(name)
         try:
-            group, *below = self._root, *name.encode().split(b"/")
-            for link in below:
-                if group.links.get_info(link).type != self._h5py.h5l.TYPE_HARD:
-                    self._refuse(name, "is a link to somewhere else")
-                group = self._h5py.h5o.open(group, link)
+            offset, shape, kind = dataset.get_offset(), dataset.shape, dataset.get_type()
+            if offset is None or shape is None or not dataset.get_storage_size():
+                self._refuse(name, "is not stored in one piece of this file")
+            if isinstance(kind, self._h5py.h5t.TypeOpaqueID) and shape == ():
+                return self._within(name, [(offset, kind.get_size())])
+            if not isinstance(kind, self._h5py.h5t.TypeVlenID) or not self._has_heap:
+                self._refuse(name, "holds no elements of variable length")
+            if kind.get_super().get_size() != 1:
+                self._refuse(name, "holds elements of something else than bytes")
+            return self._heap.elements(offset, math.prod(shape))
         except BROKEN as error:
             if isinstance(error, AdoptionError):
                 raise
-            raise AdoptionError(f"{str(self._path)!r} has no dataset {name!r}") from error
-        return self._placed(name, group)
+            self._refuse(name, f"cannot be read ({describe(error)})")
 
     def all(self) -> Iterator[tuple[str, Callable[[], PlacedArray]]]:
         """Yield the name of each dataset, and a function that says where its array lies.
@@ -77,6 +92,21 @@ class Hdf5Datasets:
         Raises `AdoptionError` for a link to somewhere else.
         """
         yield from self._below("", self._root, set())
+
+    def _opened(self, name: str) -> h5py.h5d.DatasetID:
+        try:
+            member, *below = self._root, *name.encode().split(b"/")
+            for link in below:
+                if member.links.get_info(link).type != self._h5py.h5l.TYPE_HARD:
+                    self._refuse(name, "is a link to somewhere else")
+                member = self._h5py.h5o.open(member, link)
+        except (*BROKEN, AttributeError) as error:
+            if isinstance(error, AdoptionError):
+                raise
+            raise AdoptionError(f"{str(self._path)!r} has no dataset {name!r}") from error
+        if not isinstance(member, self._h5py.h5d.DatasetID):
+            self._refuse(name, "is no dataset")
+        return member
 
     def _below(
         self, prefix: str, group: h5py.h5g.GroupID, seen: set[int]
@@ -114,15 +144,12 @@ class Hdf5Datasets:
         except UnicodeDecodeError:
             self._refuse(f"{prefix}{link!r}", "has a name that is no UTF-8")
 
-    def _placed(self, name: str, dataset: object) -> PlacedArray:
-        if not isinstance(dataset, self._h5py.h5d.DatasetID):
-            self._refuse(name, "is no dataset")
+    def _placed(self, name: str, dataset: h5py.h5d.DatasetID) -> PlacedArray:
         try:
             shape, dtype = dataset.shape, self._dtype(name, dataset.get_type())
             if shape is None:
                 self._refuse(name, "has no shape")
-            itemsize = int(dtype[1:]) if dtype[0] == OPAQUE else np.dtype(dtype).itemsize
-            nbytes = math.prod(shape) * itemsize
+            nbytes = math.prod(shape) * np.dtype(dtype).itemsize
             if nbytes == 0:
                 return PlacedArray(dtype, shape, ())
             if dataset.get_offset() is None:
@@ -135,18 +162,20 @@ class Hdf5Datasets:
             if isinstance(error, AdoptionError):
                 raise
             self._refuse(name, f"cannot be read ({describe(error)})")
-        if any(offset < 0 or offset + nbytes > self._size for offset, nbytes in placed.extents):
-            self._refuse(name, "has bytes behind the end of the file: it is cut short")
+        self._within(name, placed.extents)
         return placed
 
+    def _within(self, name: str, extents: Extents) -> Extents:
+        if any(offset < 0 or offset + nbytes > self._size for offset, nbytes in extents):
+            self._refuse(name, "has bytes behind the end of the file: it is cut short")
+        return extents
+
     def _dtype(self, name: str, kind: h5py.h5t.TypeID) -> str:
-        """Return the declared dtype of a dataset's type, or `OPAQUE` and its bytes."""
+        """Return the declared dtype of a dataset's type; refuses all but plain numbers."""
         for known, dtype in self._types:
             if kind.equal(known):
                 return dtype
         found = np.dtype(kind.dtype)
-        if found.kind == "V" and found.names is None and found.subdtype is None:
-            return f"{OPAQUE}{found.itemsize}"  # of each length another type
         if found.byteorder == ">":
             self._refuse(name, f"has big-endian numbers ({found.str})")
         plain = found.kind in "biuf" and found.itemsize <= 8
@@ -193,7 +222,7 @@ class Hdf5Datasets:
         chunk: tuple[int, ...],
         shape: tuple[int, ...],
     ) -> list[tuple[int, int]]:
-        if self._has_userblock:  # some versions of HDF5 count chunks from its end
+        if self._has_userblock:
             self._refuse(name, "has chunks in a file with a user block")
         found: list[tuple[int, int, int, int]] = []
         dataset.chunk_iter(
@@ -213,4 +242,6 @@ class Hdf5Datasets:
 def _described(kind: h5py.h5t.TypeID, found: np.dtype[np.generic]) -> str:
     if found.kind == "O":
         return "variable length"
+    if found.kind == "V" and found.names is None:
+        return "opaque bytes (if lhotse wrote them, adopt the manifest that names them)"
     return "compound" if found.names is not None else found.str

@@ -16,7 +16,7 @@ from contextlib import closing
 from featcache.adoptable import Found, Options, Place
 from featcache.errors import AdoptionError, ConfigError, FeatcacheError
 from featcache.placed_arrays import ArrayColumns
-from featcache_backends._hdf5_datasets import OPAQUE, Hdf5Datasets
+from featcache_backends._hdf5_datasets import Hdf5Datasets
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCKS = (0, 512, 1024, 2048)  # the signature is behind a block of the user's
@@ -52,13 +52,7 @@ class AdoptedHdf5:
                     feature, id = matched
                     if feature not in features:
                         features[feature] = ArrayColumns(feature, options.time_axis)
-                    array = placed()
-                    if array.dtype.startswith(OPAQUE):
-                        raise AdoptionError(
-                            f"{place.name!r}: dataset {name!r} is an opaque value; if lhotse wrote "
-                            "it, adopt the manifest that names it"
-                        )
-                    features[feature].add(id, number, array)
+                    features[feature].add(id, number, placed())
         if not features:
             raise AdoptionError(f"{place.name!r} has no dataset called like {names.pattern!r}")
         ids = next(iter(features.values())).ids

@@ -15,7 +15,7 @@ A relative path is one from the current directory, as for lhotse.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,13 +23,12 @@ from featcache.adoptable import CONVERT, Place
 from featcache.adoption.lhotse_manifest import StoredArray
 from featcache.adoption.npy_header import MOST, header_bytes, read_npy_header
 from featcache.errors import AdoptionError, ConfigError
-from featcache.placed_arrays import NamedArrays, NamesArrays, PlacedArray
+from featcache.placed_arrays import NO_OPTIONS, NamedArrays, NamesArrays, PlacedArray
 from featcache.registry import get_kind
 
 CHUNK_FRAMES = 500  # of lilcom_chunky
 CHUNK_SIZE = "__LHOTSE_INTERNAL_CHUNK_SIZE__"  # dataset of chunked_lilcom_hdf5
 OPEN_FILES = 64
-OPAQUE = "V"  # dtypes of what is no array of numbers begin with it
 
 
 class LhotseStorage:
@@ -39,10 +38,12 @@ class LhotseStorage:
         self._place = place
         self._open: dict[str, NamedArrays] = {}
         self._sizes: dict[str, int] = {}
+        self._chunk_frames: dict[str, int] = {}
         self._absolutes: dict[str, str] = {}
         self._ways: dict[str, Callable[[StoredArray], tuple[str, PlacedArray]]] = {
             "numpy_hdf5": self._numpy_hdf5,
             "lilcom_hdf5": self._lilcom_hdf5,
+            "chunked_lilcom_hdf5": self._chunked_lilcom_hdf5,
             "lilcom_chunky": self._lilcom_chunky,
             "numpy_files": self._numpy_files,
             "lilcom_files": self._lilcom_files,
@@ -69,16 +70,24 @@ class LhotseStorage:
         return way(stored)
 
     def _numpy_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
-        path, placed = self._dataset(stored)
-        if placed.dtype.startswith(OPAQUE):
-            raise AdoptionError(f"{path!r}: dataset {stored.key!r} is no array of numbers")
-        return path, placed
+        path = self._absolute(stored.path)
+        return path, self._hdf5(path).place(stored.key)
 
     def _lilcom_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
-        path, placed = self._dataset(stored)
-        if not placed.dtype.startswith(OPAQUE) or len(placed.extents) != 1 or placed.shape != ():
+        path = self._absolute(stored.path)
+        blocks = self._hdf5(path).blocks(stored.key)
+        if len(blocks) != 1:
             raise AdoptionError(f"{path!r}: dataset {stored.key!r} is no lilcom block")
-        return path, _lilcom(stored, placed.extents[0])
+        return path, _lilcom(stored, blocks)
+
+    def _chunked_lilcom_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._absolute(stored.path)
+        if path not in self._chunk_frames:
+            ((offset, nbytes),) = self._hdf5(path).place(CHUNK_SIZE).extents
+            with self._place.open(path) as source:
+                self._chunk_frames[path] = int.from_bytes(source.read(offset, nbytes), "little")
+        blocks = self._hdf5(path).blocks(stored.key)
+        return path, _lilcom(stored, blocks, self._chunk_frames[path])
 
     def _lilcom_chunky(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._absolute(stored.path)
@@ -86,9 +95,6 @@ class LhotseStorage:
             offset, *sizes = map(int, stored.key.split(","))
         except ValueError:
             raise AdoptionError(f"{stored.key!r} is no key of lilcom_chunky") from None
-        frames = stored.shape[0] if stored.shape else 0
-        if len(sizes) != -(-frames // CHUNK_FRAMES):
-            raise AdoptionError(f"key {stored.key!r} has {len(sizes)} blocks for {frames} frames")
         end, extents = offset, []
         for nbytes in sizes:
             extents.append((end, nbytes))
@@ -97,8 +103,7 @@ class LhotseStorage:
             raise AdoptionError(
                 f"{path!r} has not the bytes {offset} to {end} of an array: it is cut short"
             )
-        placed = PlacedArray("float32", stored.shape, extents, "lilcom", {}, CHUNK_FRAMES)
-        return path, placed
+        return path, _lilcom(stored, extents, CHUNK_FRAMES)
 
     def _numpy_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._below(stored)
@@ -113,16 +118,11 @@ class LhotseStorage:
 
     def _lilcom_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._below(stored)
-        return path, _lilcom(stored, (0, self._size(path)))
+        return path, _lilcom(stored, [(0, self._size(path))])
 
-    def _dataset(self, stored: StoredArray) -> tuple[str, PlacedArray]:
-        path = self._absolute(stored.path)
-        file = self._open.get(path)
-        if file is None:
-            file = self._opened(path)
-        return path, file.place(stored.key)
-
-    def _opened(self, path: str) -> NamedArrays:
+    def _hdf5(self, path: str) -> NamedArrays:
+        if path in self._open:
+            return self._open[path]
         kind: object = get_kind("hdf5")
         if not isinstance(kind, NamesArrays):
             raise ConfigError(
@@ -151,7 +151,13 @@ class LhotseStorage:
         return self._sizes[path]
 
 
-def _lilcom(stored: StoredArray, extent: tuple[int, int]) -> PlacedArray:
-    if not stored.shape or 0 in stored.shape:
-        raise AdoptionError(f"an array of shape {stored.shape} is none that lilcom can hold")
-    return PlacedArray("float32", stored.shape, (extent,), "lilcom")
+def _lilcom(stored: StoredArray, blocks: Sequence[tuple[int, int]], frames: int = 0) -> PlacedArray:
+    """Return an array of lilcom blocks of `frames` frames each; 0: of all frames."""
+    if not stored.shape or 0 in stored.shape[1:]:
+        raise AdoptionError(f"lilcom holds no array of shape {stored.shape}")
+    if len(blocks) != -(-stored.shape[0] // (frames or stored.shape[0] or 1)):
+        raise AdoptionError(
+            f"{stored.key!r} has {len(blocks)} lilcom blocks, which are not those of "
+            f"{stored.shape[0]} frames"
+        )
+    return PlacedArray("float32", stored.shape, blocks, "lilcom", NO_OPTIONS, frames)
