@@ -5,19 +5,24 @@ manifest of features), never storage keys. The array that lhotse calls `features
 user says; arrays in `custom` keep their names. Annotations are `duration` (seconds), `text` of all
 supervisions of a cut in their order, `speaker`, `language` and `gender` where the supervisions
 agree, `recording` where it is not the id, and the texts, numbers and lists of numbers in `custom`.
+
+A folder of Shar (`cuts.000000.jsonl.gz` beside `features.000000.tar` and others) is adopted as a
+whole.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from featcache.adoptable import Found, Options, Place, Value
 from featcache.adoption.lhotse_manifest import Item, StoredArray, is_manifest, manifest_items
-from featcache.adoption.lhotse_storage import LhotseStorage
+from featcache.adoption.lhotse_storage import SHAR, LhotseStorage
 from featcache.errors import AdoptionError, FeatcacheError
 from featcache.placed_arrays import ArrayColumns
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
+SHARD = re.compile(r"((?:.*/)?)cuts\.(\d+)\.jsonl(?:\.gz)?")
 
 
 class AdoptedLhotse:
@@ -26,25 +31,49 @@ class AdoptedLhotse:
     name = "lhotse"
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether the first line is a cut, or features."""
-        if not what.endswith(SUFFIXES):
-            return False
+        """Tell whether the first line is a cut, or features, or it is a folder of Shar."""
         try:
-            with place.open(what) as source:
+            paths = [what] if what else _shards(place)
+            if not paths or not paths[0].endswith(SUFFIXES):
+                return False
+            with place.open(paths[0]) as source:
                 return is_manifest(source)
         except FeatcacheError:
             return False
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the arrays of all cuts."""
-        with place.open(what) as source, LhotseStorage(place) as storage:
+        with LhotseStorage(place) as storage:
             collected = _Collected(options, storage)
-            for item in manifest_items(source):
-                collected.add(item)
+            for path in [what] if what else _shards(place):
+                with place.open(path) as source:
+                    for item in manifest_items(source):
+                        collected.add(item if what else _in_shard(item, path))
         return collected.found(place.name)
 
 
 KIND = AdoptedLhotse()
+
+
+def _shards(place: Place) -> list[str]:
+    """Return the manifests of the cuts of a folder of Shar."""
+    return [path for path in place.files() if SHARD.fullmatch(path)]
+
+
+def _in_shard(item: Item, path: str) -> Item:
+    """Return an item whose arrays lie in the tar files beside the manifest of a shard."""
+    if (shard := SHARD.fullmatch(path)) is None:
+        raise AdoptionError(f"{path!r} is no shard of cuts")
+    folder, number = shard.groups()
+
+    def stored(name: str, array: StoredArray) -> StoredArray:
+        if array.storage != SHAR:
+            return array
+        return array._replace(path=f"{folder}{name}.{number}.tar", key=item.id)
+
+    features = item.features and stored("features", item.features)
+    others = {name: stored(name, array) for name, array in item.others.items()}
+    return item._replace(features=features, others=others)
 
 
 class _Collected:

@@ -9,6 +9,7 @@
                          "offset,n0,n1,..." has the place of the first and the bytes of each
     numpy_files          a folder of .npy files; the key is the path below it
     lilcom_files         a folder of files, each one lilcom block
+    shar                 tar files of .npy files, or of lilcom blocks (.llc); the key is the id
 
 A relative path is one from the current directory, as for lhotse.
 """
@@ -21,7 +22,9 @@ from pathlib import Path
 
 from featcache.adoptable import CONVERT, Place
 from featcache.adoption.lhotse_manifest import StoredArray
-from featcache.adoption.npy_header import MOST, header_bytes, read_npy_header
+from featcache.adoption.npy_files import npy_header_of
+from featcache.adoption.npy_header import MOST, NpyHeader, read_npy_header
+from featcache.adoption.webdataset.tar_walk import Member, Window, members
 from featcache.errors import AdoptionError, ConfigError
 from featcache.placed_arrays import NO_OPTIONS, NamedArrays, NamesArrays, PlacedArray
 from featcache.registry import get_kind
@@ -29,6 +32,8 @@ from featcache.registry import get_kind
 CHUNK_FRAMES = 500  # of lilcom_chunky
 CHUNK_SIZE = "__LHOTSE_INTERNAL_CHUNK_SIZE__"  # dataset of chunked_lilcom_hdf5
 OPEN_FILES = 64
+SHAR = "shar"
+LILCOM = ".llc"
 
 
 class LhotseStorage:
@@ -39,6 +44,7 @@ class LhotseStorage:
         self._open: dict[str, NamedArrays] = {}
         self._sizes: dict[str, int] = {}
         self._chunk_frames: dict[str, int] = {}
+        self._members: dict[str, dict[str, Member]] = {}
         self._absolutes: dict[str, str] = {}
         self._ways: dict[str, Callable[[StoredArray], tuple[str, PlacedArray]]] = {
             "numpy_hdf5": self._numpy_hdf5,
@@ -47,6 +53,7 @@ class LhotseStorage:
             "lilcom_chunky": self._lilcom_chunky,
             "numpy_files": self._numpy_files,
             "lilcom_files": self._lilcom_files,
+            SHAR: self._shar,
         }
 
     def __enter__(self) -> LhotseStorage:
@@ -107,18 +114,38 @@ class LhotseStorage:
 
     def _numpy_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._below(stored)
-        with self._place.open(path) as source:
-            front = source.read(0, min(MOST, source.size))
-            size = header_bytes(front, repr(path))
-            if size > len(front):
-                front = source.read(0, min(size, source.size))
-            header = read_npy_header(front, source.size, repr(path))
-        extents = ((header.offset, header.nbytes),) if header.nbytes else ()
-        return path, PlacedArray(header.dtype, header.shape, extents)
+        return path, _npy(npy_header_of(self._place, path, stored.key))
 
     def _lilcom_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
         path = self._below(stored)
         return path, _lilcom(stored, [(0, self._size(path))])
+
+    def _shar(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        if stored.path not in self._members:
+            if len(self._members) >= OPEN_FILES:  # shards come in turn
+                del self._members[next(iter(self._members))]
+            self._members[stored.path] = self._data_members(stored.path)
+        member = self._members[stored.path].get(stored.key)
+        if member is None:
+            raise AdoptionError(f"{stored.path!r} has no data of it")
+        if member.name.endswith(LILCOM):
+            return stored.path, _lilcom(stored, [(member.offset, member.nbytes)])
+        with self._place.open(stored.path) as source:
+            front = source.read(member.offset, min(MOST, member.nbytes))
+        header = read_npy_header(front, member.nbytes, f"{stored.path!r}, {member.name!r}")
+        return stored.path, _npy(header, member.offset)
+
+    def _data_members(self, path: str) -> dict[str, Member]:
+        with self._place.open(path) as source:
+            found = {
+                member.name.rpartition(".")[0]: member
+                for member in members(Window(source))
+                if member.name.endswith((LILCOM, ".npy"))
+            }
+        for member in found.values():
+            if not member.is_plain:
+                raise AdoptionError(f"{path!r}: member {member.name!r} is no plain file")
+        return found
 
     def _hdf5(self, path: str) -> NamedArrays:
         if path in self._open:
@@ -149,6 +176,11 @@ class LhotseStorage:
             with self._place.open(path) as source:
                 self._sizes[path] = source.size
         return self._sizes[path]
+
+
+def _npy(header: NpyHeader, begin: int = 0) -> PlacedArray:
+    extents = ((begin + header.offset, header.nbytes),) if header.nbytes else ()
+    return PlacedArray(header.dtype, header.shape, extents)
 
 
 def _lilcom(stored: StoredArray, blocks: Sequence[tuple[int, int]], frames: int = 0) -> PlacedArray:
