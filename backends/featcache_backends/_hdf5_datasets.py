@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from featcache.adoptable import CONVERT
+from featcache.adoptable.placed_arrays import PlacedArray
 from featcache.errors import AdoptionError, describe
-from featcache.placed_arrays import PlacedArray
 from featcache_backends._hdf5_heap import GlobalHeap
 from featcache_backends._refusals import import_library
 

@@ -14,8 +14,8 @@ import re
 from contextlib import closing
 
 from featcache.adoptable import Found, Options, Place
+from featcache.adoptable.placed_arrays import ArrayColumns
 from featcache.errors import AdoptionError, ConfigError, FeatcacheError
-from featcache.placed_arrays import ArrayColumns
 from featcache_backends._hdf5_datasets import Hdf5Datasets
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"

@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterator
 
 from featcache.adoptable import Found, Options, Place, Value
+from featcache.adoptable.placed_arrays import ArrayColumns
 from featcache.adoption.lhotse_manifest import Item, StoredArray, is_manifest, manifest_items
 from featcache.adoption.lhotse_storage import SHAR, LhotseStorage
 from featcache.errors import AdoptionError, FeatcacheError
-from featcache.placed_arrays import ArrayColumns
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 SHARD = re.compile(r"((?:.*/)?)cuts\.(\d+)\.jsonl(?:\.gz)?")

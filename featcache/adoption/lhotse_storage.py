@@ -21,12 +21,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from featcache.adoptable import CONVERT, Place
+from featcache.adoptable.placed_arrays import NO_OPTIONS, NamedArrays, NamesArrays, PlacedArray
 from featcache.adoption.lhotse_manifest import StoredArray
 from featcache.adoption.npy_files import npy_header_of
 from featcache.adoption.npy_header import MOST, NpyHeader, read_npy_header
 from featcache.adoption.webdataset.tar_walk import Member, Window, members
 from featcache.errors import AdoptionError, ConfigError
-from featcache.placed_arrays import NO_OPTIONS, NamedArrays, NamesArrays, PlacedArray
 from featcache.registry import get_kind
 
 CHUNK_FRAMES = 500  # of lilcom_chunky
