@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from featcache import iterators as iterators
     from featcache import samplers as samplers
+    from featcache.adoption.adopt import adopt as adopt
     from featcache.brain import FeatureCacheMixin as FeatureCacheMixin
     from featcache.cluster.client import get_client as get_client
     from featcache.cluster.config import ParallelConfig as ParallelConfig
@@ -88,6 +89,7 @@ _HOMES = {
     "ParallelConfig": "featcache.cluster.config",
     "Seconds": "featcache.tables.seconds",
     "Windows": "featcache.tables.segments",
+    "adopt": "featcache.adoption.adopt",
     "backend_names": "featcache.registry",
     "codec_names": "featcache.registry",
     "concat": "featcache.tables.combine",

@@ -68,6 +68,7 @@ PUBLIC = [
     "UnknownNameError",
     "WindowError",
     "Windows",
+    "adopt",
     "backend_names",
     "codec_names",
     "concat",

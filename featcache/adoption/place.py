@@ -27,13 +27,13 @@ class LocalPlace:
         only: the files that the user means, relative to it, maybe with `*`; empty: all below it.
 
     Attributes:
-        seen: by path, bytes and time of change (nanoseconds) of what was opened.
+        root: the folder, without links on the way.
     """
 
     def __init__(self, root: Path, only: str = "") -> None:
         self.name = str(root / only)
-        self.seen: dict[str, tuple[int, int]] = {}
-        self._root = os.path.realpath(root)
+        self.root = os.path.realpath(root)
+        self._seen: dict[str, tuple[int, int]] = {}  # size and time of change
         self._only = only
         self._lock = threading.Lock()
         self._resolved = lru_cache(maxsize=4096)(os.path.realpath)
@@ -43,7 +43,7 @@ class LocalPlace:
         if self._only and not is_pattern(self._only):
             yield self._only
             return
-        below = _files_below(self._root, "")
+        below = _files_below(self.root, "")
         yield from (path for path in below if not self._only or fnmatch(path, self._only))
 
     @contextmanager
@@ -68,6 +68,12 @@ class LocalPlace:
             raise AdoptionError(f"{where!r} cannot be read: {describe(error)}") from error
         return Path(where)
 
+    def status(self, path: str) -> tuple[int, int]:
+        """Return bytes and time of change (nanoseconds) of a file, when it was first opened."""
+        if path not in self._seen:
+            self.local(path)
+        return self._seen[path]
+
     def absolute(self, path: str) -> str:
         """Return a file's path, with links on the way to it followed."""
         folder, _, name = self._path(path).rpartition("/")
@@ -77,14 +83,14 @@ class LocalPlace:
     def _path(self, path: str) -> str:
         if not path or "\0" in path:
             raise AdoptionError(f"{path!r}, in {self.name!r}, names no file")
-        return path if path.startswith("/") else f"{self._root}/{path}"
+        return path if path.startswith("/") else f"{self.root}/{path}"
 
     def _note(self, path: str, status: os.stat_result) -> int:
         if not stat.S_ISREG(status.st_mode):
             raise AdoptionError(f"{self._path(path)!r} is no regular file")
         with self._lock:
             found = (status.st_size, status.st_mtime_ns)
-            if self.seen.setdefault(path, found) != found:
+            if self._seen.setdefault(path, found) != found:
                 raise AdoptionError(
                     f"{self._path(path)!r} is being written; adopt it when it is finished"
                 )

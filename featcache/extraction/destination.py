@@ -40,7 +40,7 @@ from featcache.store.cache import Cache
 from featcache.store.format.fingerprint import cache_fingerprint, differences
 from featcache.store.format.lock import is_locked
 from featcache.store.format.stamps import StampColumns
-from featcache.store.reading.verify import container_damage, raise_damage
+from featcache.store.reading.verify import container_damage, own_containers, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.new_sets import name_set
 from featcache.store.writing.stored_stamps import stored_stamps
@@ -164,7 +164,9 @@ class Destination:
                 found = self.compared(cache)
                 checks.admit(found.changed, cache)
             if self.full and missing is not None and not len(missing) and not found.changed:
-                raise_damage(container_damage(cache.path, cache.opened.index.containers))
+                opened = cache.opened
+                own = own_containers(opened.index.containers, opened.manifest.parts)
+                raise_damage(container_damage(cache.path, opened.index.containers, own))
                 self._restamp(cache, found)
                 self._name_set()
                 return None

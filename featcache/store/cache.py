@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from numpy.typing import NDArray
 
 from featcache._checks import directory
-from featcache.errors import CacheError, UnknownNameError, nearest
+from featcache.errors import CacheError, ConfigError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import stored_sets
+from featcache.store.format.roots import NO_ROOTS
 from featcache.store.reading.described import Described
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
@@ -71,12 +72,16 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         expect: Mapping[str, object] | None = None,
         version: str | None = None,
         mapped: bool = True,
+        roots: Mapping[str, CachePath] = NO_ROOTS,
     ) -> None:
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
         self.path = directory(path, "a cache").absolute()
-        self._open(Expectation.of(expect), OpenSettings(mapped, check_reads, version=version))
+        settings = OpenSettings(mapped, check_reads, version=version, roots=_absolute(roots))
+        self._open(Expectation.of(expect), settings)
         if verify is not None:
+            if verify == "arrays":
+                self.opened.check_collected("verify='arrays'")
             with reading(self.path):
                 arrays, alone = verify == "arrays", version is not None
                 raise_damage(damage_of(self.opened, arrays=arrays, alone=alone), WHAT_TO_DO)
@@ -94,7 +99,12 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         """Return with what the same is opened again, or the current generation of it."""
         opened = self.opened
         settings = OpenSettings(
-            opened.mapped, opened.check_reads, self.features, self.version, opened.names
+            opened.mapped,
+            opened.check_reads,
+            self.features,
+            self.version,
+            opened.names,
+            opened.roots,
         )
         return Expectation.of_opened(opened), settings
 
@@ -240,6 +250,23 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
             )
         edit.delete(self.path, ids)
 
+    def collect(self) -> None:
+        """Read all bytes of adopted sources once: their checksums and statistics are kept.
+
+        Then `stats`, `check_reads` and `verify="arrays"` serve an adopted cache, too; this one
+        reads the new generation. Other caches have all that. A killed run changes nothing. Raises
+        `CorruptCacheError` if a source has changed since it was adopted, `FeatureError` for NaN or
+        infinity, which have no statistics: `delete` these utterances, or adopt with
+        `nonfinite="keep"`.
+        """
+        if self.version is not None:
+            raise CacheError(
+                f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
+                "cache without version= to collect"
+            )
+        edit.collect(self.path, self.opened.roots)
+        self.refresh()
+
     @property
     def tags(self) -> dict[str, int]:
         """Tags of the cache as it is now, and the numbers of the generations that they name."""
@@ -271,6 +298,12 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         `StorageFullError` if the disk has no room for the copies.
         """
         edit.compact(self.path, drop_tags=drop_tags)
+
+
+def _absolute(roots: Mapping[str, CachePath]) -> dict[str, Path]:
+    if not isinstance(roots, Mapping):
+        raise ConfigError(f"roots map keys of adopted sources to directories, not {roots!r}")
+    return {key: directory(path, "the place of a source").absolute() for key, path in roots.items()}
 
 
 def cache_as_of(opened: Generation, version: str | None = None) -> Cache:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from featcache.store.cache import Cache, CachePath
+from featcache.store.format.roots import NO_ROOTS
 
 
 def open(
@@ -16,6 +17,7 @@ def open(
     expect: Mapping[str, object] | None = None,
     version: str | None = None,
     mapped: bool = True,
+    roots: Mapping[str, CachePath] = NO_ROOTS,
 ) -> Cache:
     """Open a cache for reading; `with featcache.open(path) as cache:` closes it, too.
 
@@ -34,10 +36,18 @@ def open(
         version: a tag: the generation that it names is opened, not the current one.
         mapped: read through memory maps; False uses pread, for network file systems, where a mapped
             file that shrinks kills the process with SIGBUS.
+        roots: where adopted sources lie now, by the keys that the cache has for them
+            (`adopted.json`), if they lie elsewhere than when they were adopted.
 
     Raises `StaleCacheError`, with the differences, for a cache that was made from something else
     than is expected; `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
     """
     return Cache(
-        path, verify=verify, check_reads=check_reads, expect=expect, version=version, mapped=mapped
+        path,
+        verify=verify,
+        check_reads=check_reads,
+        expect=expect,
+        version=version,
+        mapped=mapped,
+        roots=roots,
     )

@@ -43,16 +43,24 @@ class FeatureColumns:
     container: NDArray[np.int32]
     offset: Ints
     nbytes: Ints
+    # of adopted arrays: the rows of each full block, 0 where the part says; and the rows to leave
+    # out at the front of the first block
+    block_rows: Ints | None = None
+    skip: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerColumns:
-    """The container files: paths are relative to the part in a part's index, else to the cache."""
+    """The container files: paths are relative to the part in a part's index, else to the cache.
+
+    Those of an adopted part are relative to its root.
+    """
 
     paths: Strings
     sizes: Ints
     digests: Bytes  # `container_digest` of each, 16 bytes
     parts: NDArray[np.int32]  # the number of the part that each belongs to, in the manifest's list
+    mtimes: Ints | None = None  # nanoseconds; of adopted ones, else 0
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -171,6 +179,8 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
                 container=file.column(f"{name}.container", np.int32),
                 offset=file.column(f"{name}.offset", np.int64),
                 nbytes=file.column(f"{name}.nbytes", np.int64),
+                block_rows=_optional(file, f"{name}.block_rows"),
+                skip=_optional(file, f"{name}.skip"),
             )
             for name in features
         },
@@ -179,6 +189,7 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
             sizes=file.column("container_size", np.int64),
             digests=file.column("container_digest", np.uint8),
             parts=file.column("container_part", np.int32),
+            mtimes=_optional(file, "container_mtime"),
         ),
         stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
         stamps=read_stamps(file),
@@ -205,6 +216,10 @@ def are_below(numbers: NDArray[np.signedinteger[Any]], count: int) -> bool:
 
 def _ascend(numbers: Ints) -> bool:
     return bool((numbers[1:] >= numbers[:-1]).all())
+
+
+def _optional(file: ColumnFile, name: str) -> Ints | None:
+    return file.column(name, np.int64) if name in file else None
 
 
 def read_strings(file: ColumnFile, name: str) -> Strings:
@@ -236,10 +251,14 @@ def _check_lengths(index: Index, file: ColumnFile) -> None:
         fits = fits and len(each.rows) == len(each.checksum) == len(each.first) - 1 == len(index)
         extents = {len(each.container), len(each.offset), len(each.nbytes)}
         fits = fits and extents == {each.first[-1]}
+        fits = fits and all(
+            len(c) == len(index) for c in (each.block_rows, each.skip) if c is not None
+        )
     fits = fits and all(len(column) == len(index) for column in index.stamps or ())
     files = index.containers
     fits = fits and len(files) == len(files.paths) == len(files.parts)
     fits = fits and len(files.digests) == DIGEST_BYTES * len(files)
+    fits = fits and (files.mtimes is None or len(files.mtimes) == len(files))
     if not fits or files.sizes.min(initial=0) < 0:
         raise CorruptCacheError(
             f"index {str(file.path)!r} is damaged: its columns have different lengths"

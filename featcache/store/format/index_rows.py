@@ -91,4 +91,6 @@ def _some_rows(columns: FeatureColumns, rows: Ints) -> FeatureColumns:
         container=columns.container[extents],
         offset=columns.offset[extents],
         nbytes=columns.nbytes[extents],
+        block_rows=None if columns.block_rows is None else columns.block_rows[rows],
+        skip=None if columns.skip is None else columns.skip[rows],
     )

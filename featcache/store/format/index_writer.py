@@ -136,6 +136,10 @@ def index_columns(
         yield f"{name}.container", _joined(containers, np.int32)[source]
         yield f"{name}.offset", _joined([part.offset for part in parts], np.int64)[source]
         yield f"{name}.nbytes", _joined([part.nbytes for part in parts], np.int64)[source]
+        yield from _optional(
+            f"{name}.block_rows", parts, [part.block_rows for part in parts], order
+        )
+        yield from _optional(f"{name}.skip", parts, [part.skip for part in parts], order)
     for name, value in stats.items():
         yield from stats_columns(name, value)
 
@@ -157,6 +161,8 @@ def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerCol
     yield "container_digest", _joined([each.digests for each in containers], np.uint8)
     numbers = np.arange(len(containers), dtype=np.int32)
     yield "container_part", np.repeat(numbers, [len(each) for each in containers])
+    if any(each.mtimes is not None for each in containers):
+        yield "container_mtime", _joined([_mtimes_of(each) for each in containers], np.int64)
 
 
 def string_columns(name: str, strings: Strings) -> Columns:
@@ -173,8 +179,22 @@ def stats_columns(feature: str, stats: FeatureStats) -> Columns:
     yield f"{feature}.m2", stats.m2.reshape(-1)
 
 
+def _optional(
+    name: str, parts: Sequence[FeatureColumns], columns: Sequence[Ints | None], order: Ints
+) -> Columns:
+    """Give a column that not all parts have, with 0 for the rows of the others."""
+    if any(column is not None for column in columns):
+        pairs = zip(parts, columns, strict=True)
+        filled = [np.zeros(len(part.rows), np.int64) if c is None else c for part, c in pairs]
+        yield name, _joined(filled, np.int64)[order]
+
+
 def _stamps_of(index: Index, number: int) -> Hashes:
     return np.zeros(len(index), np.uint64) if index.stamps is None else index.stamps[number]
+
+
+def _mtimes_of(containers: ContainerColumns) -> Ints:
+    return np.zeros(len(containers), np.int64) if containers.mtimes is None else containers.mtimes
 
 
 def _joined(columns: Iterable[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:

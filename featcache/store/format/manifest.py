@@ -29,7 +29,8 @@ INDEX = re.compile(r"index-([0-9]{6,}-[0-9a-f]{8})\.columns")  # the columns of 
 # names in `requires` and `requires_to_write` that this featcache knows
 STAMPS = "stamps"
 ANNOTATIONS = "annotations"
-KNOWN = frozenset({STAMPS, ANNOTATIONS})
+ADOPTED = "adopted"
+KNOWN = frozenset({STAMPS, ANNOTATIONS, ADOPTED})
 _COPY = f"put a good copy of it back (those of the last generations are in {MANIFESTS!r})"
 
 
@@ -96,6 +97,11 @@ class Manifest:
             return False
         same = build == self.build and fingerprint in self.accepted
         return same or fingerprint == self.building_fingerprint
+
+    @property
+    def is_collected(self) -> bool:
+        """True if the checksums and statistics of all parts are there."""
+        return all(part.is_collected for part in self.parts)
 
     @property
     def name(self) -> str:

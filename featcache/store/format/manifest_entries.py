@@ -27,6 +27,14 @@ class Restamps:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopted:
+    """The source that a part's containers lie in: a cache names it by a key, see `roots`."""
+
+    root: checked.Name  # the key
+    collected: bool  # checksums and statistics are there
+
+
+@dataclass(frozen=True, slots=True)
 class PartEntry:
     """A sealed part: how many utterances it holds, and how its arrays are cut."""
 
@@ -36,6 +44,12 @@ class PartEntry:
     digest: str  # xxh3-64 of its part.json
     tombstones: Tombstones | None = None
     stamps: Restamps | None = field(default=None, metadata=OPTIONAL)
+    adopted: Adopted | None = field(default=None, metadata=OPTIONAL)
+
+    @property
+    def is_collected(self) -> bool:
+        """True if checksums and statistics are there."""
+        return self.adopted is None or self.adopted.collected
 
 
 @dataclass(frozen=True, slots=True)

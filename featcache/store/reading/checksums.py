@@ -12,7 +12,7 @@ from featcache.errors import CorruptCacheError
 from featcache.store.format.index import ContainerColumns
 from featcache.store.format.manifest import Manifest
 from featcache.store.reading.containers import Containers, Piece
-from featcache.store.reading.verify import ContainerPages
+from featcache.store.reading.page_damage import ContainerPages
 
 
 class Checks:
@@ -25,7 +25,7 @@ class Checks:
         self, cache: Path, manifest: Manifest, columns: ContainerColumns, containers: Containers
     ) -> None:
         self._containers = containers
-        self._pages = ContainerPages(cache, manifest, columns)
+        self._pages = ContainerPages(cache, manifest, columns, containers.adopted)
 
     def same_array(self, extents: Sequence[Piece], checksum: int) -> bool:
         """Tell whether the bytes of a whole array have its checksum."""

@@ -17,6 +17,7 @@ from featcache.interface import Bytes
 from featcache.store.format.disk_errors import read_remedy
 from featcache.store.format.files import open_within, remedy
 from featcache.store.format.index import ContainerColumns
+from featcache.store.reading.adopted_files import AdoptedFiles
 
 Piece = tuple[int, int, int]  # container, offset, nbytes
 MAX_OPEN = 4096  # a process may have 65,530 mappings
@@ -38,12 +39,19 @@ class Containers:
             process.
         mapped: True maps files into memory, False reads with pread (better on network file systems,
             where a mapped file that goes away kills the process).
+        adopted: those of them that lie elsewhere.
     """
 
     def __init__(
-        self, root: Path, path_of: Callable[[int], str], sizes: Sequence[int], mapped: bool = True
+        self,
+        root: Path,
+        path_of: Callable[[int], str],
+        sizes: Sequence[int],
+        mapped: bool = True,
+        adopted: AdoptedFiles | None = None,
     ) -> None:
         self._root = root
+        self.adopted = adopted
         self._path_of = path_of
         self._sizes = sizes
         self._mapped = mapped
@@ -53,9 +61,15 @@ class Containers:
         self._most_open = min(MAX_OPEN, _open_files() // SHARE_OPEN)
 
     @classmethod
-    def of(cls, root: Path, columns: ContainerColumns, mapped: bool = True) -> Containers:
+    def of(
+        cls,
+        root: Path,
+        columns: ContainerColumns,
+        mapped: bool = True,
+        adopted: AdoptedFiles | None = None,
+    ) -> Containers:
         """Give the bytes of the containers that an index names."""
-        return cls(root, columns.path, cast(Sequence[int], columns.sizes.data), mapped)
+        return cls(root, columns.path, cast(Sequence[int], columns.sizes.data), mapped, adopted)
 
     def mapped(self, container: int) -> Bytes | None:
         """Return the read-only bytes of a whole container; None unless it is mapped."""
@@ -113,9 +127,8 @@ class Containers:
                 f"the index of {str(self._root)!r} is damaged: it names a container {container}"
             )
         if not 0 <= offset <= offset + nbytes <= self._sizes[container]:
-            path = str(self._root / self._path_of(container))
             raise CorruptCacheError(
-                f"container {path!r} has no bytes {offset} to {offset + nbytes}"
+                f"container {self._path(container)!r} has no bytes {offset} to {offset + nbytes}"
             )
 
     def let_go(self) -> None:
@@ -138,18 +151,17 @@ class Containers:
         # no lock: two threads may open a file twice at worst, but a process forked meanwhile would
         # wait for ever
         self.check(container, 0, 0)
-        path, size = self._path_of(container), self._sizes[container]
         try:
-            file = self._open_file(path, size)
+            file = self._open_file(container)
         except OSError as error:
             if isinstance(error, FeatcacheError):
                 raise
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise CacheError(
-                    f"container {str(self._root / path)!r} cannot be read: {read_remedy(error)}"
+                    f"container {self._path(container)!r} cannot be read: {read_remedy(error)}"
                 ) from error
             self._open.clear()  # others have opened too many files: make do with one
-            file = self._open_file(path, size)
+            file = self._open_file(container)
         self._make_room()
         return self._open.setdefault(container, file)
 
@@ -164,21 +176,31 @@ class Containers:
         for oldest in list(self._open)[: max(len(self._open) + 1 - self._most_open, 0)]:
             self._open.pop(oldest, None)
 
-    def _open_file(self, name: str, size: int) -> _File:
-        path = self._root / name
+    def _path(self, container: int) -> str:
+        if self.adopted is not None and container in self.adopted:
+            return self.adopted.path(container)
+        return str(self._root / self._path_of(container))
+
+    def _descriptor(self, container: int) -> int:
+        if self.adopted is not None and container in self.adopted:
+            return self.adopted.open(container)
         try:
-            descriptor = open_within(self._root, name)
+            return open_within(self._root, self._path_of(container))
         except FileNotFoundError as error:
             raise CorruptCacheError(
-                f"container {str(path)!r} is not there; was the cache overwritten or moved while "
-                "it was open? open it again"
+                f"container {self._path(container)!r} is not there; was the cache overwritten or "
+                "moved while it was open? open it again"
             ) from error
+
+    def _open_file(self, container: int) -> _File:
+        path, size = self._path(container), self._sizes[container]
+        descriptor = self._descriptor(container)
         file = _File(descriptor, path)  # closes the descriptor when it is dropped
         found = os.fstat(descriptor).st_size
         if found != size:
             raise CorruptCacheError(
-                f"container {str(path)!r} has {found} bytes, not the {size} that were written; "
-                f"{remedy(self._root, name)}"
+                f"container {path!r} has {found} bytes, not the {size} that were written; "
+                f"{remedy(self._root, self._path_of(container))}"
             )
         if self._mapped and size:
             file.mapped = np.frombuffer(
@@ -190,7 +212,7 @@ class Containers:
 class _File:
     """An open file, mapped or read with pread, which threads and forked processes may share."""
 
-    def __init__(self, descriptor: int, path: Path) -> None:
+    def __init__(self, descriptor: int, path: str) -> None:
         self.mapped: Bytes | None = None
         self.used = True
         self._descriptor = descriptor
@@ -204,11 +226,11 @@ class _File:
                 count = read_at(self._descriptor, rest, offset)
             except OSError as error:
                 raise CacheError(
-                    f"container {str(self._path)!r} cannot be read: {read_remedy(error)}"
+                    f"container {self._path!r} cannot be read: {read_remedy(error)}"
                 ) from error
             if count == 0:
                 raise CorruptCacheError(
-                    f"container {str(self._path)!r} ends before byte {offset + len(rest)}"
+                    f"container {self._path!r} ends before byte {offset + len(rest)}"
                 )
             rest = rest[count:]
             offset += count

@@ -109,9 +109,10 @@ class Described(ABC):
         `KeyNotFoundError` if none were collected.
         """
         self.opened.arrays(feature)
-        if not self.opened.manifest.features[feature]["stats"]:
+        declared = self.opened.manifest.features[feature]["stats"]
+        if not declared or feature not in self.opened.index.stats:
+            what = "declare it with stats: true" if not declared else "call collect() of it once"
             raise KeyNotFoundError(
-                f"cache {str(self.path)!r} has no statistics of feature {feature!r}; declare it "
-                "with stats: true"
+                f"cache {str(self.path)!r} has no statistics of feature {feature!r}; {what}"
             )
         return self.opened.index.stats[feature]

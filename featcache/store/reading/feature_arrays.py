@@ -56,6 +56,9 @@ class FeatureArrays:
         self._is_raw = declared["codec"] == RAW
         self._part = index.containers.parts.data
         self._block_rows = [part.block_rows[name] for part in manifest.parts]
+        # of adopted arrays, row by row
+        self._rows_blocks = None if columns.block_rows is None else columns.block_rows.data
+        self._skip = None if columns.skip is None else columns.skip.data
 
     def read(self, row: int, start: int = 0, stop: int | None = None) -> Array:
         """Return a writable copy of frames `start` to before `stop`, in the user's shape."""
@@ -176,8 +179,9 @@ class FeatureArrays:
         if self._is_raw or not extents:
             fits = 0 <= length * self._row_bytes <= sum(nbytes for _, _, nbytes in extents)
         else:  # a single block of any length shows what it holds only when it is decoded
-            size = self._block_rows[self._part[extents[0][0]]]
-            fits = not size or 0 <= length <= size * len(extents)
+            size = self._declared_rows(row, extents[0][0])
+            most = size * len(extents) - self._skipped(row)
+            fits = not size or 0 <= length <= most
         if not fits:
             raise self._damaged(row, "its extents are shorter than its length")
 
@@ -207,7 +211,8 @@ class FeatureArrays:
             for piece in self._window(row, start * self._row_bytes, stop * self._row_bytes):
                 checks.check_pages(*piece)
         elif extents:
-            size = self._rows_a_block(row, extents)
+            size, skip = self._rows_a_block(row, extents), self._skipped(row)
+            start, stop = start + skip, stop + skip
             for extent in extents[start // size : -(-stop // size)]:
                 checks.check_pages(*extent)
 
@@ -235,6 +240,7 @@ class FeatureArrays:
         if not first:
             raise self._damaged(row, "it has frames but no extents")
         size, done = self._rows_a_block(row, first), 0
+        start += self._skipped(row)
         wanted = slice(start // size, -(-(start + len(out)) // size))
         for number, extent in enumerate(self._extents(row, wanted), wanted.start):
             data = self._containers.view(*extent).data
@@ -248,7 +254,21 @@ class FeatureArrays:
 
     def _rows_a_block(self, row: int, extents: Sequence[Piece]) -> int:
         """Return the rows of a codec's full block, those of the array where it is one block."""
-        return self._block_rows[self._part[extents[0][0]]] or self._length[row]
+        return self._declared_rows(row, extents[0][0]) or self._length[row]
+
+    def _declared_rows(self, row: int, container: int) -> int:
+        """Return the rows of a full block as the row says, or its part; 0: it is one block."""
+        of_row: int = 0 if self._rows_blocks is None else self._rows_blocks[row]
+        if of_row < 0:
+            raise self._damaged(row, "its blocks have a negative length")
+        return of_row or self._block_rows[self._part[container]]
+
+    def _skipped(self, row: int) -> int:
+        """Return the rows of the first block that stand before the array."""
+        skip: int = 0 if self._skip is None else self._skip[row]
+        if skip < 0:
+            raise self._damaged(row, "it begins before its first block")
+        return skip
 
     @cached_property
     def _codec(self) -> Codec:  # made when needed: its library may be missing

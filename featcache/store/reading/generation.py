@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from featcache.errors import (
+    CacheError,
     CorruptCacheError,
     KeyNotFoundError,
     StaleCacheError,
@@ -23,8 +24,10 @@ from featcache.store.format.annotation_columns import Column, read_column
 from featcache.store.format.index import Index
 from featcache.store.format.kept_files import read_kept
 from featcache.store.format.manifest import Manifest
+from featcache.store.format.roots import NO_ROOTS, Roots
 from featcache.store.format.stamps import StampColumns
 from featcache.store.format.strings import Strings
+from featcache.store.reading.adopted_files import AdoptedFiles
 from featcache.store.reading.annotation import BlockRows
 from featcache.store.reading.checksums import Checks
 from featcache.store.reading.containers import Containers
@@ -54,6 +57,7 @@ class Generation:
         mapped: map index and containers into memory; False reads them.
         check_reads: compare the index with its checksums now, and arrays when they are read.
         name: that of the generation; None: the current one.
+        roots: places of adopted sources by key, where they are not what the cache knows.
 
     Attributes:
         sets: the generations of the feature sets that it is made of, by name; empty for a plain
@@ -69,8 +73,10 @@ class Generation:
         mapped: bool = True,
         check_reads: bool = False,
         name: str | None = None,
+        roots: Roots = NO_ROOTS,
     ) -> None:
         self.path = path
+        self.roots = roots
         self.sets: Mapping[str, Generation] = {}
         self.set_rows: Mapping[str, Ints | None] = {}
         self.refused: Mapping[str, StaleCacheError] = {}
@@ -80,7 +86,10 @@ class Generation:
         self.manifest, self.index, self.failed, self._file = opened
         self._annotations: dict[str, Column] = {}
         columns = self.index.containers
-        self.containers = Containers.of(path, columns, mapped)
+        adopted = AdoptedFiles.of(path, self.manifest.parts, columns, roots)
+        self.containers = Containers.of(path, columns, mapped, adopted)
+        if check_reads:
+            self.check_collected("check_reads")
         checks = Checks(path, self.manifest, columns, self.containers) if check_reads else None
         self.features: Mapping[str, FeatureArrays] = {
             name: FeatureArrays(self.manifest, name, self.index, self.containers, checks)
@@ -98,10 +107,19 @@ class Generation:
         """Return feature sets that are open as the one generation of their cache."""
         first = next(iter(sets.values()))
         opened = cls.__new__(cls)
-        settings = {"mapped": first.mapped, "check_reads": first.check_reads}
+        settings = {"mapped": first.mapped, "check_reads": first.check_reads, "roots": first.roots}
         vars(opened).update(path=path, sets=sets, refused=refused, **settings)
         vars(opened).update(vars(joined), containers=first.containers)
         return opened
+
+    def check_collected(self, needs: str) -> None:
+        """Raise `CacheError` where checksums or statistics of adopted parts are not there yet."""
+        for each in self.sets.values() or (self,):
+            if not each.manifest.is_collected:
+                raise CacheError(
+                    f"cache {str(self.path)!r} is adopted, and nothing has read all of its bytes "
+                    f"yet, as {needs} needs: call collect() of the cache once, opened without that"
+                )
 
     def of_feature(self, feature: str) -> Generation:
         """Return the generation of the set that has a feature; itself, if plain."""

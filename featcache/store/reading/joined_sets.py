@@ -81,7 +81,7 @@ def damage_of(opened: Generation, *, arrays: bool, alone: bool = False) -> Itera
     """
     for each in opened.sets.values() or (opened,):
         manifest = replace(each.manifest, previous=None, tags={}) if alone else each.manifest
-        yield from all_damage(each.path, manifest, each.index, arrays=arrays)
+        yield from all_damage(each.path, manifest, each.index, arrays=arrays, roots=each.roots)
 
 
 def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:

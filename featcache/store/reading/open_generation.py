@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from featcache.errors import (
 from featcache.store.format.feature_sets import stored_sets
 from featcache.store.format.manifest import SETS, FeatureSetsError, manifest_file
 from featcache.store.format.named_generations import is_of_current_build, name_of, tags_of
+from featcache.store.format.roots import NO_ROOTS, Roots, check_roots
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.joined_sets import join_sets
@@ -31,6 +33,7 @@ class OpenSettings(NamedTuple):
     features: tuple[str, ...] | None = None  # of the sets that are wanted; None: all that are named
     version: str | None = None  # a tag; None: the current generation
     names: tuple[str, ...] = ()  # generations that were open before, where they are still there
+    roots: Roots = NO_ROOTS  # places of adopted sources, by key
 
 
 ALL = OpenSettings()
@@ -47,12 +50,20 @@ def open_generation(
         opened = _open(path, settings)
     except FeatureSetsError as found:
         sets = _open_sets(path, found.names, settings)
+        _check_roots(path, sets.values(), settings)
         if len(sets) > 1:
             return _joined(path, sets, expectation)
         (opened,) = sets.values()
+    else:
+        _check_roots(path, (opened,), settings)
     if expectation is not None:
         expectation.check(opened)
     return opened
+
+
+def _check_roots(path: Path, opened: Iterable[Generation], settings: OpenSettings) -> None:
+    parts = [part for each in opened for part in each.manifest.parts]
+    check_roots(path, parts, settings.roots)
 
 
 def _joined(path: Path, sets: dict[str, Generation], expectation: Expectation | None) -> Generation:
@@ -109,8 +120,13 @@ def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> di
 
 
 def _open(path: Path, settings: OpenSettings) -> Generation:
-    name = _generation_of(path, settings)
-    return Generation(path, mapped=settings.mapped, check_reads=settings.check_reads, name=name)
+    return Generation(
+        path,
+        mapped=settings.mapped,
+        check_reads=settings.check_reads,
+        name=_generation_of(path, settings),
+        roots=settings.roots,
+    )
 
 
 def _generation_of(path: Path, settings: OpenSettings) -> str | None:

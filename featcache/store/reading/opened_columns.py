@@ -60,5 +60,5 @@ def _misfits(manifest: Manifest, index: Index) -> Iterator[str]:
     if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < len(manifest.parts):
         yield "its containers are in parts that are not there"
     for name, feature in manifest.features.items():
-        if feature["stats"] and name not in index.stats:
+        if feature["stats"] and manifest.is_collected and name not in index.stats:
             yield f"it has no statistics of {name!r}"

@@ -12,6 +12,7 @@ from featcache.declaration.dtypes import dtype_name
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import set_of
 from featcache.store.format.ids import as_id
+from featcache.store.format.roots import NO_ROOTS
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 
@@ -52,6 +53,7 @@ class FeatureReader:
         self._dtype = None if dtype is None else dtype_name(dtype)
         self._check_reads = check_reads
         self._mapped = mapped
+        self._roots = NO_ROOTS
         self._expectation = Expectation.of(expect).with_what_is_there(self._place)
         self._name: str | None = None  # of the generation; None: the current one
         self._opened: Generation | None = None
@@ -69,6 +71,7 @@ class FeatureReader:
             _dtype=None if dtype is None else dtype_name(dtype),
             _check_reads=opened.check_reads,
             _mapped=opened.mapped,
+            _roots=opened.roots,
             _name=opened.manifest.name if version is not None else None,
             _expectation=Expectation.of_opened(opened),
             _opened=None,
@@ -109,8 +112,13 @@ class FeatureReader:
         """The generation of the cache that is read, opened when first needed."""
         if self._opened is None:
             with reading(self.path):
-                settings = {"mapped": self._mapped, "check_reads": self._check_reads}
-                opened = Generation(self._place, name=self._name, **settings)
+                opened = Generation(
+                    self._place,
+                    mapped=self._mapped,
+                    check_reads=self._check_reads,
+                    name=self._name,
+                    roots=self._roots,
+                )
                 self._expectation.check(opened)
             opened.arrays(self.feature)  # an unknown feature is an error here, with its name
             self._opened, self._expectation = opened, Expectation.of_opened(opened)

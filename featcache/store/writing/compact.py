@@ -20,6 +20,7 @@ from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import MANIFESTS, PARTS, Manifest, manifest_file, read_manifest
 from featcache.store.format.part import as_known, list_parts, remove_part
 from featcache.store.reading.generation import Generation
+from featcache.store.writing.adopted_part import seal_again
 from featcache.store.writing.changes import Changes
 from featcache.store.writing.completeness import Outcome
 from featcache.store.writing.open_part import Declarations
@@ -70,10 +71,14 @@ def compact(cache: Path, features: Declarations, manifest: Manifest) -> Manifest
     in_the_way = dict(_tags_that_hold(cache, manifest))
     parts = as_known(sealed_parts(cache, manifest), manifest)
     groups = [*packed(what_counts(cache, part, list(features)) for part in parts)]
-    check_space(cache, itertools.chain(*groups), manifest)
+    copied = [each for each in itertools.chain(*groups) if not each.is_adopted]
+    check_space(cache, copied, manifest)
     emptied = [each.part.entry.name for group in groups for each in group if not each.rows]
     for group in groups:
-        if filled := [each.part for each in group if each.rows]:
+        filled = [each.part for each in group if each.rows]
+        if filled and group[0].is_adopted:
+            seal_again(cache, filled[0], manifest)
+        elif filled:
             rewrite(cache, features, manifest, filled)
     left = any((cache / PARTS / name).exists() for name in manifest.replaced)
     if groups or in_the_way or left or manifest.previous is not None:

@@ -37,7 +37,9 @@ from featcache.store.format.manifest import (
 )
 from featcache.store.format.named_generations import tags_of
 from featcache.store.format.part import SEAL
+from featcache.store.format.roots import Roots
 from featcache.store.reading.generation import Generation
+from featcache.store.writing.collect import collect_parts
 from featcache.store.writing.compact import compact as compact_parts
 from featcache.store.writing.compact import refuse_tags
 from featcache.store.writing.completeness import Outcome
@@ -97,6 +99,15 @@ def compact(cache: Path, *, drop_tags: bool) -> None:
             f"cache {str(cache)!r} is compacted, but {', '.join(map(repr, map(str, left)))} belong "
             "to none of its feature sets, and may hold what was deleted; remove them"
         )
+
+
+def collect(cache: Path, roots: Roots) -> None:
+    """Collect checksums and statistics of adopted parts, as `Cache.collect` says."""
+    with ExitStack() as stack:
+        for directory in _directories(cache):
+            if not read_manifest(directory).is_collected:
+                session = stack.enter_context(_editing(directory))
+                collect_parts(directory, session.features, read_manifest(directory), roots)
 
 
 def tags(cache: Path) -> dict[str, int]:

@@ -27,6 +27,7 @@ from featcache.store.format.index_writer import (
 )
 from featcache.store.format.kept_files import ROLES, role_of
 from featcache.store.format.manifest import (
+    ADOPTED,
     ANNOTATIONS,
     MANIFESTS,
     NAME,
@@ -40,16 +41,17 @@ from featcache.store.format.manifest import (
     with_needed,
     write_manifest,
 )
+from featcache.store.format.manifest_entries import PartEntry
 from featcache.store.format.part import SealedPart, as_known, list_parts, that_count
 from featcache.store.format.strings import Strings
-from featcache.store.reading.verify import container_damage, raise_damage
+from featcache.store.reading.verify import container_damage, own_containers, raise_damage
 from featcache.store.writing.changes import Changes, with_changes
 from featcache.store.writing.completeness import Outcome, completeness, failed_ids
 from featcache.store.writing.generation_annotations import GenerationAnnotations
 from featcache.store.writing.superseded import remove_superseded, stored_indexes
 from featcache.store.writing.tombstones import without_doubled
 
-KEPT = ("tags", "requires", "others")  # of the generation before
+KEPT = ("tags", "others")  # of the generation before
 _NO_CHANGES = Changes()
 
 
@@ -89,7 +91,8 @@ def publish(
     annotations = GenerationAnnotations(cache, before, parts, indexes, rows)
     stats = merged_stats(cache, parts, manifest)
     columns = _columns(indexes, rows, parts, names, stats, failed)
-    digest = _save_index(cache, index_file(name), itertools.chain(columns, annotations.columns()))
+    columns = itertools.chain(columns, annotations.columns())
+    digest = _save_index(cache, index_file(name), columns, [part.entry for part in parts])
     after = replace(
         manifest,
         generation=generation_number(name),
@@ -103,7 +106,7 @@ def publish(
         dims=parts[0].header.dims if parts else {},
         parts=tuple(part.entry for part in parts),
         replaced=_replaced(cache, before, changes),
-        **_kept(before, manifest.building) | _of_columns(before, indexes, annotations),
+        **_kept(before, manifest.building) | _of_columns(before, indexes, annotations, parts),
     )
     return write_generation(cache, _without(after, changes))
 
@@ -139,16 +142,25 @@ def _columns(
 ) -> Columns:
     """Give the columns of the joined index, but for those of annotations."""
     yield from index_columns(indexes, rows, names, stats)
-    prefixes = [f"{part.directory}/" for part in parts]
+    prefixes = [f"{part.directory}/" if part.entry.adopted is None else "" for part in parts]
     yield from container_columns(prefixes, [index.containers for index in indexes])
     yield from string_columns("failed", Strings.of(failed))
 
 
-def _save_index(cache: Path, name: str, columns: Iterable[tuple[str, NDArray[Any]]]) -> str:
-    """Write an index durably and return its digest; the containers that it names must be there."""
+def _save_index(
+    cache: Path,
+    name: str,
+    columns: Iterable[tuple[str, NDArray[Any]]],
+    parts: Sequence[PartEntry],
+) -> str:
+    """Write an index durably and return its digest; the containers that it names must be there.
+
+    Those of adopted parts are compared when they are read.
+    """
     digest = save_columns(cache / name, columns)
     with ColumnFile(cache, name, expected=digest) as file:
-        damage = container_damage(cache, read_index(file, []).containers)
+        containers = read_index(file, []).containers
+        damage = container_damage(cache, containers, own_containers(containers, parts))
         raise_damage(damage, "the cache is not published")
     return digest
 
@@ -178,7 +190,12 @@ def _check_dims(parts: Sequence[SealedPart], names: Sequence[str]) -> None:
 def merged_stats(
     cache: Path, parts: Sequence[SealedPart], manifest: Manifest
 ) -> dict[str, FeatureStats]:
-    """Return the statistics of the rows that count of parts, by feature."""
+    """Return the statistics of the rows that count of parts, by feature.
+
+    None while those of an adopted part are not collected.
+    """
+    if not all(part.entry.is_collected for part in parts):
+        return {}
     merged = {
         name: FeatureStats.empty(parts[0].header.dims[name] if parts else ())
         for name, feature in manifest.features.items()
@@ -203,13 +220,18 @@ def _kept(before: Manifest, building: int) -> dict[str, Any]:
 
 
 def _of_columns(
-    before: Manifest, indexes: Sequence[Index], annotations: GenerationAnnotations
+    before: Manifest,
+    indexes: Sequence[Index],
+    annotations: GenerationAnnotations,
+    parts: Sequence[SealedPart],
 ) -> dict[str, Any]:
     """Return the keys of a manifest that tell of columns which not every index has."""
     stamped = any(index.stamps for index in indexes)
-    needed = {STAMPS: stamped, ANNOTATIONS: bool(annotations.entries)}
+    adopted = {ADOPTED: any(part.entry.adopted is not None for part in parts)}
+    needed = {STAMPS: stamped, ANNOTATIONS: bool(annotations.entries), **adopted}
     return {
         "annotations": annotations.entries,
+        "requires": with_needed(before.requires, adopted),
         "requires_to_write": with_needed(before.requires_to_write, needed),
     }
 

@@ -14,6 +14,7 @@ from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.manifest import Manifest
 from featcache.store.format.part import SealedPart
+from featcache.store.reading.adopted_files import AdoptedFiles
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
 
@@ -32,7 +33,8 @@ def remaining_stats(
     """
     index = part.index(cache, [name])
     alone = dataclasses.replace(manifest, dims=part.header.dims, parts=(part.entry,))
-    containers = Containers.of(cache / part.directory, index.containers)
+    adopted = AdoptedFiles.of(cache, [part.entry], index.containers)
+    containers = Containers.of(cache / part.directory, index.containers, adopted=adopted)
     arrays = FeatureArrays(alone, name, index, containers)
     nbytes = index.features[name].nbytes  # of extents, which are in the order of the rows
     first = index.features[name].first

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from featcache.errors import StaleCacheError
 from featcache.store.format.committed import committed_builds
 from featcache.store.format.disk_errors import explained
@@ -26,7 +24,7 @@ from featcache.store.format.part import as_known
 from featcache.store.format.stamps import Stamps
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.generation import Generation
-from featcache.store.reading.verify import container_damage, raise_damage
+from featcache.store.reading.verify import container_damage, own_containers, raise_damage
 from featcache.store.writing.build_files import BuildFiles
 from featcache.store.writing.changes import Changes, with_changes
 from featcache.store.writing.claim import claim_directory
@@ -275,5 +273,6 @@ def _check_containers(path: Path) -> None:
     opened = Generation(path)
     containers = opened.index.containers
     there = [(path / PARTS / entry.name).exists() for entry in opened.manifest.parts]
-    rows = np.flatnonzero(np.array(there, bool)[containers.parts]).tolist()
-    raise_damage(container_damage(path, containers, rows))
+    own = own_containers(containers, opened.manifest.parts)
+    numbers = [number for number in own if there[containers.parts[number]]]
+    raise_damage(container_damage(path, containers, numbers))

@@ -41,6 +41,11 @@ class Sized:
         return tuple(sorted(header.dims.items())), tuple(sorted(header.block_rows.items()))
 
     @property
+    def is_adopted(self) -> bool:
+        """True if its bytes lie elsewhere, and stay there."""
+        return self.part.entry.adopted is not None
+
+    @property
     def is_tombstoned(self) -> bool:
         """True if rows of it count no more."""
         return self.part.entry.tombstones is not None
@@ -56,6 +61,8 @@ def tiers(parts: Iterable[Sized]) -> Iterator[list[Sized]]:
     """Give groups of small parts that are to become one, where a tier holds enough of them."""
     by_tier: dict[object, list[Sized]] = {}
     for part in parts:
+        if part.is_adopted:
+            continue
         if 0 < part.fullness < LARGE:
             tier = math.floor(math.log(part.fullness, FANOUT))
             by_tier.setdefault((tier, part.shape), []).append(part)
@@ -65,11 +72,15 @@ def tiers(parts: Iterable[Sized]) -> Iterator[list[Sized]]:
 def packed(parts: Iterable[Sized]) -> Iterator[list[Sized]]:
     """Give groups of parts that fit into one: those with tombstones, and small ones with them.
 
-    A part without tombstones that would be alone in its group stays as it is.
+    A part without tombstones that would be alone in its group stays as it is. An adopted part is in
+    a group of its own.
     """
     by_shape: dict[object, list[list[Sized]]] = {}
     for part in parts:
-        if part.is_tombstoned or part.fullness < LARGE:
+        if part.is_adopted:
+            if part.is_tombstoned:
+                yield [part]
+        elif part.is_tombstoned or part.fullness < LARGE:
             groups = by_shape.setdefault(part.shape, [[]])
             if sum(each.fullness for each in groups[-1]) + part.fullness > 1:
                 groups.append([])

@@ -70,7 +70,7 @@ def without_rows(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) 
     stats = (
         stats_columns(name, remaining_stats(cache, part, out, name, manifest))
         for name, feature in manifest.features.items()
-        if feature["stats"]
+        if feature["stats"] and part.entry.is_collected
     )
     file = f"tombstones-{secrets.token_hex(4)}.columns"
     columns = itertools.chain([("rows", out)], *stats)

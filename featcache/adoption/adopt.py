@@ -1,0 +1,143 @@
+"""`adopt`: an existing store becomes a cache, by an index of where its bytes lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from featcache._checks import directory
+from featcache.adoptable import RAW, FoundFeature, Kind, Options
+from featcache.adoption.checked_found import check_found
+from featcache.adoption.place import LocalPlace, is_pattern
+from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.errors import AdoptionError, ConfigError
+from featcache.registry import backend_names, get_backend, get_kind, kind_names
+from featcache.store.cache import Cache, CachePath
+from featcache.store.opening import open as open_cache
+from featcache.store.writing.adopted_source import Source, publish_adopted
+
+OWN = "memmap"  # format of arrays that are appended to adopted ones
+
+
+def adopt(
+    source: CachePath,
+    cache: CachePath,
+    *,
+    kind: str | None = None,
+    feature: str = "feats",
+    pattern: str | None = None,
+    time_axis: Literal[0, "auto"] | None = "auto",
+    nonfinite: Literal["raise", "keep"] = "raise",
+    overwrite: bool = False,
+) -> Cache:
+    """Make a cache of a store that others wrote, where it lies, without a copy.
+
+    The source is never written to. Each file is compared, by size and time of change, when it is
+    first read, so one that changes is an error. `Cache.collect` gives the cache checksums and
+    statistics, which take one pass over all bytes.
+
+    Args:
+        source: a folder, a file, or files of a folder by a pattern with `*`.
+        cache: the directory of the new cache; not within the source.
+        kind: one of the installed kinds, as an error about an unknown one lists them; None: the
+            one that recognises the source.
+        feature: name of the feature, where the source names none.
+        pattern: names of the arrays in a file that names them, such as "{feature}/{id}".
+        time_axis: 0 if arrays of one axis are frames of one number each; None if no array has a
+            time axis; "auto" takes floats of one axis that are all equally long for embeddings.
+        nonfinite: "keep" where arrays may hold NaN or infinity: no statistics then.
+        overwrite: replace what the cache holds, such as what the source was before it changed.
+
+    Raises `AdoptionError` for what cannot be adopted, naming id or file and what to do,
+    `CacheError` for a cache that holds something already.
+    """
+    folder = directory(source, "a source").absolute()
+    path = directory(cache, "a cache").absolute()
+    place, what = _place_of(folder)
+    if folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(
+            f"the cache {str(path)!r} would lie in its source {str(folder)!r}, where nothing is "
+            "written; give another directory"
+        )
+    chosen = _recognised(place, what) if kind is None else get_kind(kind)
+    found = chosen.index(place, what, Options(feature, pattern, time_axis))
+    adopted = _source_of(place, found.containers, chosen.name, is_folder=not what)
+    check_found(found, adopted.sizes)
+    declared = {name: _declared(name, each, nonfinite) for name, each in found.features.items()}
+    publish_adopted(path, declared, found, adopted, overwrite=overwrite)
+    return open_cache(path)
+
+
+def _source_of(
+    place: LocalPlace, containers: Iterable[str], kind: str, *, is_folder: bool
+) -> Source:
+    """Say which files a cache reads, below the folder that the user named or their own."""
+    named = list(containers)
+    whole = [place.absolute(path) for path in named]
+    root = f"{place.root.rstrip('/')}/"
+    if not (is_folder and all(path.startswith(root) for path in whole)):
+        root = f"{os.path.commonpath([os.path.dirname(path) for path in whole] or [root])}/"  # noqa: PTH120 (no object each)
+    if len(set(whole)) < len(whole):
+        raise AdoptionError(f"kind {kind!r} names a file of {place.name!r} twice")
+    seen = [place.status(path) for path in named]
+    return Source(
+        kind,
+        Path(root),
+        [path.removeprefix(root) for path in whole],
+        [size for size, _ in seen],
+        [mtime for _, mtime in seen],
+    )
+
+
+def _declared(name: str, feature: FoundFeature, nonfinite: str) -> FeatureStorageConfig:
+    """Return the declaration by which the store reads a feature."""
+    backends = [each for each in backend_names() if feature.codec in get_backend(each).codecs]
+    if not backends:
+        raise AdoptionError(f"feature {name!r}: no installed format has codec {feature.codec!r}")
+    return FeatureStorageConfig(
+        name,
+        feature.dtype,
+        backend=OWN if feature.codec == RAW else backends[0],
+        codec=feature.codec,
+        options=feature.options,
+        time_axis=0 if feature.has_frames else None,
+        nonfinite=nonfinite,
+        frame_s=feature.frame_s if feature.has_frames else None,
+        offset_s=feature.offset_s if feature.has_frames else 0.0,
+    )
+
+
+def _place_of(source: Path) -> tuple[LocalPlace, str]:
+    """Return the place that a kind may look at, and the file in it that the user named."""
+    if source.is_dir():
+        return LocalPlace(source), ""
+    if source.exists():
+        return LocalPlace(source.parent, source.name), source.name
+    if is_pattern(source.name) and source.parent.is_dir():
+        return LocalPlace(source.parent, source.name), ""
+    raise AdoptionError(f"the source {str(source)!r} does not exist")
+
+
+def _recognised(place: LocalPlace, what: str) -> Kind:
+    """Return the one kind that recognises a source."""
+    found: list[Kind] = []
+    broken: list[str] = []
+    for name in kind_names():
+        try:
+            kind = get_kind(name)
+        except ConfigError as error:
+            broken.append(str(error))
+            continue
+        if kind.recognises(place, what):
+            found.append(kind)
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(repr(kind.name) for kind in found)
+    told = f"it may be of kinds {names}" if found else "it is of no installed kind"
+    more = f" ({'; '.join(broken)})" if broken else ""
+    raise AdoptionError(
+        f"the source {place.name!r} is not recognised: {told}{more}; give kind=, one of "
+        f"{', '.join(map(repr, kind_names()))}"
+    )
