@@ -7,6 +7,7 @@ value has its own. All other fields are passed over.
 
 from __future__ import annotations
 
+import re
 from array import array
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,6 +23,7 @@ from featcache.errors import AdoptionError
 
 LOOK_AT = 100  # files of a folder
 NPY = "npy"
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")  # of a feature
 
 
 class WebDatasetKind:
@@ -99,7 +101,7 @@ class _Shards:
         where = f"member {member.name!r} of {file.path!r}"
         if not member.is_plain:
             raise AdoptionError(f"{where} is a link, or sparse; {CONVERT}")
-        if "." in feature:
+        if not NAME.fullmatch(feature):
             raise AdoptionError(
                 f"{where}: webdataset cuts a name at its first dot, so this is the field {name!r} "
                 f"of the sample {key!r}, and no feature has such a name; {CONVERT}"

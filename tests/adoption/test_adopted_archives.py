@@ -1,0 +1,193 @@
+"""Kaldi's archives, written by kaldiio, are caches where they lie."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from foreign_stores import adopted, annotation, assert_holds, contents, random_arrays
+
+from featcache import AdoptionError
+
+kaldiio = pytest.importorskip("kaldiio")
+
+
+def write_archive(folder: Path, arrays: dict[str, Any], **options: Any) -> Path:
+    """Write feats.ark and feats.scp, with absolute paths; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kaldiio.save_ark(str(folder / "feats.ark"), arrays, scp=str(folder / "feats.scp"), **options)
+    return folder
+
+
+@pytest.mark.parametrize("named", ["", "feats.scp", "feats.ark"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_matrices_are_read_bit_for_bit(tmp_path: Path, dtype: str, named: str) -> None:
+    arrays = {id: array.astype(dtype) for id, array in random_arrays(1).items()}
+    source = write_archive(tmp_path / "data", arrays)
+    before = contents(source)
+    with adopted(source / named, tmp_path) as cache:
+        assert_holds(cache, "feats", arrays)
+    assert contents(source) == before
+
+
+def test_two_archives_of_one_scp_are_one_cache(tmp_path: Path) -> None:
+    first, second = random_arrays(2), random_arrays(3)
+    second = {f"other-{id}": array for id, array in second.items()}
+    lines = [
+        (write_archive(tmp_path / name, arrays) / "feats.scp").read_text()
+        for name, arrays in (("a", first), ("b/c", second))
+    ]
+    (tmp_path / "all.scp").write_text("".join(lines))
+    with adopted(tmp_path / "all.scp", tmp_path) as cache:
+        assert_holds(cache, "feats", first | second)
+
+
+def test_paths_are_relative_to_the_folder_in_which_a_recipe_ran(tmp_path: Path) -> None:
+    arrays = random_arrays(4)
+    write_archive(tmp_path / "fbank", arrays)
+    data = tmp_path / "data" / "train"
+    data.mkdir(parents=True)
+    scp = (tmp_path / "fbank" / "feats.scp").read_text().replace(f"{tmp_path}/", "")
+    (data / "feats.scp").write_text(scp)
+    with adopted(data, tmp_path / "out") as cache:
+        assert_holds(cache, "feats", arrays)
+
+
+def test_equally_long_vectors_have_no_time_axis_unless_the_user_says_so(tmp_path: Path) -> None:
+    arrays = {f"utt{n}": np.full(7, n, np.float32) for n in range(5)}
+    source = write_archive(tmp_path / "x", arrays)
+    with adopted(source, tmp_path, feature="xvector") as cache:
+        assert cache.dims("xvector") == (7,)
+        assert {id: cache.read(id, "xvector").tolist() for id in cache.ids} == {
+            id: array.tolist() for id, array in arrays.items()
+        }
+    with adopted(source, tmp_path / "2", time_axis=0) as cache:
+        assert_holds(cache, "feats", arrays)
+
+
+def test_vectors_of_several_lengths_are_frames_of_one_number(tmp_path: Path) -> None:
+    arrays = {f"utt{n}": np.arange(n, dtype=np.float32) for n in range(1, 6)}
+    with adopted(write_archive(tmp_path / "x", arrays), tmp_path) as cache:
+        assert_holds(cache, "feats", arrays)
+
+
+def test_vectors_of_integers_are_read(tmp_path: Path) -> None:
+    arrays = {f"utt{n}": np.arange(-n, n, dtype=np.int32) for n in range(6)}
+    with adopted(write_archive(tmp_path / "x", arrays), tmp_path, feature="ali") as cache:
+        assert_holds(cache, "ali", arrays)
+
+
+@pytest.mark.parametrize("method", [1, 2, 3, 4, 5, 6, 7])
+def test_compressed_matrices_are_what_kaldiio_decodes(tmp_path: Path, method: int) -> None:
+    arrays = {id: np.abs(array) % 1 for id, array in random_arrays(5).items()}
+    source = write_archive(tmp_path / "x", arrays, compression_method=method)
+    decoded = {id: np.array(a) for id, a in kaldiio.load_scp(str(source / "feats.scp")).items()}
+    with adopted(source, tmp_path) as cache:
+        assert_holds(cache, "feats", decoded)
+
+
+@pytest.mark.parametrize("method", [None, 2, 3])
+def test_a_range_of_rows_is_an_utterance_of_its_own(tmp_path: Path, method: int | None) -> None:
+    whole = random_arrays(6, count=3, dims=4)
+    source = write_archive(tmp_path / "x", whole, compression_method=method)
+    lines = dict(line.split() for line in (source / "feats.scp").read_text().splitlines())
+    ranges = {"spk0-utt00": "0:0", "spk1-utt01": "2:5,0:3", "spk2-utt02": "4:14"}
+    (source / "feats.scp").write_text(
+        "".join(f"{id}-{n} {lines[id]}[{within}]\n" for n, (id, within) in
+                enumerate([*ranges.items(), ("spk1-utt01", ",0:3"), ("spk2-utt02", "5:16")]))
+    )  # fmt: skip
+    want = {id: np.array(a) for id, a in kaldiio.load_scp(str(source / "feats.scp")).items()}
+    with adopted(source, tmp_path) as cache:
+        assert_holds(cache, "feats", want)
+
+
+def test_tables_beside_an_scp_are_annotations(tmp_path: Path) -> None:
+    arrays = random_arrays(7, count=3)
+    source = write_archive(tmp_path / "x", arrays)
+    first, second, third = arrays
+    (source / "text").write_text(f"{first} hello  wörld \n{third}\nunknown x\n")
+    (source / "utt2spk").write_text("".join(f"{id} {id[:4]}\n" for id in arrays))
+    (source / "utt2dur").write_text(f"{second}\t1.25\n")
+    (source / "frame_shift").write_text("0.01\n")
+    with adopted(source, tmp_path) as cache:
+        assert annotation(cache, "text") == {first: "hello  wörld", second: None, third: ""}
+        assert annotation(cache, "speaker") == {id: id[:4] for id in arrays}
+        assert annotation(cache, "duration") == {first: None, second: 1.25, third: None}
+
+
+def test_empty_matrices_are_utterances_without_frames(tmp_path: Path) -> None:
+    arrays = random_arrays(8, count=3) | {"none": np.zeros((0, 0), np.float32)}
+    source = write_archive(tmp_path / "x", arrays)
+    with adopted(source, tmp_path) as cache:
+        assert cache.read("none", "feats").shape == (0, 5)
+
+
+REFUSED = {
+    "a pipe": ("utt1 gunzip -c a.gz |\n", "utt1.*command"),
+    "a file that is not there": ("utt1 nowhere.ark:5\n", "nowhere.ark"),
+    "a byte behind the end": ("utt1 feats.ark:99999\n", "utt1.*ends before"),
+    "a byte within numbers": ("utt1 feats.ark:30\n", "utt1.*byte 30"),
+    "a line without a file": ("utt1\n", "line 1"),
+    "a range of columns": ("spk0-utt00 feats.ark:11[0:0,1:2]\n", "spk0-utt00.*columns"),
+    "a range behind the end": ("spk0-utt00 feats.ark:11[4:90]\n", "spk0-utt00.*1 rows"),
+    "no range at all": ("spk0-utt00 feats.ark:11[a]\n", "spk0-utt00"),
+    "an id twice": ("a feats.ark:11\na feats.ark:11\n", "'a'"),
+    "no utterances": ("", "no utterances"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_lines_that_name_no_matrix_are_refused_by_id(tmp_path: Path, case: str) -> None:
+    text, message = REFUSED[case]
+    source = write_archive(tmp_path / "x", random_arrays(9, count=2))
+    (source / "feats.scp").write_text(text)
+    with pytest.raises(AdoptionError, match=message):
+        adopted(source / "feats.scp", tmp_path, kind="kaldi")
+    assert not (tmp_path / "cache").exists()
+
+
+def head(kind: bytes, *numbers: int) -> bytes:
+    return b"\0B" + kind + b"".join(struct.pack("<Bi", 4, number) for number in numbers)
+
+
+OBJECTS = {
+    "text": b" [ 1 2 ]\n",
+    "audio": b"RIFF\x24\0\0\0WAVEfmt ",
+    "a pickle": b"PKL\x80\x04",
+    "matrix": head(b"FM ", 3, 1 << 30),
+    "ends before": head(b"FM ", 2, 2) + bytes(15),
+    "damaged": head(b"FM ", -2, -2),
+    "within its head": b"\0BFM ",
+    "no matrix or vector": b"\0BXM " + bytes(30),
+}
+
+
+@pytest.mark.parametrize("case", OBJECTS)
+def test_objects_that_are_no_matrix_are_refused_by_id(tmp_path: Path, case: str) -> None:
+    (tmp_path / "feats.ark").write_bytes(b"utt1 " + OBJECTS[case])
+    with pytest.raises(AdoptionError, match=f"utt1.*{case}" if case != "matrix" else "utt1"):
+        adopted(tmp_path / "feats.ark", tmp_path)
+
+
+def test_an_archive_cut_anywhere_is_refused_or_holds_fewer_utterances(tmp_path: Path) -> None:
+    source = write_archive(tmp_path / "x", random_arrays(10, count=4, dims=2))
+    data = (source / "feats.ark").read_bytes()
+    whole = 0
+    for end in range(1, len(data)):
+        (tmp_path / "cut.ark").write_bytes(data[:end])
+        try:
+            with adopted(tmp_path / "cut.ark", tmp_path / str(end)) as cache:
+                whole += len(cache.ids) < 4
+        except AdoptionError:
+            continue
+    assert whole == 3
+
+
+def test_matrices_of_two_widths_or_dtypes_are_refused_by_id(tmp_path: Path) -> None:
+    for number, other in enumerate([np.ones((2, 6), np.float32), np.ones((2, 5), np.float64)]):
+        source = write_archive(tmp_path / str(number), random_arrays(11) | {"other": other})
+        with pytest.raises(AdoptionError, match="'other'"):
+            adopted(source, tmp_path)
