@@ -188,6 +188,8 @@ class Hdf5Datasets:
         self, name: str, dataset: h5py.h5d.DatasetID, dtype: str, shape: tuple[int, ...]
     ) -> PlacedArray:
         made = dataset.get_create_plist()
+        if made.get_layout() == self._h5py.h5d.CONTIGUOUS and not made.get_external_count():
+            self._refuse(name, "was made, but never written")
         if made.get_layout() != self._h5py.h5d.CHUNKED:
             self._refuse(name, "is stored neither in one piece of this file nor in chunks")
         chunk = made.get_chunk()

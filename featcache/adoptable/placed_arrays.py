@@ -66,7 +66,9 @@ class ArrayColumns:
         self._time_axis = time_axis
         self._shapes: list[tuple[int, ...]] = []
         self._dtypes: list[str] = []
-        self._encoding: tuple[str, Mapping[str, object]] | None = None  # of arrays with bytes
+        # of arrays with bytes, and the id of the first one
+        self._encoding: tuple[str, Mapping[str, object]] | None = None
+        self._encoded_id = ""
         self._counts, self._container = array("q"), array("i")
         self._offset, self._nbytes = array("q"), array("q")
         self._block_rows, self._skip = array("q"), array("q")
@@ -128,10 +130,12 @@ class ArrayColumns:
     def _check_encoding(self, id: str, placed: PlacedArray) -> None:
         encoding = placed.codec, placed.options
         if self._encoding is None:
-            self._encoding = encoding
+            self._encoding, self._encoded_id = encoding, id
         elif self._encoding != encoding:
             self._refuse(
-                id, f"is stored {_described(*encoding)}, others {_described(*self._encoding)}"
+                id,
+                f"is stored {_described(*encoding)}, {self._encoded_id!r} "
+                f"{_described(*self._encoding)}",
             )
 
     def _check_one_block(self, counts: Ints) -> None:
