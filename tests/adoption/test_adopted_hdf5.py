@@ -78,7 +78,9 @@ def test_a_pattern_tells_features_and_ids(tmp_path: Path, pattern: str) -> None:
     fbank = random_arrays(3)
     units = {id: np.arange(len(array)) for id, array in fbank.items()}
     name = pattern.strip("/")
-    names = {name.format(feature="fbank", id=id): array for id, array in fbank.items()}
+    names: dict[str, Any] = {
+        name.format(feature="fbank", id=id): array for id, array in fbank.items()
+    }
     names |= {name.format(feature="units", id=id): units[id] for id in reversed(units)}
     source = write_h5(tmp_path / "feats.h5", names)
     with adopted(source, tmp_path, pattern=pattern) as cache:
