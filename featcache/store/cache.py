@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from numpy.typing import NDArray
 
 from featcache._checks import directory
-from featcache.errors import CacheError, ConfigError, UnknownNameError, nearest
+from featcache.errors import CacheError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import stored_sets
-from featcache.store.format.roots import NO_ROOTS
+from featcache.store.format.roots import NO_ROOTS, absolute_roots
 from featcache.store.reading.described import Described
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.joined_sets import damage_of
-from featcache.store.reading.open_generation import OpenSettings, open_generation
+from featcache.store.reading.open_generation import OpenSettings, open_generation, settings_of
 from featcache.store.reading.padded import PaddedFeatures, read_padded
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.reading.unequal_ends import tell_unequal_ends
@@ -77,7 +77,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         if verify not in (None, *VERIFY):
             raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
         self.path = directory(path, "a cache").absolute()
-        settings = OpenSettings(mapped, check_reads, version=version, roots=_absolute(roots))
+        settings = OpenSettings(mapped, check_reads, version=version, roots=absolute_roots(roots))
         self._open(Expectation.of(expect), settings)
         if verify is not None:
             if verify == "arrays":
@@ -97,16 +97,8 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
 
     def _as_it_is(self) -> tuple[Expectation, OpenSettings]:
         """Return with what the same is opened again, or the current generation of it."""
-        opened = self.opened
-        settings = OpenSettings(
-            opened.mapped,
-            opened.check_reads,
-            self.features,
-            self.version,
-            opened.names,
-            opened.roots,
-        )
-        return Expectation.of_opened(opened), settings
+        settings = settings_of(self.opened, self.version)
+        return Expectation.of_opened(self.opened), settings._replace(features=self.features)
 
     def __getstate__(self) -> tuple[Path, Expectation, OpenSettings]:
         return self.path, *self._as_it_is()
@@ -298,12 +290,6 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         `StorageFullError` if the disk has no room for the copies.
         """
         edit.compact(self.path, drop_tags=drop_tags)
-
-
-def _absolute(roots: Mapping[str, CachePath]) -> dict[str, Path]:
-    if not isinstance(roots, Mapping):
-        raise ConfigError(f"roots map keys of adopted sources to directories, not {roots!r}")
-    return {key: directory(path, "the place of a source").absolute() for key, path in roots.items()}
 
 
 def cache_as_of(opened: Generation, version: str | None = None) -> Cache:

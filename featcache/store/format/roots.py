@@ -7,11 +7,13 @@ machine, so nothing digests it, and it may be edited. A part names its root by t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from featcache._checks import directory
 from featcache.errors import ConfigError, CorruptCacheError, nearest
 from featcache.store.format.checked import NOT_AS_WRITTEN, Name, read_as
 from featcache.store.format.files import read_within, write_durably
@@ -28,6 +30,13 @@ class Root:
 
     key: str
     path: Path | None  # None: it is not known here
+
+
+def absolute_roots(roots: Mapping[str, str | os.PathLike[str]]) -> dict[str, Path]:
+    """Return the absolute paths of roots, checked as arguments are."""
+    if not isinstance(roots, Mapping):
+        raise ConfigError(f"roots map keys of adopted sources to directories, not {roots!r}")
+    return {key: directory(path, "the place of a source").absolute() for key, path in roots.items()}
 
 
 def read_roots(cache: Path) -> dict[str, Path]:

@@ -39,6 +39,17 @@ class OpenSettings(NamedTuple):
 ALL = OpenSettings()
 
 
+def settings_of(opened: Generation, version: str | None) -> OpenSettings:
+    """Return with what the same generation is opened again."""
+    return OpenSettings(
+        mapped=opened.mapped,
+        check_reads=opened.check_reads,
+        version=version,
+        names=opened.names,
+        roots=opened.roots,
+    )
+
+
 def open_generation(
     path: Path, expectation: Expectation | None, settings: OpenSettings = ALL
 ) -> Generation:

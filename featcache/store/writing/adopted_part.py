@@ -17,7 +17,12 @@ from featcache.store.format.annotation_columns import Column, stored_columns
 from featcache.store.format.column_file import save_columns
 from featcache.store.format.files import make_directory, write_durably
 from featcache.store.format.index import Index
-from featcache.store.format.index_writer import container_columns, index_columns, rows_of
+from featcache.store.format.index_writer import (
+    Columns,
+    container_columns,
+    index_columns,
+    rows_of,
+)
 from featcache.store.format.journal_lines import Header
 from featcache.store.format.manifest import PARTS, Manifest
 from featcache.store.format.manifest_entries import Adopted
@@ -60,22 +65,14 @@ def seal_adopted(
     columns = itertools.chain(
         index_columns([index], rows, list(header.dims), index.stats),
         container_columns([""], [index.containers]),
-        [
-            ("page_ends", ends_of([len(each) for each in known])),
-            ("pages", np.concatenate([np.empty(0, np.uint64), *known])),
-        ],
+        _page_columns(known),
         *(stored_columns(each, annotations[each].take(rows.order)) for each in sorted(annotations)),
     )
+    content: dict[str, object] = {"name": name, "rows": len(rows.ids), "page_bytes": PAGE_BYTES}
+    content |= {"block_rows": dict(header.block_rows), "header": header.to_json()}
+    content |= {"adopted": dataclasses.asdict(adopted)}
     try:
-        content = {
-            "name": name,
-            "rows": len(rows.ids),
-            "page_bytes": PAGE_BYTES,
-            "block_rows": dict(header.block_rows),
-            "header": header.to_json(),
-            "columns": save_columns(directory / COLUMNS, columns),
-            "adopted": dataclasses.asdict(adopted),
-        }
+        content["columns"] = save_columns(directory / COLUMNS, columns)
         sync_directory(directory)
         write_durably(directory / SEAL, pack_json(content))
     except BaseException:
@@ -86,6 +83,11 @@ def seal_adopted(
     if sealed is None:
         raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
     return sealed
+
+
+def _page_columns(pages: Sequence[Pages]) -> Columns:
+    yield "page_ends", ends_of([len(each) for each in pages])
+    yield "pages", np.concatenate([np.empty(0, np.uint64), *pages])
 
 
 def seal_again(

@@ -90,8 +90,9 @@ class Reader:
         assert self.manifest["format"] == "featcache"
         assert self.manifest["version"] == 1
         assert self.manifest.get("kind", "cache") == "cache"
-        assert not self.manifest["requires"]
+        assert {*self.manifest["requires"]} <= {"adopted"}
         self.features = self.manifest["fingerprint"]["features"]
+        self.parts = self.manifest["parts"]
         index = (cache / self.manifest["index"]).read_bytes()
         self.columns = columns_of(index, self.manifest["index_digest"])
         self.ids = strings_of(self.columns, "id")
@@ -116,7 +117,9 @@ class Reader:
         row = self.row(id)
         rows, blocks = int(self._of(feature, "rows")[row]), self._blocks(feature, row)
         checksum = xxhash.xxh3_64_intdigest(b"".join(blocks))
-        assert checksum == self._of(feature, "checksum")[row]
+        collected = all(part.get("adopted", {}).get("collected", True) for part in self.parts)
+        assert checksum == self._of(feature, "checksum")[row] or not collected
+        skip = int(self.columns.get(f"{feature}.skip", [0] * len(self.ids))[row])
         if declared["codec"] == "raw":
             numbers = np.frombuffer(b"".join(blocks), dtype)
         else:
@@ -124,6 +127,7 @@ class Reader:
                 decoded(declared["codec"], declared["options"], each, dtype) for each in blocks
             ]
             numbers = np.concatenate([np.empty(0, dtype), *pieces])
+            numbers = numbers[skip * int(np.prod(dims)) :]
         array: Array = numbers[: rows * int(np.prod(dims))].reshape(rows, *dims)
         if declared["dtype"] == "bfloat16":
             array = (array.astype("<u4") << 16).view("<f4")
@@ -173,11 +177,25 @@ class Reader:
         first, last = self._of(feature, "first")[row : row + 2].tolist()
         blocks = []
         for extent in range(first, last):
-            path = self.cache / self.containers[self._of(feature, "container")[extent]]
+            path = self._path(int(self._of(feature, "container")[extent]))
             with path.open("rb") as file:
                 file.seek(int(self._of(feature, "offset")[extent]))
                 blocks.append(file.read(int(self._of(feature, "nbytes")[extent])))
         return blocks
+
+    def _path(self, container: int) -> Path:
+        path, part = (
+            self.containers[container],
+            self.parts[self.columns["container_part"][container]],
+        )
+        if "adopted" not in part:
+            return self.cache / path
+        roots = json.loads((self.cache / "adopted.json").read_bytes())
+        file = Path(roots[part["adopted"]["root"]]) / path
+        status = file.stat()
+        assert status.st_size == self.columns["container_size"][container]
+        assert status.st_mtime_ns == self.columns["container_mtime"][container]
+        return file
 
     def _of(self, feature: str, name: str) -> Array:
         return self.columns[f"{feature}.{name}"]

@@ -127,15 +127,15 @@ def test_unknown_columns_of_an_index_are_ignored(cache: Path) -> None:
 
 
 def test_what_a_reader_must_know_is_refused_by_readers_and_writers(cache: Path) -> None:
-    change(cache, requires=["adopted"])
-    refused(cache, r"written by a newer featcache.*'adopted'.*upgrade", reads=False)
+    change(cache, requires=["remote"])
+    refused(cache, r"written by a newer featcache.*'remote'.*upgrade", reads=False)
 
 
 def test_what_a_writer_must_know_is_refused_by_writers_alone(cache: Path) -> None:
-    change(cache, requires_to_write=["adopted", "carried"])
+    change(cache, requires_to_write=["carried", "remote"])
     check_cache(cache, range(5))
     assert Reader(cache).ids == list(featcache.open(cache))
-    refused(cache, r"can be read, but to write.*'adopted', 'carried'; upgrade", reads=True)
+    refused(cache, r"can be read, but to write.*'carried', 'remote'; upgrade", reads=True)
 
 
 @pytest.mark.parametrize("kind", ["layers", "", 3])
