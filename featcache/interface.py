@@ -198,7 +198,8 @@ class SupportsBlocks(Protocol):
 class Codec(Protocol):
     """A way to turn blocks of rows into bytes; a frozen dataclass whose fields are its options.
 
-    Options are checked when it is made.
+    Options are checked when it is made. One with a class attribute `only_reads = True` is for
+    adopted stores alone: no backend lists it, and its `encode` raises `ConfigError`.
     """
 
     name: ClassVar[str]  # as registered

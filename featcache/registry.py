@@ -59,6 +59,14 @@ def get_codec(name: str) -> type[Codec]:
     return cast(type[Codec], _load(CODECS, "codec", name, _OF_CODECS))
 
 
+def only_reads(codec: str) -> bool:
+    """Tell whether a codec is for adopted stores alone: any format may declare it, none writes it.
+
+    Such a codec has `only_reads = True`, and its `encode` raises `ConfigError`.
+    """
+    return codec in _entries(CODECS) and getattr(get_codec(codec), "only_reads", False) is True
+
+
 def kind_names() -> list[str]:
     """List the names of all installed kinds of stores that can be adopted."""
     return sorted(_entries(ADOPTION))

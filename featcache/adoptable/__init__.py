@@ -28,6 +28,7 @@ from featcache.interface import Ints, storage_dtype
 # the end of a message about what is not adopted as it lies
 CONVERT = "read it with its own library and write a cache of it (featcache.CacheWriter)"
 RAW = "raw"
+MOST_NUMBERS = 1 << 56  # of an array: bytes are counted in 64 bits
 Value = str | int | float | bool | list[int] | list[float] | None  # of an annotation
 
 
@@ -173,6 +174,9 @@ def stored_as(
         raise AdoptionError(f"feature {feature!r}: there are no arrays")
     _agree(feature, ids, dtypes, "dtype", dtypes[0])
     distinct = set(shapes)
+    for shape in distinct:
+        if math.prod(max(length, 1) for length in shape) >= MOST_NUMBERS:  # without frames, say
+            raise AdoptionError(f"feature {feature!r}: an array has the impossible shape {shape}")
     dtype, rank = str(np.dtype(dtypes[0])) if dtypes[0] != "bfloat16" else dtypes[0], len(shapes[0])
     _agree(feature, ids, [len(shape) for shape in shapes], "number of axes", rank)
     embeds = rank == 1 and len(distinct) == 1 < len(ids) and storage_dtype(dtype).kind == "f"

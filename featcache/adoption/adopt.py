@@ -13,7 +13,7 @@ from featcache.adoption.checked_found import check_found
 from featcache.adoption.place import LocalPlace, is_pattern
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import AdoptionError, ConfigError
-from featcache.registry import backend_names, get_backend, get_kind, kind_names
+from featcache.registry import backend_names, get_backend, get_kind, kind_names, only_reads
 from featcache.store.cache import Cache, CachePath
 from featcache.store.opening import open as open_cache
 from featcache.store.writing.adopted_source import Source, publish_adopted
@@ -94,12 +94,14 @@ def _source_of(
 def _declared(name: str, feature: FoundFeature, nonfinite: str) -> FeatureStorageConfig:
     """Return the declaration by which the store reads a feature."""
     backends = [each for each in backend_names() if feature.codec in get_backend(each).codecs]
+    if feature.codec == RAW or only_reads(feature.codec):
+        backends = [OWN]
     if not backends:
         raise AdoptionError(f"feature {name!r}: no installed format has codec {feature.codec!r}")
     return FeatureStorageConfig(
         name,
         feature.dtype,
-        backend=OWN if feature.codec == RAW else backends[0],
+        backend=backends[0],
         codec=feature.codec,
         options=feature.options,
         time_axis=0 if feature.has_frames else None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from featcache.adoptable import CONVERT, Found, Options, Place
 from featcache.adoption.npy_files import npy_feature
+from featcache.adoption.place import is_pattern
 from featcache.adoption.scp import Scp, read_annotations, read_scp, read_table
 from featcache.errors import AdoptionError
 
@@ -56,6 +57,8 @@ KIND = EspnetKind()
 
 def _scps(place: Place) -> list[str]:
     """Return the scps of a folder, those of `stats_keys` where there is one."""
+    if is_pattern(place.name):
+        return []
     keys = list(read_table(place, "stats_keys")) or ["feats"]
     for folder in FOLDERS:
         paths = [

@@ -18,13 +18,12 @@ import re
 import numpy as np
 
 from featcache.adoptable import Found, Options, Place, one_piece, stored_as
-from featcache.adoption.npy_files import npy_header_of
+from featcache.adoption.npy_files import lengths_beside, npy_header_of
 from featcache.adoption.npy_header import NpyHeader
 from featcache.adoption.scp import is_there, read_all
 from featcache.errors import AdoptionError
 from featcache.interface import Ints, storage_dtype
 
-LENGTHS = (".len", ".lengths")
 SHARD = re.compile(r"(.+)_([0-9]{1,6})_([0-9]{1,6})")
 
 
@@ -37,7 +36,7 @@ class FairseqKind:
         """Tell whether this is an array with lengths beside it, or a folder of them alone."""
         try:
             arrays = _arrays(place, what)
-            return len(arrays) > 0 and all(_lengths_of(place, path) for path in arrays)
+            return len(arrays) > 0 and all(lengths_beside(place, path) for path in arrays)
         except AdoptionError:
             return False
 
@@ -74,12 +73,6 @@ def _arrays(place: Place, what: str) -> list[str]:
     return [path for path in found if path.endswith(".npy")]
 
 
-def _lengths_of(place: Place, path: str) -> str:
-    """Return the file of the lengths of an array; "" where there is none."""
-    stem = path.removesuffix(".npy")
-    return next((stem + end for end in LENGTHS if is_there(place, stem + end)), "")
-
-
 def _in_order(place: Place, paths: list[str]) -> list[str]:
     """Return the shards of a split in the order of their ranks.
 
@@ -102,7 +95,7 @@ def _in_order(place: Place, paths: list[str]) -> list[str]:
 
 
 def _read_lengths(place: Place, array: str) -> Ints:
-    path = _lengths_of(place, array)
+    path = lengths_beside(place, array)
     if not path:
         raise AdoptionError(f"{array!r} has no lengths beside it, {array.removesuffix('.npy')}.len")
     with place.open(path) as source:

@@ -29,7 +29,8 @@ from featcache.adoptable import (
     stored_as,
 )
 from featcache.adoption.ark_objects import HEAD_BYTES, ArkObject, ark_object
-from featcache.adoption.scp import Scp, read_annotations, read_scp, read_table
+from featcache.adoption.place import is_pattern
+from featcache.adoption.scp import Scp, is_there, read_annotations, read_scp, read_table
 from featcache.errors import AdoptionError
 from featcache.interface import Ints
 
@@ -248,11 +249,9 @@ def _found(
 
 def _scp_or_ark(place: Place) -> str:
     """Return the scp of a folder, or an archive where it has none; "" where there is neither."""
-    try:
-        with place.open(SCP):
-            return SCP
-    except AdoptionError:
-        return next(filter(_is_ark, islice(place.files(), LOOK_AT)), "")
+    if not is_pattern(place.name) and is_there(place, SCP):
+        return SCP
+    return next(filter(_is_ark, islice(place.files(), LOOK_AT)), "")
 
 
 def _is_ark(path: str) -> bool:

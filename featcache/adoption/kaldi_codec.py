@@ -7,7 +7,6 @@ Kaldi computes some of them in float64 before it rounds, which may differ in the
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,6 +19,7 @@ from featcache.errors import ConfigError, CorruptCacheError
 from featcache.interface import Array
 
 Floats = NDArray[np.float32]
+LEVELS: Floats = np.arange(256, dtype=np.float32)
 INTEGER = np.dtype([("size", "u1"), ("number", "<i4")])
 
 
@@ -29,6 +29,7 @@ class KaldiCodec:
 
     name: ClassVar[str] = "kaldi"
     lossless: ClassVar[bool] = True
+    only_reads: ClassVar[bool] = True
     dtypes: ClassVar[frozenset[str] | None] = frozenset({"float32", "float64", "int32"})
 
     def encode(self, block: Array) -> bytes:
@@ -43,15 +44,13 @@ class KaldiCodec:
             found = ark_object(bytes(data[:HEAD_BYTES]))
         except ValueError as error:
             raise CorruptCacheError(f"no object of Kaldi's: {error}") from None
-        numbers = math.prod(found.shape)
-        frame = math.prod(dims)
         if found.nbytes != len(data) or dtype != np.dtype(found.dtype).newbyteorder("<"):
             raise CorruptCacheError(
                 f"an object of Kaldi's of {found.nbytes} bytes and {found.dtype} lies in "
                 f"{len(data)} bytes, as {dtype}"
             )
-        held = numbers // frame if frame else found.shape[0]
-        if held > rows or held * frame != numbers:
+        held = 1 if found.shape == dims else found.shape[0]  # without a time axis one row is all
+        if held > rows or found.shape not in (dims, (held, *dims)):
             raise CorruptCacheError(
                 f"an object of Kaldi's has shape {found.shape}, not up to {(rows, *dims)}"
             )
@@ -74,11 +73,14 @@ def _numbers(found: ArkObject, data: memoryview) -> Array:
             values = np.frombuffer(body, "<u2").astype(np.float32)
             return _unscaled(values, least, extent, 65535.0).reshape(found.shape)
         if found.kind == b"CM3":
-            each = _unscaled(np.arange(256, dtype=np.float32), least, extent, 255.0)
+            each = _unscaled(LEVELS, least, extent, 255.0)
             return each[np.frombuffer(body, np.uint8)].reshape(found.shape)
         knots = np.frombuffer(body[: 8 * columns], "<u2").astype(np.float32)
-        each = _by_column(_unscaled(knots, least, extent, 65535.0).reshape(columns, 4))
-    levels = np.frombuffer(body[8 * columns :], np.uint8).reshape(columns, rows)
+        knots = _unscaled(knots, least, extent, 65535.0).reshape(columns, 4)
+        levels = np.frombuffer(body[8 * columns :], np.uint8).reshape(columns, rows)
+        if rows < len(LEVELS):  # fewer numbers than a table of them has
+            return np.ascontiguousarray(_by_column(knots, levels.astype(np.float32)).T)
+        each = _by_column(knots, LEVELS)
     result = np.empty((rows, columns), np.float32)
     for column in range(columns):
         result[:, column] = each[column, levels[column]]
@@ -91,11 +93,10 @@ def _unscaled(values: Floats, least: float, extent: float, most: float) -> Float
     return result
 
 
-def _by_column(knots: Floats) -> Floats:
-    """Return the number of each column and level, shape (columns, 256): lines between knots."""
+def _by_column(knots: Floats, level: Floats) -> Floats:
+    """Return the numbers of levels, a row a column: lines between the column's four knots."""
     # PerColHeader.char_to_float of kaldiio, in float32 throughout
     p0, p25, p75, p100 = (knots[:, n, None] for n in range(4))
-    level = np.arange(256, dtype=np.float32)
     low = p0 + (p25 - p0) * level * np.float32(1 / 64)
     middle = p25 + (p75 - p25) * (level - np.float32(64)) * np.float32(1 / 128)
     high = p75 + (p100 - p75) * (level - np.float32(192)) * np.float32(1 / 63)

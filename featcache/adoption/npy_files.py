@@ -8,7 +8,9 @@ from typing import Literal
 
 from featcache.adoptable import FoundFeature, Place, one_piece, stored_as
 from featcache.adoption.npy_header import MOST, NpyHeader, header_bytes, read_npy_header
+from featcache.adoption.scp import is_there
 
+LENGTHS = (".len", ".lengths")  # of files beside an array that is cut into utterances
 THREADS = 8  # network file systems answer many at once
 FILES_A_TASK = 256
 
@@ -21,6 +23,12 @@ def npy_header_of(place: Place, path: str, id: str) -> NpyHeader:
         if len(front) >= 12 and header_bytes(front, where) > len(front):
             front = source.read(0, min(header_bytes(front, where), source.size))
         return read_npy_header(front, source.size, where)
+
+
+def lengths_beside(place: Place, path: str) -> str:
+    """Return the file beside an array that has the lengths of utterances; "" if there is none."""
+    stem = path.removesuffix(".npy")
+    return next((stem + end for end in LENGTHS if is_there(place, stem + end)), "")
 
 
 def npy_feature(

@@ -31,6 +31,7 @@ VALUES = {
 CONSTANTS = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None, "EMPTY_TUPLE": ()}
 IGNORED = {"PROTO", "FRAME", "STOP"}
 MOST_BYTES = 1 << 20
+MOST_NUMBERS = 1 << 56
 _MARK = object()
 
 
@@ -170,7 +171,7 @@ def _tensor(arguments: tuple[object, ...]) -> SavedTensor:
     if not (isinstance(storage, _Storage) and isinstance(shape, tuple)):
         raise ValueError("its pickle holds a tensor that is none")
     numbers = (first, *shape, *cast(tuple[object, ...], strides))
-    if not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+    if not all(type(number) is int and 0 <= number < MOST_NUMBERS for number in numbers):
         raise ValueError("its pickle holds a tensor that is none")
     step = 1
     for length, stride in zip(shape[::-1], cast(tuple[int, ...], strides)[::-1], strict=True):

@@ -17,7 +17,7 @@ from featcache.declaration.options import split_options, without_defaults
 from featcache.declaration.shape_hints import guess, looks_batched
 from featcache.errors import ConfigError, FeatureError, UnknownNameError, nearest
 from featcache.interface import Backend, Blocks, Codec, FeatureSpec, SupportsBlocks
-from featcache.registry import RAW, get_backend, get_codec
+from featcache.registry import RAW, get_backend, get_codec, only_reads
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
@@ -123,7 +123,8 @@ class FeatureStorageConfig:
 
     def _check_options(self) -> None:
         codecs = get_backend(self.backend).codecs
-        if self.codec not in codecs:
+        of_others = only_reads(self.codec)
+        if self.codec not in codecs and not of_others:
             raise UnknownNameError(
                 f"backend {self.backend!r} has no codec {self.codec!r}; "
                 f"{nearest(self.codec, codecs)}"
@@ -136,7 +137,7 @@ class FeatureStorageConfig:
                 f"codec {self.codec!r} cannot hold {self.dtype!r}; "
                 f"it holds {', '.join(sorted(codec.dtypes))}"
             )
-        if codec is not None and not isinstance(backend, SupportsBlocks):
+        if not (codec is None or of_others or isinstance(backend, SupportsBlocks)):
             raise ConfigError(
                 f"backend {self.backend!r} lists codec {self.codec!r} "
                 "but does not say how to cut blocks"
@@ -158,6 +159,8 @@ class FeatureStorageConfig:
 
     def blocks(self, dims: tuple[int, ...]) -> Blocks | None:
         """Say how arrays are cut for the codec; None for raw bytes."""
+        if only_reads(self.codec):
+            raise ConfigError(f"codec {self.codec!r} only reads: write {self.name!r} with another")
         backend = self.make_backend()
         if self.codec == RAW or not isinstance(backend, SupportsBlocks):
             return None

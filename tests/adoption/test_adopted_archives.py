@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from foreign_stores import adopted, annotation, assert_holds, contents, random_arrays
 
-from featcache import AdoptionError
+import featcache
+from featcache import AdoptionError, CacheWriter, ConfigError, FeatureStorageConfig
 
 kaldiio = pytest.importorskip("kaldiio")
 
@@ -66,6 +67,18 @@ def test_equally_long_vectors_have_no_time_axis_unless_the_user_says_so(tmp_path
         }
     with adopted(source, tmp_path / "2", time_axis=0) as cache:
         assert_holds(cache, "feats", arrays)
+
+
+@pytest.mark.parametrize("method", [None, 3])
+def test_equal_matrices_have_no_time_axis_where_the_user_says_so(
+    tmp_path: Path, method: int | None
+) -> None:
+    arrays = {f"utt{n}": np.full((2, 3), n, np.float32) for n in range(5)}
+    source = write_archive(tmp_path / "x", arrays, compression_method=method)
+    with adopted(source, tmp_path, time_axis=None) as cache:
+        assert cache.dims("feats") == (2, 3)
+        want = kaldiio.load_scp(str(source / "feats.scp"))["utt4"]
+        assert np.array_equal(cache.read("utt4", "feats"), want)
 
 
 def test_vectors_of_several_lengths_are_frames_of_one_number(tmp_path: Path) -> None:
@@ -191,3 +204,38 @@ def test_matrices_of_two_widths_or_dtypes_are_refused_by_id(tmp_path: Path) -> N
         source = write_archive(tmp_path / str(number), random_arrays(11) | {"other": other})
         with pytest.raises(AdoptionError, match="'other'"):
             adopted(source, tmp_path)
+
+
+@pytest.mark.parametrize("method", [None, 2])
+def test_statistics_and_checksums_are_collected_and_the_archive_stays(
+    tmp_path: Path, method: int | None
+) -> None:
+    source = write_archive(tmp_path / "x", random_arrays(12), compression_method=method)
+    first = sorted(random_arrays(12))[0]
+    scp = source / "feats.scp"
+    scp.write_text(scp.read_text() + f"more {scp.read_text().split()[9]}[1:2]\n")
+    want = {id: np.array(a) for id, a in kaldiio.load_scp(str(scp)).items()}
+    before = contents(source)
+    with adopted(source, tmp_path) as cache:
+        cache.collect()
+        frames = np.concatenate(list(want.values()), dtype=np.float64)
+        np.testing.assert_allclose(cache.stats("feats").mean, frames.mean(0), rtol=1e-12)
+        cache.delete([first])
+        cache.compact()
+    del want[first]
+    with featcache.open(tmp_path / "cache", verify="arrays", check_reads=True) as cache:
+        assert_holds(cache, "feats", want)
+    assert contents(source) == before
+
+
+def test_archives_that_a_codec_reads_take_no_more_utterances(tmp_path: Path) -> None:
+    source = write_archive(tmp_path / "x", random_arrays(13), compression_method=2)
+    adopted(source, tmp_path).close()
+    config = FeatureStorageConfig("feats", backend="memmap", codec="kaldi")
+    with (
+        pytest.raises(ConfigError, match=r"only reads.*feats"),
+        CacheWriter(tmp_path / "cache", [config], {"adopted": "kaldi"}) as writer,
+    ):
+        writer.write("new", {"feats": np.ones((3, 5), np.float32)})
+    with featcache.open(tmp_path / "cache") as cache:
+        assert len(cache) == 30

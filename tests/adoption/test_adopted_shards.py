@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ import pytest
 from foreign_stores import adopted, annotation, assert_holds, contents, random_arrays
 
 from featcache import AdoptionError, CacheWriter, FeatureStorageConfig
+from featcache.adoptable import Options
+from featcache.adoption.checked_found import check_found
+from featcache.adoption.place import LocalPlace
+from featcache.adoption.webdataset import KIND
 
 wds = pytest.importorskip("webdataset")
 
@@ -163,12 +168,22 @@ def test_a_shard_cut_anywhere_is_refused(tmp_path: Path) -> None:
 def test_headers_that_lie_are_refused_or_hold_what_they_say(tmp_path: Path) -> None:
     source = write_shards(tmp_path / "s", {"u1": {"npy": np.ones((2, 3), np.float32)}})
     data = bytearray((source / "part-000000.tar").read_bytes())
-    for place in range(0, 2048, 3):
-        for value in (0, 0x39, 0xFF):
-            changed = data.copy()
-            changed[place] = value
-            (tmp_path / "x.tar").write_bytes(changed)
-            try:
-                adopted(tmp_path / "x.tar", tmp_path / f"{place}-{value}").close()
-            except AdoptionError:
-                continue
+    for place, value in itertools.product(range(2048), (0, 0x39, 0xFF)):
+        changed = data.copy()
+        changed[place] = value
+        (tmp_path / "x.tar").write_bytes(changed)
+        try:
+            found = KIND.index(LocalPlace(tmp_path, "x.tar"), "x.tar", Options())
+        except AdoptionError:
+            continue
+        check_found(found, [len(changed)])
+
+
+def test_names_and_shapes_that_no_cache_can_have_are_refused(tmp_path: Path) -> None:
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (0, %d, %d), }"
+    header = (header % (10**17, 10**17)).ljust(117) + b"\n"
+    huge = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    for number, (name, data) in enumerate([("u1.npy", huge), ("u1\0.npy", GOOD)]):
+        path = write_tar(tmp_path / f"{number}.tar", [(name, data)])
+        with pytest.raises(AdoptionError, match=r"u1|feats|of no sample"):
+            adopted(path, tmp_path / str(number))
