@@ -152,12 +152,13 @@ class Hdf5Datasets:
             nbytes = math.prod(shape) * np.dtype(dtype).itemsize
             if nbytes == 0:
                 return PlacedArray(dtype, shape, ())
-            if dataset.get_offset() is None:
+            offset = dataset.get_offset()
+            if offset is None:
                 placed = self._in_chunks(name, dataset, dtype, shape)
             elif dataset.get_storage_size() != nbytes:
                 self._refuse(name, "was made, but never written")
             else:
-                placed = PlacedArray(dtype, shape, ((dataset.get_offset(), nbytes),))
+                placed = PlacedArray(dtype, shape, ((offset, nbytes),))
         except BROKEN as error:
             if isinstance(error, AdoptionError):
                 raise
@@ -166,8 +167,9 @@ class Hdf5Datasets:
         return placed
 
     def _within(self, name: str, extents: Extents) -> Extents:
-        if any(offset < 0 or offset + nbytes > self._size for offset, nbytes in extents):
-            self._refuse(name, "has bytes behind the end of the file: it is cut short")
+        for offset, nbytes in extents:
+            if offset < 0 or offset + nbytes > self._size:
+                self._refuse(name, "has bytes behind the end of the file: it is cut short")
         return extents
 
     def _dtype(self, name: str, kind: h5py.h5t.TypeID) -> str:

@@ -40,7 +40,7 @@ class AdoptedHdf5:
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the datasets of all files whose names the pattern matches."""
-        containers = [what] if what else list(place.files())
+        containers = [what] if what else _named_so(place)
         names = _Names(options, place.name)
         features: dict[str, ArrayColumns] = {}
         for number, path in enumerate(containers):
@@ -96,6 +96,12 @@ class _Names:
         if found is None:
             return None
         return found.groupdict().get("feature") or self._feature, found["id"]
+
+
+def _named_so(place: Place) -> list[str]:
+    """Return the files of a folder that are called like HDF5 files; all, where none is."""
+    paths = list(place.files())
+    return [path for path in paths if path.endswith(SUFFIXES)] or paths
 
 
 def _is_hdf5(place: Place, path: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lhotse
+import numpy as np
 import pytest
 from foreign_stores import adopted
 from lhotse_stores import whole_cuts
@@ -133,3 +134,20 @@ def test_blocks_that_are_not_there_are_an_error_when_read(tmp_path: Path) -> Non
         pytest.raises(OSError, match="blocks are shorter"),
     ):
         cache.read(lines[1]["id"], "feats")
+
+
+def test_a_heap_with_flipped_bytes_is_at_worst_refused(tmp_path: Path) -> None:
+    source = written(tmp_path, cuts(tmp_path / "data", "chunked_lilcom_hdf5"))
+    file, rng = tmp_path / "data" / "feats.h5", np.random.default_rng(3)
+    whole, heap = file.read_bytes(), file.read_bytes().index(b"GCOL")
+    refused = 0
+    for number in range(80):
+        data = bytearray(whole)
+        for at in rng.integers(heap if number % 2 else 8, heap + 64 if number % 2 else 4096, 4):
+            data[at] ^= int(rng.integers(1, 256))
+        file.write_bytes(data)
+        try:
+            adopted(source, tmp_path / str(number)).close()
+        except AdoptionError:
+            refused += 1
+    assert refused > 20
