@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from npy_folders import check_arrays, save_all, snapshot, some_arrays
 from numpy.typing import NDArray
 
 import featcache
+from featcache.adoption.npy_header import read_npy_header
 from featcache.errors import AdoptionError, ConfigError
 
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
@@ -206,3 +210,12 @@ def test_ids_that_cannot_be_are_refused(tmp_path: Path) -> None:
     (folder / "good.npy").rename(folder / os.fsdecode(b"\xff.npy"))
     with pytest.raises(AdoptionError, match="not valid Unicode"):
         featcache.adopt(tmp_path / "a", tmp_path / "cache")
+
+
+@given(st.binary(max_size=200), st.integers(0, 200), st.integers(0, 1 << 70))
+def test_any_header_is_read_or_refused(noise: bytes, at: int, size: int) -> None:
+    for front in (noise, GOOD[:at] + noise, GOOD[:at] + noise + GOOD[at + len(noise) :]):
+        for total in (len(front), size):
+            with contextlib.suppress(AdoptionError):
+                found = read_npy_header(front, total, "the file")
+                assert found.offset + found.nbytes == total

@@ -50,7 +50,7 @@ class AdoptedFiles:
     def path(self, number: int) -> str:
         """Return where a container is looked for."""
         root, path = self._root(number), self._columns.path(number)
-        return f"<{root.key}>/{path}" if root.path is None else str(root.path / path)
+        return f"<{root.key}>/{path}" if root.path is None else f"{root.path}/{path}"
 
     def open(self, number: int) -> int:
         """Open a container for reading, and return its descriptor.
@@ -58,20 +58,22 @@ class AdoptedFiles:
         Raises `CorruptCacheError` if it is not there, or not as it was when it was adopted.
         """
         root, path, size = self._root(number), self._columns.path(number), self._sizes[number]
-        where = self.path(number)
         if root.path is None:
-            raise CorruptCacheError(f"adopted file {where!r}: nothing says where {_moved(root)}")
+            raise CorruptCacheError(
+                f"adopted file {self.path(number)!r}: nothing says where its source lies; if "
+                f"{_moved(root)}"
+            )
         try:
             descriptor = open_within(root.path, path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise CorruptCacheError(
-                f"adopted file {where!r} is not there; if {_moved(root)}"
+                f"adopted file {self.path(number)!r} is not there; if {_moved(root)}"
             ) from error
         status = os.fstat(descriptor)
         if status.st_size != size or not _is_same(status.st_mtime_ns, self._mtimes[number]):
             os.close(descriptor)
             raise CorruptCacheError(
-                f"{where!r} has changed since it was adopted ({size} bytes then, "
+                f"{self.path(number)!r} has changed since it was adopted ({size} bytes then, "
                 f"{status.st_size} now, or another time of change); adopt its source again"
             )
         return descriptor

@@ -179,7 +179,7 @@ class Containers:
     def _path(self, container: int) -> str:
         if self.adopted is not None and container in self.adopted:
             return self.adopted.path(container)
-        return str(self._root / self._path_of(container))
+        return f"{self._root}/{self._path_of(container)}"
 
     def _descriptor(self, container: int) -> int:
         if self.adopted is not None and container in self.adopted:

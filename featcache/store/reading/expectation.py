@@ -18,7 +18,7 @@ from featcache.store.format.fingerprint import (
     differences,
     digest_of_canonical,
 )
-from featcache.store.format.manifest import Manifest, read_manifest
+from featcache.store.format.manifest import ADOPTED, Manifest, read_manifest
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.origin import origin
 
@@ -107,7 +107,7 @@ def note_compared(path: Path, manifest: Manifest) -> None:
 def _tell(opened: Generation, found: str) -> None:
     """Say once that nothing has compared a cache, if its fingerprint holds anything to compare."""
     path = opened.path
-    if not opened.manifest.fingerprint.keys() - {"features"}:
+    if not opened.manifest.fingerprint.keys() - {"features", ADOPTED}:
         return
     if found not in (_compared.get(path), _told.get(path)):
         _told[path] = found
