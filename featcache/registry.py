@@ -64,7 +64,8 @@ def only_reads(codec: str) -> bool:
 
     Such a codec has `only_reads = True`, and its `encode` raises `ConfigError`.
     """
-    return codec in _entries(CODECS) and getattr(get_codec(codec), "only_reads", False) is True
+    known = isinstance(codec, str) and codec in _entries(CODECS)  # a manifest may name a list
+    return known and getattr(get_codec(codec), "only_reads", False) is True
 
 
 def kind_names() -> list[str]:

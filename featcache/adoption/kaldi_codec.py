@@ -69,25 +69,23 @@ def _numbers(found: ArkObject, data: memoryview) -> Array:
     least, extent = struct.unpack("<ff", data[found.begin - 16 : found.begin - 8])
     rows, columns = found.shape
     with np.errstate(all="ignore"):  # a damaged head may say that numbers span infinity
-        if found.kind == b"CM2":
-            values = np.frombuffer(body, "<u2").astype(np.float32)
-            return _unscaled(values, least, extent, 65535.0).reshape(found.shape)
-        if found.kind == b"CM3":
-            each = _unscaled(LEVELS, least, extent, 255.0)
-            return each[np.frombuffer(body, np.uint8)].reshape(found.shape)
+        if found.kind != b"CM ":
+            two = found.kind == b"CM2"
+            values = np.frombuffer(body, "<u2" if two else np.uint8).astype(np.float32)
+            return _unscaled(values, least, extent, 65535 if two else 255).reshape(found.shape)
         knots = np.frombuffer(body[: 8 * columns], "<u2").astype(np.float32)
-        knots = _unscaled(knots, least, extent, 65535.0).reshape(columns, 4)
+        knots = _unscaled(knots, least, extent, 65535).reshape(columns, 4)
         levels = np.frombuffer(body[8 * columns :], np.uint8).reshape(columns, rows)
         if rows < len(LEVELS):  # fewer numbers than a table of them has
             return np.ascontiguousarray(_by_column(knots, levels.astype(np.float32)).T)
         each = _by_column(knots, LEVELS)
-    result = np.empty((rows, columns), np.float32)
+    result = np.empty((columns, rows), np.float32)
     for column in range(columns):
-        result[:, column] = each[column, levels[column]]
-    return result
+        np.take(each[column], levels[column], out=result[column], mode="clip")
+    return np.ascontiguousarray(result.T)
 
 
-def _unscaled(values: Floats, least: float, extent: float, most: float) -> Floats:
+def _unscaled(values: Floats, least: float, extent: float, most: int) -> Floats:
     # GlobalHeader.uint_to_float of kaldiio, in float32 throughout
     result: Floats = np.float32(least) + values * np.float32(extent) / np.float32(most)
     return result

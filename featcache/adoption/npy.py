@@ -8,10 +8,12 @@ from __future__ import annotations
 import itertools
 
 from featcache.adoptable import Found, Options, Place
-from featcache.adoption.npy_files import lengths_beside, npy_feature
+from featcache.adoption import espnet, fairseq
+from featcache.adoption.npy_files import npy_feature
 from featcache.errors import AdoptionError
 
 SUFFIX = ".npy"
+MORE_PARTICULAR = (espnet.KIND, fairseq.KIND)  # kinds of folders of such files, and others
 _LOOK_AT = 64  # files, to recognise a folder
 
 
@@ -21,7 +23,7 @@ class NpyFolder:
     name = "npy"
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether the first files of a folder are `.npy` files, without lengths beside."""
+        """Tell whether the first files of a folder are `.npy` files, with nothing to say more."""
         if what:
             return False
         try:
@@ -29,7 +31,7 @@ class NpyFolder:
         except AdoptionError:
             return False
         arrays = bool(first) and all(path.endswith(SUFFIX) for path in first)
-        return arrays and not lengths_beside(place, first[0])
+        return arrays and not any(kind.recognises(place, what) for kind in MORE_PARTICULAR)
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Read the header of each file."""

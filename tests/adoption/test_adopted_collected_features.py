@@ -30,7 +30,7 @@ def collect(root: Path, split: str, features: dict[str, dict[str, Any]]) -> Path
 
 @pytest.mark.parametrize("named", ["", "collect_feats", "collect_feats/feats.scp"])
 def test_collected_features_are_read_bit_for_bit(tmp_path: Path, named: str) -> None:
-    arrays = {f"a/{id}": array for id, array in random_arrays(1).items()}
+    arrays = {f"a/{id}": array for id, array in random_arrays(1, count=99).items()}
     lengths = {id: np.array([len(array)]) for id, array in arrays.items()}
     source = collect(tmp_path, "train", {"feats": arrays, "feats_lengths": lengths})
     before = contents(source)
