@@ -4,7 +4,8 @@
 manifest of features), never storage keys. The array that lhotse calls `features` is called as the
 user says; arrays in `custom` keep their names. Annotations are `duration` (seconds), `text` of all
 supervisions of a cut in their order, `speaker`, `language` and `gender` where the supervisions
-agree, `recording` where it is not the id, and the texts, numbers and lists of numbers in `custom`.
+agree, `recording` where it is not the id, and what `custom` has of texts, numbers and lists of
+numbers, each name of one kind.
 
 A folder of Shar (`cuts.000000.jsonl.gz` beside `features.000000.tar` and others) is adopted as a
 whole.
@@ -15,8 +16,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from featcache.adoptable import Found, Options, Place, Value
+from featcache.adoptable import Found, Options, Place
 from featcache.adoptable.placed_arrays import ArrayColumns
+from featcache.adoption.gathered_values import GatheredValues
 from featcache.adoption.lhotse_manifest import Item, StoredArray, is_manifest, manifest_items
 from featcache.adoption.lhotse_storage import SHAR, LhotseStorage
 from featcache.errors import AdoptionError, FeatcacheError
@@ -84,7 +86,7 @@ class _Collected:
         self._containers: dict[str, int] = {}
         self._features: dict[str, ArrayColumns] = {}
         self._frame_s: dict[str, set[float | None]] = {}
-        self._annotations: dict[str, list[Value]] = {}
+        self._said = GatheredValues()
 
     def add(self, item: Item) -> None:
         for name, stored in self._arrays(item):
@@ -92,10 +94,7 @@ class _Collected:
                 self._add_array(item.id, name, stored)
             except AdoptionError as error:
                 raise AdoptionError(f"cut {item.id!r}, array {name!r}: {error}") from error
-        for name, value in item.annotations.items():
-            column = self._annotations.setdefault(name, [])
-            column.extend([None] * (len(self._ids) - len(column)))
-            column.append(value)
+        self._said.add(len(self._ids), item.annotations)
         self._ids.append(item.id)
 
     def found(self, source: str) -> Found:
@@ -105,9 +104,8 @@ class _Collected:
         for name, columns in self._features.items():
             shifts = self._frame_s[name]
             features[name] = columns.found(self._ids, shifts.pop() if len(shifts) == 1 else None)
-        for column in self._annotations.values():
-            column.extend([None] * (len(self._ids) - len(column)))
-        return Found(list(self._containers), self._ids, features, self._annotations)
+        annotations = self._said.columns(len(self._ids), without=features)
+        return Found(list(self._containers), self._ids, features, annotations)
 
     def _arrays(self, item: Item) -> Iterator[tuple[str, StoredArray]]:
         if item.features is not None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 from typing import NamedTuple
 
-from featcache.adoptable import ByteSource, Value
+from featcache.adoptable import ByteSource
 from featcache.errors import AdoptionError, describe
 
 LONGEST_LINE = 1 << 26
@@ -48,7 +48,7 @@ class Item(NamedTuple):
     id: str
     features: StoredArray | None
     others: Mapping[str, StoredArray]  # by name, from `custom`
-    annotations: Mapping[str, Value]
+    annotations: Mapping[str, object]
 
 
 def manifest_items(source: ByteSource) -> Iterator[Item]:
@@ -129,7 +129,7 @@ def _cut(fields: Fields) -> Item:
     features, others = None, {}
     if fields.get("features"):
         features = _features_of_cut(_object(fields, "features"), start, duration)
-    annotations: dict[str, Value] = {"duration": float(duration), **_supervised(fields)}
+    annotations: dict[str, object] = {"duration": float(duration), **_supervised(fields)}
     recording = _recording(fields)
     if recording not in (None, id):
         annotations["recording"] = recording
@@ -137,8 +137,8 @@ def _cut(fields: Fields) -> Item:
     for name, value in custom.items():
         if isinstance(value, dict) and ("array" in value or "shape" in value):
             others[name] = _custom(name, value, start, duration)
-        elif name not in annotations and (plain := _plain(value)) is not None:
-            annotations[name] = plain
+        else:
+            annotations.setdefault(name, value)
     return Item(_text(fields, "id"), features, others, annotations)
 
 
@@ -208,12 +208,12 @@ def _array_frames(seconds: float, frame_s: float) -> int:
     return int(frames.quantize(Decimal(0), rounding=ROUND_HALF_UP))
 
 
-def _supervised(fields: Fields) -> dict[str, Value]:
+def _supervised(fields: Fields) -> dict[str, str]:
     """Return the texts of a cut's supervisions in their order, and what all of them agree on."""
     segments = fields.get("supervisions") or []
     if not isinstance(segments, list) or not all(isinstance(segment, dict) for segment in segments):
         raise TypeError("its supervisions are no list of objects")
-    found: dict[str, Value] = {}
+    found: dict[str, str] = {}
     texts = [
         segment["text"]
         for segment in sorted(segments, key=lambda segment: _seconds(segment, "start"))
@@ -234,13 +234,6 @@ def _recording(fields: Fields) -> str | None:
         if isinstance(about, dict) and isinstance(about.get(key), str):
             return str(about[key])
     return None
-
-
-def _plain(value: object) -> Value:
-    """Return what can be an annotation, None for all else."""
-    if isinstance(value, list) and all(type(item) in (int, float) for item in value):
-        return value
-    return value if isinstance(value, str | int | float) else None
 
 
 def _object(fields: Fields, name: str) -> Fields:

@@ -79,6 +79,7 @@ def test_texts_and_speakers_come_along(tmp_path: Path) -> None:
     first, second = whole_cuts("numpy_hdf5", tmp_path, count=2)
     second.supervisions[0].speaker = "berta"
     second.supervisions[1].text = None
+    first.custom["mixed"], second.custom["mixed"] = 1, "one"
     lhotse.CutSet.from_cuts([first, second]).to_file(tmp_path / "cuts.jsonl")
     with adopted(tmp_path / "cuts.jsonl", tmp_path) as cache:
         found = {name: [*annotation(cache, name).values()] for name in cache.annotations}
