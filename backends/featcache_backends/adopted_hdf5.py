@@ -1,0 +1,113 @@
+"""HDF5 files of others, adopted where they lie: the bytes of each array as an extent, or in chunks.
+
+One dataset an array. Understood are contiguous datasets, and chunked ones whose chunks hold whole
+frames, with no filter or with deflate, maybe with shuffle before it. Names tell id and feature by a
+pattern: `{id}` (which may hold `/`) and `{feature}` stand for parts of the path below the root,
+other text for itself; datasets of other names are left out. Without a pattern every dataset must
+lie in the root, and its name is the id, as in lhotse's `numpy_hdf5` and SpeechBrain's
+`CachedHDF5DynamicItem`.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+
+from featcache.adoptable import Found, Options, Place
+from featcache.adoptable.placed_arrays import ArrayColumns
+from featcache.errors import AdoptionError, ConfigError, FeatcacheError
+from featcache_backends._hdf5_datasets import Hdf5Datasets
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+USER_BLOCKS = (0, 512, 1024, 2048)  # the signature is behind a block of the user's
+SUFFIXES = (".h5", ".hdf5", ".hdf")
+IN_ROOT = "{id}"
+
+
+class AdoptedHdf5:
+    """HDF5 files with one dataset an array."""
+
+    name = "hdf5"
+
+    def recognises(self, place: Place, what: str) -> bool:
+        """Tell whether it is an HDF5 file, or all files are called so and the first one is."""
+        try:
+            paths = [what] if what else list(place.files())
+            named = bool(what) or all(path.endswith(SUFFIXES) for path in paths)
+            return bool(paths) and named and _is_hdf5(place, paths[0])
+        except (FeatcacheError, OSError):
+            return False
+
+    def index(self, place: Place, what: str, options: Options) -> Found:
+        """Find the datasets of all files whose names the pattern matches."""
+        containers = [what] if what else _named_so(place)
+        names = _Names(options, place.name)
+        features: dict[str, ArrayColumns] = {}
+        for number, path in enumerate(containers):
+            with closing(self.open(place, path)) as file:
+                for name, placed in file.all():
+                    matched = names.match(name)
+                    if matched is None:
+                        continue
+                    feature, id = matched
+                    if feature not in features:
+                        features[feature] = ArrayColumns(feature, options.time_axis)
+                    features[feature].add(id, number, placed())
+        if not features:
+            raise AdoptionError(f"{place.name!r} has no dataset called like {names.pattern!r}")
+        ids = next(iter(features.values())).ids
+        return Found(containers, ids, {name: array.found(ids) for name, array in features.items()})
+
+    def open(self, place: Place, path: str) -> Hdf5Datasets:
+        """Open a file whose datasets can be placed by name."""
+        return Hdf5Datasets(place.local(path))
+
+
+KIND = AdoptedHdf5()
+
+
+class _Names:
+    """The names of datasets, as a pattern says."""
+
+    def __init__(self, options: Options, source: str) -> None:
+        self.pattern = options.pattern or IN_ROOT
+        self._source = source
+        self._feature = options.feature
+        self._is_given = options.pattern is not None
+        parts = re.split(r"(\{id\}|\{feature\})", self.pattern.strip("/"))
+        if parts.count("{id}") != 1 or parts.count("{feature}") > 1:
+            raise ConfigError(
+                f"pattern {self.pattern!r} must have one {{id}}, and one {{feature}} at most, such "
+                "as '{feature}/{id}'"
+            )
+        groups = {"{id}": "(?P<id>.+)", "{feature}": "(?P<feature>[^/]+)"}
+        self._regex = re.compile("".join(groups.get(part, re.escape(part)) for part in parts), re.S)
+
+    def match(self, name: str) -> tuple[str, str] | None:
+        """Return the feature and the id of a dataset's name, None if the pattern is another."""
+        if not self._is_given:
+            if "/" in name:
+                raise AdoptionError(
+                    f"{self._source!r}: dataset {name!r} lies in a group; say what names mean, "
+                    "such as pattern='{feature}/{id}', or pattern='{id}' where ids have slashes"
+                )
+            return self._feature, name
+        found = self._regex.fullmatch(name)
+        if found is None:
+            return None
+        return found.groupdict().get("feature") or self._feature, found["id"]
+
+
+def _named_so(place: Place) -> list[str]:
+    """Return the files of a folder that are called like HDF5 files; all, where none is."""
+    paths = list(place.files())
+    return [path for path in paths if path.endswith(SUFFIXES)] or paths
+
+
+def _is_hdf5(place: Place, path: str) -> bool:
+    with place.open(path) as file:
+        return any(
+            file.read(begin, len(SIGNATURE)) == SIGNATURE
+            for begin in USER_BLOCKS
+            if begin + len(SIGNATURE) <= file.size
+        )

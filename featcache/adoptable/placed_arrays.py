@@ -1,0 +1,201 @@
+"""Arrays of a feature, one by one, on their way to a `FoundFeature`.
+
+For kinds of stores whose arrays may lie in several pieces or in blocks, or of which only windows
+are asked for; `adoptable.one_piece` is enough for all others.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, NoReturn, Protocol, runtime_checkable
+
+import numpy as np
+
+from featcache.adoptable import CONVERT, RAW, FoundFeature, Place, stored_as
+from featcache.errors import AdoptionError
+from featcache.interface import Ints, storage_dtype
+
+NO_OPTIONS: Mapping[str, object] = {}
+
+
+class PlacedArray(NamedTuple):
+    """An array of a file."""
+
+    dtype: str  # as declared
+    shape: tuple[int, ...]
+    extents: Sequence[tuple[int, int]]  # offset and bytes: of all of it, or of each block
+    codec: str = RAW
+    options: Mapping[str, object] = NO_OPTIONS
+    block_rows: int = 0  # of each full block; 0: one block
+
+
+class NamedArrays(Protocol):
+    """An open file that holds arrays by name."""
+
+    def place(self, name: str) -> PlacedArray:
+        """Return where an array lies; raises `AdoptionError` if it cannot be adopted, or is not."""
+
+    def blocks(self, name: str) -> Sequence[tuple[int, int]]:
+        """Return offset and bytes of each value of a list of bytes, or of the only one."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+@runtime_checkable
+class NamesArrays(Protocol):
+    """A kind of store whose files hold arrays by name, for manifests of others that name them."""
+
+    def open(self, place: Place, path: str) -> NamedArrays:
+        """Open a file; raises `AdoptionError` if it is none of this kind."""
+
+
+class ArrayColumns:
+    """Columns of a feature to which arrays are added.
+
+    Args:
+        feature: its name.
+        time_axis: as in `Options`.
+    """
+
+    def __init__(self, feature: str, time_axis: Literal[0, "auto"] | None = "auto") -> None:
+        self.feature = feature
+        self.ids: list[str] = []
+        self._time_axis = time_axis
+        self._shapes: list[tuple[int, ...]] = []
+        self._dtypes: list[str] = []
+        # of arrays with bytes, and the id of the first one
+        self._encoding: tuple[str, Mapping[str, object]] | None = None
+        self._encoded_id = ""
+        self._counts, self._container = array("q"), array("i")
+        self._offset, self._nbytes = array("q"), array("q")
+        self._block_rows, self._skip = array("q"), array("q")
+
+    def add(
+        self, id: str, container: int, placed: PlacedArray, window: tuple[int, int] | None = None
+    ) -> None:
+        """Add the array of an id, or its frames `window[0]` to before `window[1]`."""
+        if placed.extents:
+            self._check_encoding(id, placed)
+        skip = 0
+        if window is not None and window != (0, placed.shape[0]):
+            placed, skip = (
+                _raw_window(placed, window) if placed.codec == RAW else _blocks(placed, window)
+            )
+        self.ids.append(id)
+        self._shapes.append(placed.shape)
+        self._dtypes.append(placed.dtype)
+        self._counts.append(len(placed.extents))
+        for offset, nbytes in placed.extents:
+            self._container.append(container)
+            self._offset.append(offset)
+            self._nbytes.append(nbytes)
+        self._block_rows.append(placed.block_rows)
+        self._skip.append(skip)
+
+    def found(self, ids: Sequence[str], frame_s: float | None = None) -> FoundFeature:
+        """Return the feature, in the order of `ids`.
+
+        Raises `AdoptionError`, naming an id, if the arrays do not make one feature, or are not
+        those of `ids`, each one once.
+        """
+        stored = stored_as(self.feature, self.ids, self._shapes, self._dtypes, self._time_axis)
+        codec, options = self._encoding or (RAW, NO_OPTIONS)
+        counts = np.frombuffer(self._counts, np.int64)
+        if not stored.has_frames and codec != RAW:
+            self._check_one_block(counts)
+        order = self._order(ids)
+        first = np.append(0, np.cumsum(counts[order]))
+        extents = _ragged(np.append(0, np.cumsum(counts)), first, order)
+        rows_a_block = np.frombuffer(self._block_rows, np.int64)[order]
+        skip = np.frombuffer(self._skip, np.int64)[order]
+        return FoundFeature(
+            dtype=stored.dtype,
+            dims=stored.dims,
+            has_frames=stored.has_frames,
+            rows=stored.rows[order],
+            first=first,
+            container=np.frombuffer(self._container, np.int32)[extents],
+            offset=np.frombuffer(self._offset, np.int64)[extents],
+            nbytes=np.frombuffer(self._nbytes, np.int64)[extents],
+            codec=codec,
+            options=options,
+            block_rows=rows_a_block if stored.has_frames and rows_a_block.any() else None,
+            skip=skip if skip.any() else None,
+            frame_s=frame_s if stored.has_frames else None,
+        )
+
+    def _check_encoding(self, id: str, placed: PlacedArray) -> None:
+        encoding = placed.codec, placed.options
+        if self._encoding is None:
+            self._encoding, self._encoded_id = encoding, id
+        elif self._encoding != encoding:
+            self._refuse(
+                id,
+                f"is stored {_described(*encoding)}, {self._encoded_id!r} "
+                f"{_described(*self._encoding)}",
+            )
+
+    def _check_one_block(self, counts: Ints) -> None:
+        if (counts > 1).any():
+            self._refuse(
+                self.ids[int((counts > 1).argmax())],
+                "lies in several blocks, which an array without a time axis cannot",
+            )
+
+    def _order(self, ids: Sequence[str]) -> Ints:
+        if self.ids == ids and len(set(ids)) == len(ids):
+            return np.arange(len(ids))
+        numbers = {id: number for number, id in enumerate(self.ids)}
+        if len(numbers) < len(self.ids):
+            seen: set[str] = set()
+            twice = next(id for id in self.ids if id in seen or seen.add(id))  # type: ignore[func-returns-value]
+            self._refuse(twice, "is there twice")
+        for lacks in set(ids) ^ numbers.keys():
+            raise AdoptionError(
+                f"feature {self.feature!r}: utterance {lacks!r} lacks it, or another feature: a "
+                "cache holds each feature of each utterance; adopt the features one by one, each "
+                "into a cache of its own, and join these"
+            )
+        return np.fromiter((numbers[id] for id in ids), np.int64, len(ids))
+
+    def _refuse(self, id: str, what: str) -> NoReturn:
+        raise AdoptionError(f"feature {self.feature!r}: utterance {id!r} {what}; {CONVERT}")
+
+
+def _ragged(old: Ints, new: Ints, order: Ints) -> Ints:
+    """Return the numbers of the extents of arrays, taken in another order."""
+    shift = old[:-1][order] - new[:-1]
+    return np.arange(new[-1]) + np.repeat(shift, np.diff(new))
+
+
+def _raw_window(placed: PlacedArray, window: tuple[int, int]) -> tuple[PlacedArray, int]:
+    frame = placed.shape[1:]
+    row_bytes = storage_dtype(placed.dtype).itemsize * math.prod(frame)
+    begin, end = (row * row_bytes for row in window)
+    extents = []
+    for offset, nbytes in placed.extents:
+        first, last = max(begin, 0), min(end, nbytes)
+        if first < last:
+            extents.append((offset + first, last - first))
+        begin, end = begin - nbytes, end - nbytes
+    return placed._replace(shape=(window[1] - window[0], *frame), extents=extents), 0
+
+
+def _blocks(placed: PlacedArray, window: tuple[int, int]) -> tuple[PlacedArray, int]:
+    start, stop = window
+    size = placed.block_rows or placed.shape[0]
+    some = slice(start // size, -(-stop // size)) if start < stop else slice(0, 0)
+    array = placed._replace(
+        shape=(stop - start, *placed.shape[1:]), extents=placed.extents[some], block_rows=size
+    )
+    return array, start % size if start < stop else 0
+
+
+def _described(codec: str, options: Mapping[str, object]) -> str:
+    if codec == RAW:
+        return "without a codec"
+    text = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    return f"with {codec}" + (f" ({text})" if text else "")
