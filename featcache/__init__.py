@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from featcache.extraction.unpad import unpad as unpad
     from featcache.interop.utterances import utterances as utterances
     from featcache.lazy.decorator import cache as cache
+    from featcache.lazy.items import ReadThroughDataset as ReadThroughDataset
     from featcache.lazy.through import ReadThrough as ReadThrough
     from featcache.lazy.through import through as through
     from featcache.loading.collate import CommonCollateFn as CommonCollateFn
@@ -89,6 +90,7 @@ _HOMES = {
     "PaddedFeatures": "featcache.store.reading.padded",
     "ParallelConfig": "featcache.cluster.config",
     "ReadThrough": "featcache.lazy.through",
+    "ReadThroughDataset": "featcache.lazy.items",
     "Seconds": "featcache.tables.seconds",
     "Windows": "featcache.tables.segments",
     "backend_names": "featcache.registry",

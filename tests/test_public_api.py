@@ -60,6 +60,7 @@ PUBLIC = [
     "PaddedFeatures",
     "ParallelConfig",
     "ReadThrough",
+    "ReadThroughDataset",
     "RowError",
     "Seconds",
     "StaleCacheError",

@@ -1,1 +1,1 @@
-"""Reading through: what a cache lacks is computed, stored and returned, by many processes at once."""
+"""Reading through: what a cache lacks is computed, stored and returned, by many processes."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from featcache._checks import directory
 from featcache.declaration.feature_config import Features
 from featcache.errors import ConfigError
-from featcache.lazy.through import reading_through
+from featcache.lazy.through import ReadThrough, plan_of
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -56,27 +57,21 @@ def cache(
         path /= Path(cache_filename).stem
     storage = _storage(compression)
     if storage and features is not None:
-        raise ConfigError("give compression or features, not both: features say how they are stored")
+        raise ConfigError(
+            "give compression or features, not both: features say how they are stored"
+        )
 
     def decorate(function: F) -> F:
         item: Any = function
         is_item = all(hasattr(item, name) for name in ("takes", "provides", "next_takes"))
-        compute = item.func if is_item else item
-        names = _names(item) if is_item else ()
-        read: Any = reading_through(
-            path,
-            compute,
-            features=features,
-            fingerprint=fingerprint,
-            names=names,
-            storage=storage,
-            read_only=file_mode == "r",
-        )
+        plan = plan_of(path, item.func if is_item else item, features, fingerprint)
+        plan = replace(plan, storage=storage, read_only=file_mode == "r")
         if not is_item:
-            return read
+            return cast(F, ReadThrough(item, plan))
+        plan = replace(plan, names=_names(item) or plan.names)
         item = copy.copy(item)
-        item.func = read
-        return item
+        item.func = ReadThrough(item.func, plan)
+        return cast(F, item)
 
     return decorate
 

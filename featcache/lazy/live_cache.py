@@ -16,7 +16,7 @@ from featcache.errors import (
     StaleCacheError,
 )
 from featcache.interface import Array
-from featcache.lazy.results import Features, Results
+from featcache.lazy.results import ONE, Features, Results
 from featcache.store.format.committed import committed_builds
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import set_of
@@ -27,6 +27,7 @@ from featcache.store.reading.generation import Generation
 from featcache.store.reading.unpublished import Unpublished
 from featcache.store.writing.part_writer import PartWriter
 
+ABSENT = object()
 _TRIES = 3  # of what another publisher may take away meanwhile
 
 
@@ -51,8 +52,10 @@ class LiveCache:
         made_from = manifest.fingerprint
         self.results = Results.from_json(made_from.get("results"), list(self.features))
         self._made_from = made_from
-        self._generation = generation
+        self._converters = self.results.converters(self.features)
+        self._is_one = self.results.form == ONE
         self._seen = _stamp(path)
+        self._show(generation)
         self._unpublished = Unpublished(path, self.features)
         self._unpublished.look(manifest)
 
@@ -99,27 +102,29 @@ class LiveCache:
         note_compared(place, manifest)
         return cls(place, generation)
 
-    def published(self, id: str) -> dict[str, Array] | None:
-        """Return the arrays of a published utterance by feature, in the user's shape."""
-        generation = self._generation
-        row = generation.index.find(id)
+    def published(self, id: str) -> object:
+        """Return the result of a published utterance; `ABSENT` if there is none."""
+        row = self._find(id)
         if row < 0:
-            return None
+            return ABSENT
         try:
-            return {name: arrays.read(row) for name, arrays in generation.features.items()}
+            values = [convert(arrays.read(row)) for arrays, convert in self._columns]
         except CorruptCacheError:
             # small parts became one since, twice: the files of this generation may be gone
-            newer = Generation(self.path)
-            if newer.manifest.write_id == generation.manifest.write_id:
+            if Generation(self.path).manifest.write_id == self._generation.manifest.write_id:
                 raise
-            row = newer.index.find(id)
-            if row < 0:
-                return None
-            return {name: arrays.read(row) for name, arrays in newer.features.items()}
+            self._show(Generation(self.path))
+            return self.published(id)
+        return values[0] if self._is_one else self.results.of_values(values)
 
-    def unpublished(self, id: str) -> dict[str, Array] | None:
-        """Return the arrays of an utterance that is stored, and not published yet."""
-        return self._unpublished.read(id)
+    def unpublished(self, id: str) -> object:
+        """Return the result of an utterance that is stored, and not published; or `ABSENT`."""
+        found = self._unpublished.read(id)
+        return ABSENT if found is None else self.result_of(found)
+
+    def result_of(self, arrays: Mapping[str, Array]) -> object:
+        """Return arrays, as they are stored and in the user's shape, as a result."""
+        return self.results.of_values([convert(arrays[name]) for name, convert in self._converters])
 
     @property
     def has_left(self) -> bool:
@@ -140,9 +145,15 @@ class LiveCache:
                     f"cache {str(self.path)!r} was made anew from something else meanwhile; start "
                     "this process again"
                 )
-            self._generation, self._seen = generation, seen
+            self._show(generation)
+            self._seen = seen
         with reading(self.path):
             self._unpublished.look(self._generation.manifest)
+
+    def _show(self, generation: Generation) -> None:
+        self._generation = generation
+        self._columns = [(generation.features[name], each) for name, each in self._converters]
+        self._find = generation.index.find
 
     def part_writer(self) -> PartWriter:
         """Return a writer of a part of its own, which needs no lock of the cache."""

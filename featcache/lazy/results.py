@@ -8,7 +8,7 @@ others come back in that form and these types, and so does the first, whether co
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +23,9 @@ from featcache.store.writing.casts import ArrayLike, to_storage
 
 ONE, TUPLE, DICT = "one", "tuple", "dict"
 TORCH, NUMPY, LIST, NUMBER = "torch", "numpy", "list", "number"
+
+Features = Mapping[str, FeatureStorageConfig]
+Converter = Callable[[Array], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ class Results:
             if not all(isinstance(name, str) for name in values):
                 raise FeatureError(f"utterance {id!r}: keys of a result are names of features")
         elif isinstance(value, tuple) or (isinstance(value, list) and len(names) > 1):
-            if len(value) != len(names):
+            if len(names) == 1:
+                names = [f"{names[0]}_{number}" for number in range(len(value))]
+            if len(value) != len(names) or not value:
                 raise FeatureError(
                     f"utterance {id!r}: a result of {len(value)} values needs as many names of "
                     "features; declare them (features=), let the item provide as many keys, or "
@@ -73,8 +78,8 @@ class Results:
         return cls(form, types)
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON values, for the fingerprint."""
-        return {"form": self.form, "types": dict(self.types)}
+        """Return it as JSON values, for the fingerprint, whose dicts lose their order."""
+        return {"form": self.form, "types": [list(pair) for pair in self.types.items()]}
 
     def arrays(self, id: str, value: object) -> dict[str, ArrayLike]:
         """Return a result as arrays by feature; raises `FeatureError` for one of another form."""
@@ -90,18 +95,15 @@ class Results:
             values = {next(iter(self.types)): value}
         return {name: as_array(id, name, each) for name, each in values.items()}
 
-    def given_back(self, arrays: Mapping[str, Array], features: Features) -> object:
-        """Return arrays, as they are stored and in user's shape, as a result."""
-        values = {
-            name: _value(arrays[name], features[name].dtype, type)
-            for name, type in self.types.items()
-        }
-        if self.form == DICT:
-            return values
-        return tuple(values.values()) if self.form == TUPLE else next(iter(values.values()))
+    def converters(self, features: Features) -> list[tuple[str, Converter]]:
+        """Return by feature, in the order of a tuple, what makes a value of a stored array."""
+        return [(name, _converter(features[name].dtype, kind)) for name, kind in self.types.items()]
 
-
-Features = Mapping[str, FeatureStorageConfig]
+    def of_values(self, values: Sequence[object]) -> object:
+        """Return values, in the order of `converters`, as a result."""
+        if self.form == ONE:
+            return values[0]
+        return tuple(values) if self.form == TUPLE else dict(zip(self.types, values, strict=True))
 
 
 def declared_for(
@@ -168,16 +170,19 @@ def _type_of(id: str, name: str, value: object) -> str:
     return NUMPY if isinstance(value, np.ndarray) else NUMBER
 
 
-def _value(array: Array, dtype: str, type: str) -> object:
-    if type == TORCH:
+def _converter(dtype: str, kind: str) -> Converter:
+    """Return what makes a value of an array as it is stored, in the user's shape."""
+    if kind == TORCH:
         import torch
 
-        tensor = torch.from_numpy(np.asarray(array))
-        return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
-    numbers = from_storage(array, dtype)
-    if type == NUMPY:
-        return numbers
-    return numbers.tolist() if type == LIST else numbers.item()
+        if dtype != "bfloat16":
+            return torch.from_numpy
+        return lambda array: torch.from_numpy(array).view(torch.bfloat16)
+    if kind == NUMPY:
+        return lambda array: from_storage(array, dtype)
+    if kind == LIST:
+        return lambda array: from_storage(array, dtype).tolist()
+    return lambda array: from_storage(array, dtype).item()
 
 
 def _is_tensor(value: object) -> bool:

@@ -6,14 +6,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheLockedError, DuplicateIdError, KeyNotFoundError
 from featcache.interface import Array
 from featcache.lazy.claims import Claims
-from featcache.lazy.live_cache import LiveCache
+from featcache.lazy.live_cache import ABSENT, LiveCache
 from featcache.lazy.results import Results, as_read_back, declared_for
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.casts import ArrayLike, check_features, to_storage
@@ -33,10 +34,11 @@ class Plan:
     path: Path
     features: Mapping[str, FeatureStorageConfig] | None  # None: as the first result has them
     names: Sequence[str]  # of the features, where the result does not name them
-    storage: Mapping[str, object]  # settings of features that nobody declares
-    read_only: bool
-    expected: Sequence[str] | None  # ids
     fingerprint: Callable[[], Mapping[str, object]]
+    # settings of features that nobody declares
+    storage: Mapping[str, object] = field(default_factory=dict)
+    read_only: bool = False
+    expected: Sequence[str] | None = None  # ids
 
     @property
     def known_names(self) -> Sequence[str]:
@@ -63,19 +65,24 @@ class Share:
         self._computing: set[str] = set()  # ids
         self._last_miss = 0.0
 
-    def get(self, id: str, compute: Callable[[], object]) -> object:
-        """Return the result of an utterance: read, or computed and stored."""
-        live = self._live
-        found = None if live is None else live.published(id)
-        if found is None:
-            found = self._unpublished(id) or self._awaited(id)
-        elif self._writer is not None and time.monotonic() - self._last_miss > IDLE_S:
-            self.publish()
-        if found is not None and self._live is not None:
-            return self._live.results.given_back(found, self._live.features)
+    def get(
+        self, id: str, compute: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
+        """Return the result of an utterance: read, or computed from it and the rest, and stored."""
+        if self._live is not None:
+            found = self._live.published(id)
+            if found is not ABSENT:
+                if self._writer is not None and time.monotonic() - self._last_miss > IDLE_S:
+                    self.publish()
+                return found
+        found = self._unpublished(id)
+        if found is ABSENT:
+            found = self._awaited(id)
+        if found is not ABSENT:
+            return found
         if self._plan.read_only:
             raise KeyNotFoundError(f"no utterance {id!r} in cache {str(self._plan.path)!r}")
-        return self._computed(id, compute)
+        return self._computed(id, partial(compute, id, *args, **kwargs))
 
     def publish(self, complete: bool | None = None, patience_s: float = LOCK_PATIENCE_S) -> bool:
         """Let readers see all that is stored; False if another process is at it for too long."""
@@ -100,34 +107,39 @@ class Share:
         """Publish what was written, and give up all claims."""
         with self._lock:
             try:
-                if self._writer is not None:
+                left = self._live is not None and self._live.has_left
+                if self._writer is not None or (left and self._may_write()):
                     self.publish()
             finally:
                 claims, self._claims = self._claims, None
                 if claims is not None:
                     claims.close()
 
-    def _unpublished(self, id: str) -> Mapping[str, Array] | None:
+    def _may_write(self) -> bool:
+        return not self._plan.read_only and os.access(self._plan.path, os.W_OK)
+
+    def _unpublished(self, id: str) -> object:
+        if self._live is None:
+            return ABSENT
         fresh = self._fresh.get(id)
         if fresh is not None:
-            return {name: array.copy() for name, array in fresh.items()}
-        return None if self._live is None else self._live.unpublished(id)
+            return self._live.result_of({name: array.copy() for name, array in fresh.items()})
+        return self._live.unpublished(id)
 
-    def _awaited(self, id: str) -> Mapping[str, Array] | None:
-        """Return what another process computes now; None, with the claim, if nobody does."""
+    def _awaited(self, id: str) -> object:
+        """Return what another process computes now; `ABSENT`, with the claim, if nobody does."""
         until = time.monotonic() + PATIENCE_S
         pause, most = _PAUSES_S
         while True:
             with self._lock:
                 self._look()
-            if self._live is not None:
-                found = self._live.published(id) or self._unpublished(id)
-                if found is not None or self._plan.read_only:
-                    return found
-            elif self._plan.read_only:
-                return None
+            found = ABSENT if self._live is None else self._live.published(id)
+            if found is ABSENT:
+                found = self._unpublished(id)
+            if found is not ABSENT or self._plan.read_only:
+                return found
             if self._is_ours(id, late=time.monotonic() > until):
-                return None
+                return ABSENT
             time.sleep(pause)
             pause = min(1.5 * pause, most)
 
@@ -171,7 +183,7 @@ class Share:
             raise
         with self._lock:
             self._computing.discard(id)
-        return live.results.given_back(read, live.features)
+        return live.result_of(read)
 
     def _store(
         self,
@@ -182,17 +194,20 @@ class Share:
     ) -> None:
         with self._lock:
             self._last_miss = time.monotonic()
-            if self._writer is None:
-                self._writer = live.part_writer()
-            for done in [*self._fresh][: self._writer.committed - self._durable]:
+            writer = self._writer = self._writer or live.part_writer()
+            for done in [*self._fresh][: writer.committed - self._durable]:
                 del self._fresh[done]
                 self._durable += 1
             try:
-                self._writer.write(id, arrays)
+                writer.write(id, arrays)
             except DuplicateIdError:  # another process was as quick, or it was deleted since
                 return
             self._fresh[id] = {name: array.copy() for name, array in read.items()}
-            self._writer.show()
+            # a cache in which nothing is durable may be begun anew by who computes something else
+            if len(writer) == 1:
+                writer.commit()
+            else:
+                writer.show()
 
     def _created(self, id: str, value: object) -> LiveCache:
         """Make the cache, declared as its first result is, unless another process was quicker."""

@@ -6,11 +6,10 @@ import functools
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 from featcache._checks import directory
 from featcache.declaration.feature_config import Features, by_name
@@ -19,8 +18,12 @@ from featcache.lazy.share import Plan, Share
 from featcache.store.format.ids import as_id, check_id
 from featcache.store.writing.unclosed import close_at_exit
 
+if TYPE_CHECKING:
+    from featcache.lazy.items import ReadThroughDataset, SizedItems
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _UNNAMED = "feature"
+_PATIENCE_S = 60.0  # that others publish
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,17 @@ class MadeFrom:
 
     compute: Callable[..., object]
     given: Mapping[str, object]
+    data: Sequence[object] = ()  # that count for nothing, though the code may name them
 
     def __call__(self) -> Mapping[str, object]:
+        """Return it, as plain data."""
         return self._found
 
     @functools.cached_property
     def _found(self) -> Mapping[str, object]:
         from featcache.staleness.provenance import provenance
 
-        return provenance(self.compute).fingerprint(self.given)
+        return provenance(self.compute, data=self.data).fingerprint(self.given)
 
 
 class ReadThrough:
@@ -73,7 +78,7 @@ class ReadThrough:
         if not isinstance(id, str):
             id = cast(str, as_id(id))
             check_id(id)
-        return share.get(id, functools.partial(self._compute, id, *args, **kwargs))
+        return share.get(id, self._compute, *args, **kwargs)
 
     def publish(self, *, complete: bool = False) -> None:
         """Let readers of the cache see all that is stored, also what other processes sealed.
@@ -108,11 +113,11 @@ class ReadThrough:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by the name that the decorator gave it, where it has one."""
-        module, name = getattr(self, "__module__", None), getattr(self, "__qualname__", None)
+        names = getattr(self, "__module__", ""), getattr(self, "__qualname__", "")
         try:
-            if _found(module, name) is self:
-                return _found, (module, name)
-        except (ImportError, AttributeError, TypeError):
+            if _found(*names) is self:
+                return _found, names
+        except (ImportError, AttributeError, ValueError):  # no name, or that of a local function
             pass
         return type(self), (self._compute, self._plan)
 
@@ -125,9 +130,6 @@ class ReadThrough:
         return share
 
 
-_PATIENCE_S = 60.0
-
-
 def _found(module: str, name: str) -> object:
     """Return what is decorated under a name of a module."""
     found: Any = importlib.import_module(module)
@@ -136,25 +138,45 @@ def _found(module: str, name: str) -> object:
     return found if isinstance(found, ReadThrough) else found.func
 
 
+@overload
 def through(
     cache: str | PathLike[str],
     compute: Callable[..., object],
     *,
     features: Features | None = None,
     fingerprint: Mapping[str, object] | None = None,
-) -> ReadThrough:
+) -> ReadThrough: ...
+@overload
+def through(
+    cache: str | PathLike[str],
+    compute: SizedItems,
+    *,
+    features: Features | None = None,
+    fingerprint: Mapping[str, object] | None = None,
+    ids: Sequence[str] | None = None,
+) -> ReadThroughDataset: ...
+def through(
+    cache: str | PathLike[str],
+    compute: Callable[..., object] | SizedItems,
+    *,
+    features: Features | None = None,
+    fingerprint: Mapping[str, object] | None = None,
+    ids: Sequence[str] | None = None,
+) -> ReadThrough | ReadThroughDataset:
     """Return `compute` with a cache before it: what is there is read, the rest computed and stored.
 
     Args:
         cache: the cache directory; made at the first result.
         compute: a function of an utterance id, and of whatever else it takes. It returns a tensor,
             an array, a list of numbers or a number; or several, as a dict by feature, or as a tuple
-            in the order of `features`. The id alone says which result it is.
+            in the order of `features`, which are numbered where nobody names them. The id alone says which result it is. Or a map-style data
+            set whose items are such results: then the same data set, with a cache before it.
         features: the declarations; None: as the first result has them, as raw numbers, named after
             the function.
         fingerprint: what else the results are made from, as of `featcache.extract`. The code of
             `compute`, and the modules, constants and settings that it names, are found by
             themselves.
+        ids: of the items of a data set; None: its `data_ids` or `ids`, or else their numbers.
 
     Calls raise `StaleCacheError`, with the differences, if the cache was made by another function,
     or by this one before it was changed; `FeatureError` for a result that cannot be stored.
@@ -169,34 +191,32 @@ def through(
     >>> featcache.open(path).read("utt-1", "squares")
     array([0, 1, 4, 9])
     """
-    if not callable(compute):
-        raise ConfigError(f"through needs a function of an utterance id, not {compute!r:.80}")
-    return reading_through(cache, compute, features=features, fingerprint=fingerprint)
+    if callable(compute) and ids is None:
+        return ReadThrough(compute, plan_of(cache, compute, features, fingerprint))
+    if not (hasattr(compute, "__getitem__") and hasattr(compute, "__len__")):
+        raise ConfigError(
+            "through needs a function of an utterance id, or a data set with items by number and a "
+            f"length, not {compute!r:.80}"
+        )
+    from featcache.lazy.items import ReadThroughDataset
+
+    plan = plan_of(cache, compute, features, fingerprint)
+    return ReadThroughDataset(cast("SizedItems", compute), plan, ids)
 
 
-def reading_through(
+def plan_of(
     cache: str | PathLike[str],
-    compute: Callable[..., object],
-    *,
-    features: Features | None = None,
-    fingerprint: Mapping[str, object] | None = None,
-    names: Sequence[str] = (),
-    storage: Mapping[str, object] | None = None,
-    read_only: bool = False,
-    expected: Sequence[str] | None = None,
-) -> ReadThrough:
-    """Return `compute` with a cache before it; see `Plan` for what `through` has not."""
+    compute: object,
+    features: Features | None,
+    fingerprint: Mapping[str, object] | None,
+) -> Plan:
+    """Return the plan to fill a cache, of which all but these is as usual."""
     if not isinstance(fingerprint or {}, Mapping):
         raise ConfigError(f"the fingerprint is a dict of JSON values, not {fingerprint!r:.80}")
-    path = directory(cache, "a cache").absolute()
     own = getattr(compute, "__name__", "")
-    plan = Plan(
-        path=path,
+    return Plan(
+        path=directory(cache, "a cache").absolute(),
         features=None if features is None else by_name(features),
-        names=tuple(names) or (own if _NAME.fullmatch(own) and own != "id" else _UNNAMED,),
-        storage=storage or {},
-        read_only=read_only,
-        expected=expected,
-        fingerprint=MadeFrom(compute, fingerprint or {}),
+        names=(own if _NAME.fullmatch(own) and own != "id" else _UNNAMED,),
+        fingerprint=MadeFrom(cast(Callable[..., object], compute), fingerprint or {}),
     )
-    return ReadThrough(compute, plan)
