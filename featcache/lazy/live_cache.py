@@ -108,6 +108,9 @@ class LiveCache:
         if row < 0:
             return ABSENT
         try:
+            if self._is_one:
+                arrays, convert = self._columns[0]
+                return convert(arrays.read(row))
             values = [convert(arrays.read(row)) for arrays, convert in self._columns]
         except CorruptCacheError:
             # small parts became one since, twice: the files of this generation may be gone
@@ -115,7 +118,7 @@ class LiveCache:
                 raise
             self._show(Generation(self.path))
             return self.published(id)
-        return values[0] if self._is_one else self.results.of_values(values)
+        return self.results.of_values(values)
 
     def unpublished(self, id: str) -> object:
         """Return the result of an utterance that is stored, and not published; or `ABSENT`."""

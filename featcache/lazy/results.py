@@ -16,7 +16,8 @@ import numpy as np
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, FeatureError
-from featcache.interface import Array
+from featcache.interface import Array, Blocks, Codec
+from featcache.registry import RAW
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.reading.block_decoding import decoded
 from featcache.store.writing.casts import ArrayLike, to_storage
@@ -130,15 +131,9 @@ def declared_for(
 def as_read_back(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
     """Return a value as it will be read: in the declared dtype, after a lossy codec."""
     stored = to_storage(id, value, feature)
-    codec, blocks = feature.make_codec(), feature.blocks(stored.shape[1:])
-    if codec is not None and blocks is not None and not codec.lossless and stored.size:
-        size = blocks.rows or len(stored)
-        filled = -len(stored) % size if blocks.padded else 0
-        padded = np.concatenate([stored, np.zeros((filled, *stored.shape[1:]), stored.dtype)])
-        cut = (padded[start : start + size] for start in range(0, len(padded), size))
-        pieces = (memoryview(codec.encode(block)) for block in cut)
-        read = [decoded(codec, each, stored.dtype, stored.shape[1:], size) for each in pieces]
-        stored = np.concatenate(read)[: len(stored)]
+    codec = feature.make_codec() if feature.codec != RAW else None
+    if codec is not None and not codec.lossless and stored.size:
+        stored = _coded(stored, feature, codec)
     return stored if feature.time_axis == 0 else stored[0, ...]
 
 
@@ -159,6 +154,19 @@ def as_array(id: str, name: str, value: object) -> ArrayLike:
             "tensor, an array, a list or a number"
         )
     return array
+
+
+def _coded(stored: Array, feature: FeatureStorageConfig, codec: Codec) -> Array:
+    """Return an array as a lossy codec gives it back, cut into blocks as it is when stored."""
+    dims, blocks = stored.shape[1:], feature.blocks(stored.shape[1:]) or Blocks(None)
+    size = blocks.rows or len(stored)
+    filled = -len(stored) % size if blocks.padded else 0
+    padded = np.concatenate([stored, np.zeros((filled, *dims), stored.dtype)])
+    cut = (padded[start : start + size] for start in range(0, len(padded), size))
+    data = (memoryview(codec.encode(block)) for block in cut)
+    return np.concatenate([decoded(codec, each, stored.dtype, dims, size) for each in data])[
+        : len(stored)
+    ]
 
 
 def _type_of(id: str, name: str, value: object) -> str:

@@ -169,8 +169,9 @@ def through(
         cache: the cache directory; made at the first result.
         compute: a function of an utterance id, and of whatever else it takes. It returns a tensor,
             an array, a list of numbers or a number; or several, as a dict by feature, or as a tuple
-            in the order of `features`, which are numbered where nobody names them. The id alone says which result it is. Or a map-style data
-            set whose items are such results: then the same data set, with a cache before it.
+            in the order of `features`, which are numbered where nobody names them. The id alone
+            says which result it is. Or a map-style data set whose items are such results: then the
+            same data set, with a cache before it.
         features: the declarations; None: as the first result has them, as raw numbers, named after
             the function.
         fingerprint: what else the results are made from, as of `featcache.extract`. The code of

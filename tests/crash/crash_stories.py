@@ -35,6 +35,7 @@ from store_helpers import id_of
 
 import featcache
 from featcache import CacheWriter
+from featcache.store.writing.publish_sealed import publish_sealed
 
 Work = Callable[[Path, str], None]  # in a cache directory, in a layout
 
@@ -220,6 +221,23 @@ def add_a_feature(path: Path, layout: str) -> None:
     append(path, layout)
 
 
+def fill_by_reading(path: Path, layout: str) -> None:
+    """Add to a cache without holding its lock, each utterance shown to others before it counts."""
+    for first, end in ((10, 17), (17, 23)):
+        writer = open_part_writer(path, layout)
+        for number in range(first, end):
+            write(writer, [number])
+            writer.show()
+            if number == first + 1:
+                commit(writer, [])
+                tell("committed", range(first, end)[:2])
+        writer.close()
+        tell("committed", range(first, end))
+        tell("publishing", range(end))
+        assert publish_sealed(path)
+        tell("published", range(end))
+
+
 STORIES = {
     "fresh": Story(fresh),
     "append": Story(append, begun),
@@ -233,6 +251,7 @@ STORIES = {
     "annotate": Story(annotate_all, begun),
     "change-aside": Story(change_aside, begun_by_the_old_model),
     "edit": Story(edit, begun),
+    "fill-by-reading": Story(fill_by_reading, begun),
     "merge": Story(merge, begun_in_parts),
 }
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from speechbrain.dataio.dataset import DynamicItemDataset
-from speechbrain.utils.data_pipeline import provides, takes
+from speechbrain.utils.data_pipeline import provides as _provides
+from speechbrain.utils.data_pipeline import takes as _takes
 
 import featcache
 
+Decorate = Callable[..., Callable[[Callable[..., Any]], Any]]
+takes: Decorate = _takes
+provides: Decorate = _provides
 PLACE = Path(os.environ.get("PLACE", "nowhere"))
 PACE_S = float(os.environ.get("PACE_S", "0"))
 

@@ -32,10 +32,11 @@ class Waves(Dataset[Any]):
 def test_items_are_the_same_from_the_cache_which_is_complete_in_the_end(tmp_path: Path) -> None:
     waves = Waves(10)
     with featcache.through(tmp_path / "cache", waves) as cached:
-        first = [cached[number] for number in range(len(cached))]
-        second = [cached[number] for number in range(len(cached))]
+        items: Any = cached
+        first = [items[number] for number in range(len(cached))]
+        second = [items[number] for number in range(len(cached))]
     assert waves.count == 10
-    for (wave, label), (again, label_again) in zip(first, second, strict=True):  # type: ignore[misc]
+    for (wave, label), (again, label_again) in zip(first, second, strict=True):
         assert torch.equal(wave, again)
         assert label == label_again
         assert type(label_again) is int

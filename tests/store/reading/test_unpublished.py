@@ -85,8 +85,8 @@ def test_a_dead_part_is_read_and_after_its_recovery_too(cache: Path) -> None:
     os.waitpid(child, 0)
     assert_reads(view_of(cache), 5)
     assert publish_sealed(cache)
-    with CacheWriter(cache, two_features(), FINGERPRINT) as writer:
-        assert id_of(5) in writer
+    with CacheWriter(cache, two_features(), FINGERPRINT) as next_one:
+        assert id_of(5) in next_one
 
 
 def test_bytes_that_are_not_what_was_noted_are_not_given(cache: Path) -> None:
