@@ -18,12 +18,16 @@ class JournalTail:
 
     Attributes:
         header: that of the part; None until it was read.
+        noted: how many utterances were read.
+        committed: how many of these are durable, the first ones.
 
     Raises `FileNotFoundError` if the part has no journal.
     """
 
     def __init__(self, cache: Path, part: str) -> None:
         self.header: Header | None = None
+        self.committed = 0
+        self.noted = 0  # utterances
         self._read = 0  # bytes
         self._descriptor = open_within(cache, f"{part}/{NAME}")
 
@@ -44,6 +48,9 @@ class JournalTail:
             if record is not None:
                 self.header = record.header or self.header
                 found += record.utterances
+                self.noted += len(record.utterances)
+                if record.stats is not None:
+                    self.committed = self.noted
         return found
 
     def __del__(self) -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +21,16 @@ from featcache.interface import Array, EncodedArray, Ints
 from featcache.store.format.files import open_within
 from featcache.store.format.index import Index
 from featcache.store.format.journal_lines import Header, Placed, Utterance
+from featcache.store.format.lock import is_locked
 from featcache.store.format.manifest import PARTS, Manifest
-from featcache.store.format.part import PART_NAME, SealedPart, as_known, checksum, read_part
+from featcache.store.format.part import (
+    PART_NAME,
+    SEAL,
+    SealedPart,
+    as_known,
+    checksum,
+    read_part,
+)
 from featcache.store.reading.block_decoding import joined
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
@@ -41,6 +50,14 @@ class _Sealed:
         return -1 if row in self.left_out else row
 
 
+class _Noted(NamedTuple):
+    """An utterance of an open part, and its number in that."""
+
+    part: str
+    number: int
+    utterance: Utterance
+
+
 class Unpublished:
     """Utterances that no generation holds yet; `look` is called by one thread at a time.
 
@@ -54,7 +71,7 @@ class Unpublished:
         self._features = features
         self._tails: dict[str, JournalTail] = {}
         self._sealed: dict[str, _Sealed] = {}
-        self._noted: dict[str, tuple[str, Utterance]] = {}  # by id, with the name of the part
+        self._noted: dict[str, _Noted] = {}  # by id
 
     def look(self, manifest: Manifest) -> None:
         """Find out what was written since the last look, beside the generation of `manifest`."""
@@ -86,11 +103,14 @@ class Unpublished:
         for sealed in [*self._sealed.values()]:
             if (row := sealed.row(id)) >= 0:
                 return {name: arrays.read(row) for name, arrays in sealed.arrays.items()}
-        part, utterance = self._noted.get(id, ("", None))
-        tail = self._tails.get(part)
-        if utterance is None or tail is None or tail.header is None:
+        noted = self._noted.get(id)
+        tail = None if noted is None else self._tails.get(noted.part)
+        if noted is None or tail is None or tail.header is None:
             return None
+        part, utterance = noted.part, noted.utterance
         if utterance.arrays.keys() != self._features.keys():
+            return None
+        if self._is_lost_one(noted):
             return None
         read = {
             name: self._array(part, name, utterance.arrays[name], tail.header)
@@ -98,6 +118,18 @@ class Unpublished:
         }
         found = {name: array for name, array in read.items() if array is not None}
         return found if len(found) == len(read) else None
+
+    def _is_lost_one(self, noted: _Noted) -> bool:
+        tail = self._tails[noted.part]
+        return noted.number >= tail.committed and self._is_lost(noted.part)
+
+    def _is_lost(self, part: str) -> bool:
+        """Tell whether a writer died, and with it what it had not committed."""
+        directory = self._cache / PARTS / part
+        try:
+            return not ((directory / SEAL).exists() or is_locked(directory))
+        except FileNotFoundError:
+            return True
 
     def _look_at(self, name: str, manifest: Manifest) -> None:
         part = f"{PARTS}/{name}"
@@ -108,13 +140,15 @@ class Unpublished:
             except FileNotFoundError:
                 self._take_sealed(name, manifest)
                 return
-        noted = tail.look()
+        first, noted = tail.noted, tail.look()
         header = tail.header
         if header is None or not manifest.is_building(header.build, header.fingerprint):
             return
         self._tails[name] = tail
-        for utterance in noted:
-            self._noted.setdefault(utterance.id, (name, utterance))
+        for number, utterance in enumerate(noted, first):
+            known = self._noted.get(utterance.id)
+            if known is None or known.part not in self._tails or self._is_lost_one(known):
+                self._noted[utterance.id] = _Noted(name, number, utterance)
 
     def _take_sealed(self, name: str, manifest: Manifest) -> None:
         part = read_part(self._cache, name)
@@ -133,7 +167,7 @@ class Unpublished:
     def _forget(self, name: str) -> None:
         self._sealed.pop(name, None)
         if self._tails.pop(name, None) is not None:
-            kept = ((id, each) for id, each in self._noted.items() if each[0] != name)
+            kept = ((id, each) for id, each in self._noted.items() if each.part != name)
             self._noted = dict(kept)
 
     def _array(self, part: str, name: str, placed: Placed, header: Header) -> Array | None:

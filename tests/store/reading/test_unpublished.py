@@ -89,6 +89,31 @@ def test_a_dead_part_is_read_and_after_its_recovery_too(cache: Path) -> None:
         assert id_of(5) in next_one
 
 
+def test_what_a_dead_writer_had_not_committed_is_not_given_and_may_be_written_again(
+    cache: Path,
+) -> None:
+    child = os.fork()
+    if child == 0:
+        writer = writer_of(cache)
+        write(writer, [5])
+        writer.commit()
+        write(writer, [6])
+        writer.show()
+        while id_of(6) not in view_of(cache):
+            pass
+        assert_reads(view_of(cache), 6)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    view = view_of(cache)
+    assert_reads(view, 5)
+    assert view.read(id_of(6)) is None
+    with writer_of(cache) as writer:
+        write(writer, [6])
+        writer.commit()
+        view.look(read_manifest(cache))
+        assert_reads(view, 6)
+
+
 def test_bytes_that_are_not_what_was_noted_are_not_given(cache: Path) -> None:
     with writer_of(cache) as writer:
         write(writer, [7])
