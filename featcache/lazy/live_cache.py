@@ -104,14 +104,15 @@ class LiveCache:
 
     def published(self, id: str) -> object:
         """Return the result of a published utterance; `ABSENT` if there is none."""
-        row = self._find(id)
+        find, columns = self._rows  # at once: another thread may show a newer generation
+        row = find(id)
         if row < 0:
             return ABSENT
         try:
             if self._is_one:
-                arrays, convert = self._columns[0]
+                arrays, convert = columns[0]
                 return convert(arrays.read(row))
-            values = [convert(arrays.read(row)) for arrays, convert in self._columns]
+            values = [convert(arrays.read(row)) for arrays, convert in columns]
         except CorruptCacheError:
             # small parts became one since, twice: the files of this generation may be gone
             if Generation(self.path).manifest.write_id == self._generation.manifest.write_id:
@@ -155,8 +156,8 @@ class LiveCache:
 
     def _show(self, generation: Generation) -> None:
         self._generation = generation
-        self._columns = [(generation.features[name], each) for name, each in self._converters]
-        self._find = generation.index.find
+        columns = [(generation.features[name], each) for name, each in self._converters]
+        self._rows = generation.index.find, columns
 
     def part_writer(self) -> PartWriter:
         """Return a writer of a part of its own, which needs no lock of the cache."""

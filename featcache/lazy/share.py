@@ -130,18 +130,24 @@ class Share:
         """Return what another process computes now; `ABSENT`, with the claim, if nobody does."""
         until = time.monotonic() + PATIENCE_S
         pause, most = _PAUSES_S
-        while True:
-            with self._lock:
-                self._look()
-            found = ABSENT if self._live is None else self._live.published(id)
+        found = self._looked_up(id)
+        while found is ABSENT and not self._plan.read_only:
+            is_ours = self._is_ours(id, late=time.monotonic() > until)
+            found = self._looked_up(id)  # who had claimed it may have delivered since the last look
+            if is_ours:
+                if found is not ABSENT:
+                    self._done(id)
+                break
             if found is ABSENT:
-                found = self._unpublished(id)
-            if found is not ABSENT or self._plan.read_only:
-                return found
-            if self._is_ours(id, late=time.monotonic() > until):
-                return ABSENT
-            time.sleep(pause)
-            pause = min(1.5 * pause, most)
+                time.sleep(pause)
+                pause = min(1.5 * pause, most)
+        return found
+
+    def _looked_up(self, id: str) -> object:
+        with self._lock:
+            self._look()
+        found = ABSENT if self._live is None else self._live.published(id)
+        return self._unpublished(id) if found is ABSENT else found
 
     def _is_ours(self, id: str, *, late: bool) -> bool:
         """Claim an utterance; tells whether this thread is to compute it, at the latest if late."""
@@ -181,8 +187,7 @@ class Share:
         except BaseException:
             self._give_up(id)
             raise
-        with self._lock:
-            self._computing.discard(id)
+        self._done(id)
         return live.result_of(read)
 
     def _store(
@@ -227,6 +232,10 @@ class Share:
                     time.sleep(_PAUSES_S[0])
                 self._look()
             return self._live
+
+    def _done(self, id: str) -> None:
+        with self._lock:
+            self._computing.discard(id)
 
     def _give_up(self, id: str) -> None:
         with self._lock:

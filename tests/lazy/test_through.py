@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -369,6 +372,27 @@ def test_many_short_runs_leave_few_parts(tmp_path: Path) -> None:
     assert len(opened) == 12
     assert len(opened.opened.manifest.parts) < 8
     assert opened.stats("scaled").count == 36
+
+
+def test_threads_share_a_function_and_compute_each_utterance_once(tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    ids = [f"utt-{number}" for number in range(40)]
+
+    def compute(id: str) -> list[int]:
+        time.sleep(0.001)
+        note(counts, id)
+        return [int(id[4:])] * 3
+
+    with featcache.through(tmp_path / "cache", compute) as read, ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            found = [*pool.map(read, [id for id in ids for _ in range(4)])]
+            assert found == [[number] * 3 for number in range(40) for _ in range(4)]
+            read.publish()
+    assert counts == Counter(ids)
+
+
+def note(counts: Counter[str], id: str) -> None:
+    counts.update([id])
 
 
 def test_a_deleted_utterance_is_computed_again(tmp_path: Path) -> None:
