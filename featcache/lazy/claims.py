@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import struct
@@ -21,11 +22,13 @@ import xxhash
 from featcache.container_files import bytes_at
 from featcache.container_files.system import O_BINARY, O_NOFOLLOW
 from featcache.errors import CacheLockedError
+from featcache.store.format.files import check_own_directory
 from featcache.store.format.lock import WriterLock, is_locked
 
 HOME = "work-through"
 _FILE = "claims"
 _RECORD = struct.Struct("<QQ")
+_TOKEN = re.compile("[0-9a-f]{16}")
 _MOST = 1 << 20  # claims that are remembered; the oldest are forgotten, being long computed
 
 
@@ -34,6 +37,7 @@ class Claims:
 
     def __init__(self, cache: Path) -> None:
         self._home = cache / HOME
+        check_own_directory(self._home)
         self._home.mkdir(parents=True, exist_ok=True)
         self._token, self._lock = self._begin()
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY | O_NOFOLLOW
@@ -68,12 +72,13 @@ class Claims:
         self._lock.release()
         with contextlib.suppress(OSError):  # others may be at the same
             shutil.rmtree(self._home / f"{self._token:016x}")
-            others = [path for path in self._home.iterdir() if path.name != _FILE]
+            others = [path for path in self._home.iterdir() if _TOKEN.fullmatch(path.name)]
             for path in others:
-                if not is_locked(path):
+                if not (path.is_symlink() or is_locked(path)):
                     shutil.rmtree(path)
             if not any(path.exists() for path in others):
-                shutil.rmtree(self._home)
+                (self._home / _FILE).unlink()
+                self._home.rmdir()  # unless somebody else has put something there
 
     def _begin(self) -> tuple[int, WriterLock]:
         while True:
