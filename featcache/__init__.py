@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
     from featcache.interop.utterances import utterances as utterances
+    from featcache.lazy.decorator import cache as cache
+    from featcache.lazy.items import ReadThroughDataset as ReadThroughDataset
+    from featcache.lazy.through import ReadThrough as ReadThrough
+    from featcache.lazy.through import through as through
     from featcache.loading.collate import CommonCollateFn as CommonCollateFn
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
@@ -87,10 +91,13 @@ _HOMES = {
     "GlobalMVN": "featcache.mvn",
     "PaddedFeatures": "featcache.store.reading.padded",
     "ParallelConfig": "featcache.cluster.config",
+    "ReadThrough": "featcache.lazy.through",
+    "ReadThroughDataset": "featcache.lazy.items",
     "Seconds": "featcache.tables.seconds",
     "Windows": "featcache.tables.segments",
     "adopt": "featcache.adoption.adopt",
     "backend_names": "featcache.registry",
+    "cache": "featcache.lazy.decorator",
     "codec_names": "featcache.registry",
     "concat": "featcache.tables.combine",
     "diff": "featcache.making",
@@ -102,6 +109,7 @@ _HOMES = {
     "made_from": "featcache.making",
     "open": "featcache.store.opening",
     "provenance": "featcache.staleness.provenance",
+    "through": "featcache.lazy.through",
     "unpad": "featcache.extraction.unpad",
     "utterances": "featcache.interop.utterances",
     "with_worker_env": "featcache.cluster.worker_env",

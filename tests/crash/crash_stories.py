@@ -32,6 +32,7 @@ from crash_writers import (
 
 import featcache
 from featcache import CacheWriter
+from featcache.store.writing.publish_sealed import publish_sealed
 
 Work = Callable[[Path, str], None]  # in a cache directory, in a layout
 
@@ -235,6 +236,23 @@ def edit_sets(path: Path, layout: str) -> None:
     close(writer, [*left, *range(10, 13)])
 
 
+def fill_by_reading(path: Path, layout: str) -> None:
+    """Add to a cache without holding its lock, each utterance shown to others before it counts."""
+    for first, end in ((10, 17), (17, 23)):
+        writer = open_part_writer(path, layout)
+        for number in range(first, end):
+            write(writer, [number])
+            writer.show()
+            if number == first + 1:
+                commit(writer, [])
+                tell("committed", range(first, end)[:2])
+        writer.close()
+        tell("committed", range(first, end))
+        tell("publishing", range(end))
+        assert publish_sealed(path)
+        tell("published", range(end))
+
+
 STORIES = {
     "fresh": Story(fresh),
     "append": Story(append, begun),
@@ -249,6 +267,7 @@ STORIES = {
     "change-aside": Story(change_aside, begun_by_the_old_model),
     "edit": Story(edit, begun),
     "edit-sets": Story(edit_sets, begun_in_sets),
+    "fill-by-reading": Story(fill_by_reading, begun),
     "merge": Story(merge, begun_in_parts),
 }
 

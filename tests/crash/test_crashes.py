@@ -42,7 +42,7 @@ def reports(request: pytest.FixtureRequest) -> Iterator[Reports]:
 @pytest.mark.parametrize(("story", "layout"), JOBS)
 def test_no_crash_costs_what_was_promised(reports: Reports, story: str, layout: str) -> None:
     report = reports[story, layout].result()
-    print(f"\n{story:14} {layout:12} {summary([report])}", end="")
+    print(f"\n{story:15} {layout:12} {summary([report])}", end="")
     assert not report.wrongs, "\n".join([summary([report]), *report.notes])
 
 

@@ -66,6 +66,11 @@ class JournalWriter:
         self._sync()
         self.check_there()
 
+    def show(self) -> None:
+        """Let other processes read all notes, which do not count yet."""
+        self._write_waiting()
+        self._file.flush()
+
     def check_there(self) -> None:
         """Raise `CacheError` if another writer took this one for dead: locks may not hold."""
         if os.fstat(self._file.fileno()).st_nlink == 0:

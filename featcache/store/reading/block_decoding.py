@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from featcache.errors import CorruptCacheError, FeatcacheError
-from featcache.interface import Array, Codec
+from featcache.interface import Array, Codec, EncodedArray, FeatureSpec
 
 
 def decoded(
@@ -30,3 +32,21 @@ def decoded(
             f"{block.shape}, not {dtype} of up to {(rows, *dims)}"
         )
     return block
+
+
+def joined(spec: FeatureSpec, array: EncodedArray, block_rows: int) -> Array:
+    """Return a whole array of shape (rows, *dims), storage dtype, from its blocks.
+
+    Args:
+        spec: the feature.
+        array: its rows and its blocks.
+        block_rows: rows a block of the codec; 0: the whole array is one block.
+    """
+    dtype, rows = spec.storage_dtype, array.rows
+    if spec.codec is None or not array.blocks:
+        flat = np.frombuffer(b"".join(array.blocks), dtype)
+        return cast(Array, flat.reshape(rows, *spec.dims))
+    size = block_rows or rows
+    blocks = (memoryview(block) for block in array.blocks)
+    frames = [decoded(spec.codec, block, dtype, spec.dims, size) for block in blocks]
+    return np.concatenate(frames)[:rows]

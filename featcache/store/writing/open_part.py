@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SealedPart, checksum, new_part_name, remove_part
 from featcache.store.format.stamps import UNKNOWN, Stamps
-from featcache.store.reading.block_decoding import decoded
+from featcache.store.reading.block_decoding import joined
 from featcache.store.writing.seal import Content, Listed, seal_directory
 from featcache.store.writing.unclosed import close_before_libraries_end
 
@@ -168,14 +167,7 @@ class OpenPart:
 
     def decode(self, name: str, array: EncodedArray) -> Array:
         """Return an array of shape (rows, *dims), storage dtype, that `append_encoded` takes."""
-        spec, rows = self._specs[name], array.rows
-        if spec.codec is None or not array.blocks:
-            flat = np.frombuffer(b"".join(array.blocks), spec.storage_dtype)
-            return cast(Array, flat.reshape(rows, *spec.dims))
-        dtype, size = spec.storage_dtype, self._header.block_rows[name] or rows
-        blocks = (memoryview(block) for block in array.blocks)
-        frames = [decoded(spec.codec, block, dtype, spec.dims, size) for block in blocks]
-        return np.concatenate(frames)[:rows]
+        return joined(self._specs[name], array, self._header.block_rows[name])
 
     def commit(self) -> int:
         """Make all that was appended durable; returns how many utterances are."""
@@ -185,6 +177,10 @@ class OpenPart:
             self._journal.commit(self.stats)
             self._committed = len(self._utterances)
         return self._committed
+
+    def show(self) -> None:
+        """Let other processes find what was appended, which is not durable yet."""
+        self._journal.show()
 
     def seal(self, copied: Content | None = None) -> SealedPart | None:
         """Finish the files and name them in `part.json`; None if nothing was written.

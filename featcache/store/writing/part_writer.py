@@ -163,6 +163,16 @@ class PartWriter:
         self._drain()
         return self._committed
 
+    @property
+    def committed(self) -> int:
+        """The utterances of this writer that are durable, in the order of writing."""
+        return self._committed
+
+    def show(self) -> None:
+        """Let other processes find what was written soon, before it is durable."""
+        self.check_open()
+        self._put(self._show, 0)
+
     def seal(self) -> None:
         """Finish the files of what was written so far, so that it can be published."""
         self.check_open()
@@ -270,6 +280,10 @@ class PartWriter:
     def _commit(self) -> None:
         if self._unsealed:
             self._committed = self._sealed_rows + self._unsealed[0].commit()
+
+    def _show(self) -> None:
+        for part in self._unsealed:
+            part.show()
 
     def _seal(self, part: OpenPart) -> None:
         ids = part.ids()

@@ -32,11 +32,13 @@ DAMAGED = ".damaged"  # behind the name of a part that is set aside: nobody read
 _log = logging.getLogger("featcache")
 
 
-def recover_parts(cache: Path, features: Declarations, manifest: Manifest) -> None:
+def recover_parts(
+    cache: Path, features: Declarations, manifest: Manifest, *, pass_live: bool = False
+) -> None:
     """Seal what dead writers of the build that `manifest` is building had committed.
 
     Their open parts are gone afterwards; parts of other builds stay as they are. Raises
-    `CacheLockedError` if one of the writers still lives.
+    `CacheLockedError` if one of the writers still lives, unless these are to be passed over.
     """
     for name, sealed in list(list_parts(cache)):
         directory = cache / PARTS / name
@@ -49,6 +51,8 @@ def recover_parts(cache: Path, features: Declarations, manifest: Manifest) -> No
         except FileNotFoundError:  # its writer has removed it
             continue
         except CacheLockedError as error:
+            if pass_live:
+                continue
             raise CacheLockedError(
                 f"part {str(directory)!r} is still being written by {holder_text(directory)}; "
                 "end that first"

@@ -20,9 +20,16 @@ _unclosed: list[tuple[int, Finalize]] = []  # priority, and what closes a writer
 
 
 def close_at_exit(
-    writer: W, what: str, close: Callable[[W], None], owner: object = None
+    writer: W,
+    what: str,
+    close: Callable[[W], None],
+    owner: object = None,
+    *,
+    expected: bool = False,
 ) -> Callable[[], object]:
     """Have a writer closed when its process ends, with a warning; returns what calls that off.
+
+    There is no warning where that is the `expected` end of a writer.
 
     The writer of a cache has an `owner`, which it must not know, and is closed as soon as that is
     collected.
@@ -32,7 +39,7 @@ def close_at_exit(
     nothing is run.
     """
     priority = PARTS if owner is None else CACHES
-    finalizer = Finalize(owner, _close, (writer, what, close), exitpriority=priority)
+    finalizer = Finalize(owner, _close, (writer, what, close, expected), exitpriority=priority)
     _unclosed[:] = [each for each in _unclosed if each[1].still_active()]
     _unclosed.append((priority, finalizer))
     return finalizer.cancel
@@ -52,9 +59,9 @@ def _close_all() -> None:
         finalizer()
 
 
-def _close(writer: W, what: str, close: Callable[[W], None]) -> None:
+def _close(writer: W, what: str, close: Callable[[W], None], expected: bool) -> None:
     if threading.current_thread().name == THREAD:  # its own, maybe, for which closing would wait
-        threading.Thread(target=_close, args=(writer, what, close)).start()
+        threading.Thread(target=_close, args=(writer, what, close, expected)).start()
         return
     told = (
         f"{what} was not closed: what it had taken is stored now; close it, or use it in a `with` "
@@ -62,6 +69,8 @@ def _close(writer: W, what: str, close: Callable[[W], None]) -> None:
     )
     try:
         close(writer)
+        if expected:
+            return
     except Exception as error:  # there is nobody to raise it to
         told = f"{what} was not closed, and closing it now failed: {error}"
     _log.warning("%s", told)

@@ -1,0 +1,204 @@
+"""Results of a function as arrays to store, and arrays as the results that they were.
+
+A result is one value, a tuple of values, or a dict of them by feature. A value is a torch tensor, a
+NumPy array, a list (of numbers, or of such lists) or a number. The first result says which; all
+others come back in that form and these types, and so does the first, whether computed or read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.errors import CacheError, ConfigError, FeatureError
+from featcache.interface import Array, Blocks, Codec
+from featcache.registry import RAW
+from featcache.store.format.bfloat16 import from_storage
+from featcache.store.reading.block_decoding import decoded
+from featcache.store.writing.casts import ArrayLike, to_storage
+
+ONE, TUPLE, DICT = "one", "tuple", "dict"
+TORCH, NUMPY, LIST, NUMBER = "torch", "numpy", "list", "number"
+
+Features = Mapping[str, FeatureStorageConfig]
+Converter = Callable[[Array], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The form of a function's results, and by feature the type of a value."""
+
+    form: str
+    types: Mapping[str, str]
+
+    @classmethod
+    def of(cls, id: str, value: object, names: Sequence[str]) -> Results:
+        """Return the form of a first result; `names` are those of features, or of the function.
+
+        Raises `FeatureError`, naming the utterance, for what can be no features.
+        """
+        if isinstance(value, Mapping):
+            form, values = DICT, dict(value)
+            if not all(isinstance(name, str) for name in values):
+                raise FeatureError(f"utterance {id!r}: keys of a result are names of features")
+        elif isinstance(value, tuple) or (isinstance(value, list) and len(names) > 1):
+            if len(names) == 1:
+                names = [f"{names[0]}_{number}" for number in range(len(value))]
+            if len(value) != len(names) or not value:
+                raise FeatureError(
+                    f"utterance {id!r}: a result of {len(value)} values needs as many names of "
+                    "features; declare them (features=), let the item provide as many keys, or "
+                    "return a dict"
+                )
+            form, values = TUPLE, dict(zip(names, value, strict=True))
+        else:
+            form, values = ONE, {names[0]: value}
+        return cls(form, {name: _type_of(id, name, each) for name, each in values.items()})
+
+    @classmethod
+    def from_json(cls, content: object, features: Sequence[str]) -> Results:
+        """Return what `to_json` gave; of a cache that others filled, tensors."""
+        if content is None:
+            return cls(ONE if len(features) == 1 else DICT, dict.fromkeys(features, TORCH))
+        try:
+            found = cast(Mapping[str, Any], content)
+            form, types = found["form"], dict(found["types"])
+            right = form in (ONE, TUPLE, DICT) and {*types} == {*features} and len(types) > 0
+            if not right or not {*types.values()} <= {TORCH, NUMPY, LIST, NUMBER}:
+                raise ValueError(content)
+        except (TypeError, ValueError, LookupError) as error:
+            raise CacheError(
+                f"the cache's fingerprint has results {content!r:.100}, which this featcache does "
+                "not know; upgrade featcache, or compute it again in another directory"
+            ) from error
+        return cls(form, types)
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as JSON values, for the fingerprint, whose dicts lose their order."""
+        return {"form": self.form, "types": [list(pair) for pair in self.types.items()]}
+
+    def arrays(self, id: str, value: object) -> dict[str, ArrayLike]:
+        """Return a result as arrays by feature; raises `FeatureError` for one of another form."""
+        if self.form == DICT:
+            if not isinstance(value, Mapping):
+                raise _other_form(id, "a dict by feature", value)
+            values = dict(value)
+        elif self.form == TUPLE:
+            if not isinstance(value, tuple | list) or len(value) != len(self.types):
+                raise _other_form(id, f"{len(self.types)} values", value)
+            values = dict(zip(self.types, value, strict=True))
+        else:
+            values = {next(iter(self.types)): value}
+        return {name: as_array(id, name, each) for name, each in values.items()}
+
+    def converters(self, features: Features) -> list[tuple[str, Converter]]:
+        """Return by feature, in the order of a tuple, what makes a value of a stored array."""
+        return [(name, _converter(features[name].dtype, kind)) for name, kind in self.types.items()]
+
+    def of_values(self, values: Sequence[object]) -> object:
+        """Return values, in the order of `converters`, as a result."""
+        if self.form == ONE:
+            return values[0]
+        return tuple(values) if self.form == TUPLE else dict(zip(self.types, values, strict=True))
+
+
+def declared_for(
+    id: str, results: Results, value: object, storage: Mapping[str, object]
+) -> dict[str, FeatureStorageConfig]:
+    """Declare features as a first result has them: its dtype, and a time axis unless a number.
+
+    `storage` are other settings of all of them: backend, codec, options.
+    """
+    features: dict[str, FeatureStorageConfig] = {}
+    for name, array in results.arrays(id, value).items():
+        axis = None if array.ndim == 0 else 0
+        try:
+            settings = cast(Mapping[str, Any], storage)
+            features[name] = FeatureStorageConfig(name, array.dtype, time_axis=axis, **settings)
+        except ConfigError as error:
+            raise FeatureError(
+                f"utterance {id!r}: its result cannot be declared by itself: {error}; declare "
+                "what is stored (features=)"
+            ) from error
+    return features
+
+
+def as_read_back(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
+    """Return a value as it will be read: in the declared dtype, after a lossy codec."""
+    stored = to_storage(id, value, feature)
+    codec = feature.make_codec() if feature.codec != RAW else None
+    if codec is not None and not codec.lossless and stored.size:
+        stored = _coded(stored, feature, codec)
+    return stored if feature.time_axis == 0 else stored[0, ...]
+
+
+def as_array(id: str, name: str, value: object) -> ArrayLike:
+    """Return a value as something to store: an array or a tensor as it is."""
+    if isinstance(value, np.ndarray | np.generic) or _is_tensor(value):
+        return cast(ArrayLike, value)
+    try:
+        # no list of numbers is empty floats
+        array = np.asarray(value, np.int64 if isinstance(value, list) and not value else None)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise FeatureError(
+            f"utterance {id!r}, feature {name!r}: the list is no array: {error}"
+        ) from error
+    if array.dtype.kind not in "iufb":
+        raise FeatureError(
+            f"utterance {id!r}, feature {name!r}: {value!r:.60} is no feature; return numbers: a "
+            "tensor, an array, a list or a number"
+        )
+    return array
+
+
+def _coded(stored: Array, feature: FeatureStorageConfig, codec: Codec) -> Array:
+    """Return an array as a lossy codec gives it back, cut into blocks as it is when stored."""
+    dims, blocks = stored.shape[1:], feature.blocks(stored.shape[1:]) or Blocks(None)
+    size = blocks.rows or len(stored)
+    filled = -len(stored) % size if blocks.padded else 0
+    padded = np.concatenate([stored, np.zeros((filled, *dims), stored.dtype)])
+    cut = (padded[start : start + size] for start in range(0, len(padded), size))
+    data = (memoryview(codec.encode(block)) for block in cut)
+    return np.concatenate([decoded(codec, each, stored.dtype, dims, size) for each in data])[
+        : len(stored)
+    ]
+
+
+def _type_of(id: str, name: str, value: object) -> str:
+    if _is_tensor(value):
+        return TORCH
+    as_array(id, name, value)
+    if isinstance(value, list):
+        return LIST
+    return NUMPY if isinstance(value, np.ndarray) else NUMBER
+
+
+def _converter(dtype: str, kind: str) -> Converter:
+    """Return what makes a value of an array as it is stored, in the user's shape."""
+    if kind == TORCH:
+        import torch
+
+        if dtype != "bfloat16":
+            return torch.from_numpy
+        return lambda array: torch.from_numpy(array).view(torch.bfloat16)
+    if kind == NUMPY:
+        return lambda array: from_storage(array, dtype)
+    if kind == LIST:
+        return lambda array: from_storage(array, dtype).tolist()
+    return lambda array: from_storage(array, dtype).item()
+
+
+def _is_tensor(value: object) -> bool:
+    torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _other_form(id: str, form: str, value: object) -> FeatureError:
+    return FeatureError(
+        f"utterance {id!r}: the first result was {form}, this one is {type(value).__name__}"
+    )
