@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from featcache.cluster.worker_env import worker_env as worker_env
     from featcache.collect_stats.runner import CollectStatsRunner as CollectStatsRunner
     from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
+    from featcache.extraction.converting.convert import convert as convert
     from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
@@ -90,6 +91,7 @@ _HOMES = {
     "backend_names": "featcache.registry",
     "codec_names": "featcache.registry",
     "concat": "featcache.tables.combine",
+    "convert": "featcache.extraction.converting.convert",
     "diff": "featcache.making",
     "extract": "featcache.extraction.extract",
     "get_backend": "featcache.registry",

@@ -70,6 +70,7 @@ PUBLIC = [
     "backend_names",
     "codec_names",
     "concat",
+    "convert",
     "diff",
     "errors",
     "extract",

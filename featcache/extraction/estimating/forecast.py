@@ -1,0 +1,82 @@
+"""`Forecast`: the bytes and the seconds that rows of a table will take, by a trial on some."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.extraction.estimating.trial_cache import Trial, chosen, trial_of
+from featcache.extraction.table_rows import TableRow, TableRows
+from featcache.interface import Ints, storage_dtype
+
+TRIAL_UTTERANCES = 64
+TRIAL_BYTES = 64 << 20  # of arrays, at most, but for a few utterances
+FEW = 8
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Sizes of a cache that is to be written."""
+
+    nbytes: int  # on disk
+    raw: int  # of the arrays in the declared dtypes, before any codec
+    seconds: float  # in one process
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some rows of a table.
+
+    Args:
+        rows: what they hold.
+        byte_s: seconds that a stored byte took to be read.
+    """
+
+    rows: list[TableRow]
+    byte_s: float
+
+
+def sample_of(source: TableRows, rows: Ints, number: int = TRIAL_UTTERANCES) -> Sample:
+    """Read a sample of rows, of all lengths."""
+    sizes = source.nbytes(rows)
+    mean = max(float(sizes.mean()), 1.0)
+    number = min(len(rows), max(min(number, int(TRIAL_BYTES / mean)), FEW))
+    picked = chosen(sizes, number)
+    begun = time.perf_counter()
+    found = list(source.read(rows[picked]))
+    return Sample(found, (time.perf_counter() - begun) / max(int(sizes[picked].sum()), 1))
+
+
+def forecast(
+    source: TableRows,
+    rows: Ints,
+    features: Mapping[str, FeatureStorageConfig],
+    sample: Sample,
+    directory: Path | None = None,
+) -> Forecast:
+    """Say what rows will take as `features` declare them; `directory` is on the disk that is tried.
+
+    Raises what a `CacheWriter` raises, for the sample.
+    """
+    trial: Trial = trial_of(sample.rows, features, directory)
+    raw = raw_of(source, rows, features)
+    read_s = sample.byte_s * float(source.nbytes(rows).sum())
+    return Forecast(
+        trial.nbytes(len(rows), raw), sum(raw.values()), read_s + trial.seconds(raw)
+    )
+
+
+def raw_of(
+    source: TableRows, rows: Ints, features: Mapping[str, FeatureStorageConfig]
+) -> dict[str, int]:
+    """Return the bytes of arrays in the declared dtypes, by feature."""
+    return {
+        name: int(source.table.lengths(name)[rows].sum())
+        * math.prod(source.table.dims(name))
+        * storage_dtype(feature.dtype).itemsize
+        for name, feature in features.items()
+    }
