@@ -12,12 +12,13 @@ import numpy as np
 from featcache.declaration.feature_config import Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError, KeyNotFoundError
 from featcache.extraction.table_rows import ADOPTED, TableRows
-from featcache.registry import get_codec
+from featcache.registry import RAW, get_codec
 from featcache.store.format.fingerprint import fingerprint_digest
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.joined_sets import joined_mapping
 from featcache.store.reading.origin import ROLE, witnesses
 from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.copied_parts import keeps_its_bytes
 from featcache.tables.table import FeatureTable
 
 CONVERTED = "converted"  # key of fingerprints and of records
@@ -121,7 +122,8 @@ def carried_fingerprint(rows: TableRows, features: Declared) -> dict[str, object
     for name, feature in features.items():
         member = rows.table.selection.blocks.blocks[0].features[name]
         was = member.opened.manifest.features[name]
-        if _rounds(was, feature):
+        copied = (plain := rows.plain()) is not None and keeps_its_bytes(plain, feature)
+        if not copied and _rounds(was, feature):
             kept = {key: was[key] for key in ("dtype", "codec", "options")}
             rounded.setdefault(name, []).append(kept)
     rounded = {name: each for name, each in rounded.items() if name in features}
@@ -129,11 +131,9 @@ def carried_fingerprint(rows: TableRows, features: Declared) -> dict[str, object
 
 
 def _rounds(was: Mapping[str, Any], feature: FeatureStorageConfig) -> bool:
-    """Tell whether a stored feature is less exact than one computed as `feature` declares."""
-    codec = was["codec"]
-    if codec != "raw" and not get_codec(codec).lossless:
-        now = feature.to_json()
-        return any(was[key] != now[key] for key in ("dtype", "codec", "options"))
+    """Tell whether a stored feature is less exact than one computed as `feature` declares it."""
+    if was["codec"] != RAW and not get_codec(was["codec"]).lossless:
+        return True
     floats = was["dtype"] in _MANTISSA_BITS and feature.dtype in _MANTISSA_BITS
     return floats and not holds(was["dtype"], feature.dtype)
 

@@ -49,7 +49,9 @@ class Conversion:
 
     def open_part(self) -> PartWriter:
         """Begin a part of the cache."""
-        return PartWriter(self.path, self.features, self.fingerprint)
+        writer = PartWriter(self.path, self.features, self.fingerprint)
+        writer.trust_shapes()
+        return writer
 
     def read_back(self) -> ReadBack:
         """Return what compares parts of the cache with the source."""

@@ -14,7 +14,13 @@ from featcache.cluster.config import ParallelConfig
 from featcache.errors import IncompleteError, StorageFullError
 from featcache.extraction.converting.conversion import Conversion, ConversionTask
 from featcache.extraction.converting.read_back import ReadBack
-from featcache.extraction.estimating.forecast import Forecast, forecast, raw_of, sample_of
+from featcache.extraction.estimating.forecast import (
+    Forecast,
+    forecast,
+    raw_of,
+    said_bytes,
+    sample_of,
+)
 from featcache.extraction.estimating.trial_cache import PREFIX
 from featcache.extraction.patience import retry_while_locked
 from featcache.extraction.progress import ProgressBar, TaskProgress
@@ -61,7 +67,7 @@ class ConversionRun:
         if there:
             rows = np.setdiff1d(rows, self._back.find(list(committed(self.writer.path))))
         coming = self._foretold(rows)
-        text = f"converting to {self.writer.path.name} ({coming.nbytes / 1e9:.2f} GB)"
+        text = f"converting to {self.writer.path.name} ({said_bytes(coming.nbytes)})"
         bar = ProgressBar(text, size, size - len(rows), [], shown=self.progressbar)
         with bar.bar:
             if self._copies is not None:
@@ -142,7 +148,7 @@ class ConversionRun:
             )
         about = f", in about {coming.seconds:,.0f} s in one process" if coming.seconds >= 1 else ""
         _log.info(
-            "converting %d utterances to %r: %.2f GB%s", len(rows), path, coming.nbytes / 1e9, about
+            "converting %d utterances to %r: %s%s", len(rows), path, said_bytes(coming.nbytes), about
         )
         return coming
 

@@ -80,3 +80,15 @@ def raw_of(
         * storage_dtype(feature.dtype).itemsize
         for name, feature in features.items()
     }
+
+
+def said_bytes(nbytes: float) -> str:
+    """Say a number of bytes in the unit that fits.
+
+    >>> said_bytes(1.5e9), said_bytes(20_000)
+    ('1.5 GB', '20 kB')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.3g} {unit}"
+    return f"{nbytes:.0f} bytes"

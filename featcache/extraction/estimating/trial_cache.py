@@ -17,6 +17,7 @@ from featcache.extraction.table_rows import TableRow
 from featcache.interface import Ints, storage_dtype
 from featcache.store.reading.generation import Generation
 from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.part_writer import PartWriter
 
 PREFIX = "work-trial-"  # of the directory of a trial
 
@@ -113,7 +114,8 @@ def _written(
     raw = dict.fromkeys(features, 0)
     with tempfile.TemporaryDirectory(prefix=PREFIX, dir=directory) as folder:
         path, begun = Path(folder) / "cache", time.perf_counter()
-        with CacheWriter(path, features) as writer:
+        with CacheWriter(path, features), PartWriter(path, features) as writer:
+            writer.trust_shapes()
             for row in sample:
                 arrays = {name: row.arrays[name] for name in features}
                 writer.write(row.id, arrays, annotations=row.annotations, stamps=row.stamps)

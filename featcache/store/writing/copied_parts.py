@@ -74,13 +74,15 @@ class PartCopies:
 
         Rows of one old part stay together.
         """
+        if not len(rows):
+            return
         containers, offsets = self._places(rows)
         order = np.lexsort((offsets, containers))
         numbers = self.source.index.containers.parts
         # an array without bytes may be copied with any part
         parts = np.where(containers < 0, -1, numbers[containers] if len(numbers) else -1)[order]
         starts = np.flatnonzero(np.append(True, parts[1:] != parts[:-1]))
-        sizes = np.add.reduceat(self.nbytes(rows)[order], starts).tolist() if len(rows) else []
+        sizes = np.add.reduceat(self.nbytes(rows)[order], starts).tolist()
         counts = np.diff(np.append(starts, len(rows))).tolist()
         begin = end = held = 0
         for size, count in zip(sizes, counts, strict=True):
