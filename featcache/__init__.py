@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
     from featcache.extraction.converting.convert import convert as convert
     from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
+    from featcache.extraction.estimating.estimate import estimate as estimate
+    from featcache.extraction.estimating.estimate_table import Estimate as Estimate
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
     from featcache.interop.utterances import utterances as utterances
@@ -75,6 +77,7 @@ _HOMES = {
     "CollectStatsRunner": "featcache.collect_stats.runner",
     "CommonCollateFn": "featcache.loading.collate",
     "EnvironmentProvider": "featcache.extraction.environment",
+    "Estimate": "featcache.extraction.estimating.estimate_table",
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
     "FeatureLoader": "featcache.loading.loader",
@@ -93,6 +96,7 @@ _HOMES = {
     "concat": "featcache.tables.combine",
     "convert": "featcache.extraction.converting.convert",
     "diff": "featcache.making",
+    "estimate": "featcache.extraction.estimating.estimate",
     "extract": "featcache.extraction.extract",
     "get_backend": "featcache.registry",
     "get_client": "featcache.cluster.client",

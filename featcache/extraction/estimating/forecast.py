@@ -14,8 +14,10 @@ from featcache.extraction.table_rows import TableRow, TableRows
 from featcache.interface import Ints, storage_dtype
 
 TRIAL_UTTERANCES = 64
-TRIAL_BYTES = 64 << 20  # of arrays, at most, but for a few utterances
-FEW = 8
+TRIAL_BYTES = 16 << 20  # of arrays, at most, but for a few utterances
+FEW = 4
+# of small utterances so many are tried: what formats note beside each array tells only then
+MANY_UTTERANCES, MANY_BYTES = 1024, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,21 @@ def sample_of(source: TableRows, rows: Ints, number: int = TRIAL_UTTERANCES) -> 
     """Read a sample of rows, of all lengths."""
     sizes = source.nbytes(rows)
     mean = max(float(sizes.mean()), 1.0)
-    number = min(len(rows), max(min(number, int(TRIAL_BYTES / mean)), FEW))
+    number = max(min(number, int(TRIAL_BYTES / mean)), FEW, many(mean))
+    number = min(len(rows), number)
     picked = chosen(sizes, number)
     begun = time.perf_counter()
     found = list(source.read(rows[picked]))
     return Sample(found, (time.perf_counter() - begun) / max(int(sizes[picked].sum()), 1))
+
+
+def many(mean: float) -> int:
+    """Return how many utterances of a mean size in bytes are tried at least.
+
+    >>> many(100), many(1e6)
+    (1024, 1)
+    """
+    return min(MANY_UTTERANCES, int(MANY_BYTES / mean) or 1)
 
 
 def forecast(
