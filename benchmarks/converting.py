@@ -1,11 +1,11 @@
-"""Converting a cache: against a plain copy of its files, and estimates against what is written.
+"""Converting a cache, against a plain copy of its files.
 
-    python benchmarks/converting.py               all of these, on the disk of temporary files
+    python benchmarks/converting.py               on the disk of temporary files
     python benchmarks/converting.py --folder /dev/shm --gigabytes 0.5
                                                   in memory: what the processor takes
 
-Utterances are float32 of (200 to 1,200, 80), as filterbanks of 2 to 12 s, noise over smooth curves,
-which codecs can press as real ones. Conversion and copy (`cp`, then fsync of each file) run in turns
+Utterances are float32 of (200 to 1,200, 80), as filterbanks of 2 to 12 s: noise over steps, which
+codecs can press. Conversion and copy (`cp`, then fsync of each file) run in turns
 on the same disk, from files in memory; the median of the pairs' ratios counts, with its quartiles.
 """
 

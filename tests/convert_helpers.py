@@ -63,7 +63,8 @@ def make_source(path: Path, names: list[str], number: int = 40) -> Path:
 def assert_same(cache: featcache.Cache, source: featcache.Cache) -> None:
     """Compare all that a cache holds with its source, to the bit."""
     assert list(cache) == list(source)
-    assert cache.complete and cache.failed == source.failed and cache.expected == source.expected
+    assert cache.complete
+    assert (cache.failed, cache.expected) == (source.failed, source.expected)
     assert cache.annotations == source.annotations
     for name in source.annotations:
         assert list(cache.annotation(name)) == list(source.annotation(name))

@@ -33,9 +33,7 @@ def converted(
 
 def again(names: list[str], **settings: object) -> list[FeatureStorageConfig]:
     """Declare features as they are, but for backend, codec and options."""
-    return [
-        FeatureStorageConfig.from_json({**KINDS[name].to_json(), **settings}) for name in names
-    ]
+    return [FeatureStorageConfig.from_json({**KINDS[name].to_json(), **settings}) for name in names]
 
 
 def errors_of(cache: featcache.Cache) -> dict[str, float]:
@@ -78,7 +76,9 @@ def test_without_features_all_are_stored_as_they_are_declared(tmp_path: Path) ->
 
 def test_encoded_blocks_are_copied_as_they_are(tmp_path: Path) -> None:
     make_source(tmp_path / "a", ["fbank"])
-    lossy = converted(tmp_path / "a", tmp_path / "b", [FeatureStorageConfig("fbank", backend="lilcom")])
+    lossy = converted(
+        tmp_path / "a", tmp_path / "b", [FeatureStorageConfig("fbank", backend="lilcom")]
+    )
     cache = converted(lossy, tmp_path / "c")
     assert_same(cache, lossy)
     assert cache.fingerprint == lossy.fingerprint
@@ -109,7 +109,9 @@ def test_the_largest_error_is_measured_and_recorded(
     source = featcache.open(make_source(tmp_path / "a", ["fbank"]))
     cache = converted(source, tmp_path / "b", [feature])
     apart = max(
-        float(np.abs(cache.read(id, "fbank").astype(float) - source.read(id, "fbank")).max(initial=0))
+        float(
+            np.abs(cache.read(id, "fbank").astype(float) - source.read(id, "fbank")).max(initial=0)
+        )
         for id in source
     )
     assert errors_of(cache) == {"fbank": apart}
@@ -143,27 +145,32 @@ def test_views_segments_and_joined_caches_are_converted(tmp_path: Path) -> None:
     cache = converted(view, tmp_path / "view")
     assert set(cache) == set(view)
     assert all(np.array_equal(cache.read(id, "fbank"), view.read(id, "fbank")) for id in view)
-    assert cache.complete and not cache.failed
+    assert cache.complete
+    assert not cache.failed
     stats, whole = cache.stats("fbank"), view.stats("fbank")
     np.testing.assert_allclose(stats.mean, whole.mean, rtol=1e-12)
 
     long = max(source.ids, key=lambda id: len(source.read(id, "fbank")))
     cut = source.table.select([long])
-    table = featcache.open(
-        converted(cut, tmp_path / "one", ["fbank"]).path
-    ).table.segments({"s-1": (long, 0.05, 0.2), "s-2": (long, 0.2, 0.3)})
+    table = featcache.open(converted(cut, tmp_path / "one", ["fbank"]).path).table.segments(
+        {"s-1": (long, 0.05, 0.2), "s-2": (long, 0.2, 0.3)}
+    )
     pieces = converted(table, tmp_path / "segments")
     assert pieces.read("s-1", "fbank").tobytes() == source.read(long, "fbank", 5, 20).tobytes()
     assert pieces.annotation("text")[0] == source.annotation("text")[source.ids.index(long)]
 
     joined = converted(featcache.join(source, other), tmp_path / "joined", ["units", "speaker"])
-    assert all(np.array_equal(joined.read(id, "speaker"), other.read(id, "speaker")) for id in other)
+    assert all(
+        np.array_equal(joined.read(id, "speaker"), other.read(id, "speaker")) for id in other
+    )
     parts = source.table.split({"x": 0.5, "y": 0.5})
     both = featcache.concat(
         converted(parts["x"], tmp_path / "x"), converted(parts["y"], tmp_path / "y")
     )
     whole_again = converted(both, tmp_path / "xy")
-    assert all(np.array_equal(whole_again.read(id, "fbank"), source.read(id, "fbank")) for id in source)
+    assert all(
+        np.array_equal(whole_again.read(id, "fbank"), source.read(id, "fbank")) for id in source
+    )
     assert {**whole_again.fingerprint} == {**source.fingerprint}
 
 
@@ -204,12 +211,11 @@ def test_an_incomplete_source_gives_an_incomplete_cache_that_grows(
     assert "incomplete" in caplog.text
     add(range(5, 9), complete=True)
     cache = converted(tmp_path / "a", tmp_path / "b")
-    assert cache.complete and len(cache) == 9
+    assert cache.complete
+    assert len(cache) == 9
 
 
-def test_bytes_are_told_before_it_begins(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bytes_are_told_before_it_begins(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_source(tmp_path / "a", ["fbank"])
     with caplog.at_level(logging.INFO, "featcache"):
         converted(tmp_path / "a", tmp_path / "b")
@@ -272,13 +278,13 @@ def test_what_cannot_work_is_refused_with_a_sentence(tmp_path: Path) -> None:
     source = make_source(tmp_path / "a", ["fbank", "speaker", "units"])
     with pytest.raises(ConfigError, match="is the source itself"):
         converted(source, source)
-    with pytest.raises(KeyNotFoundError, match="no feature 'mfcc'.*'fbank'"):
+    with pytest.raises(KeyNotFoundError, match=r"no feature 'mfcc'.*'fbank'"):
         converted(source, tmp_path / "b", ["mfcc"])
     with pytest.raises(ConfigError, match="time_axis=None"):
         converted(source, tmp_path / "b", [FeatureStorageConfig("speaker")])
     with pytest.raises(ConfigError, match="names, or declarations"):
         converted(source, tmp_path / "b", [3])
-    with pytest.raises(FeatureError, match="utterance 'utt-.*does not fit"):
+    with pytest.raises(FeatureError, match=r"utterance 'utt-.*does not fit"):
         converted(source, tmp_path / "b", [FeatureStorageConfig("units", "int8")])
     with pytest.raises(ConfigError, match="nothing to convert"):
         converted(featcache.open(source).table.filter(fbank=(10**6, None)), tmp_path / "c")

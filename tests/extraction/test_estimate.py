@@ -52,25 +52,25 @@ def test_bytes_of_a_conversion_are_within_3_percent(tmp_path: Path, shortest: in
     for number, way in enumerate(WAYS):
         path = tmp_path / str(number)
         featcache.convert(tmp_path / "a", path, features=[way], progressbar=False)
-        assert rows[way.backend, way.codec, way.dtype].nbytes == pytest.approx(size_of(path), rel=0.03)
+        assert rows[way.backend, way.codec, way.dtype].nbytes == pytest.approx(
+            size_of(path), rel=0.03
+        )
 
 
 def test_short_tokens_are_within_3_percent_too(tmp_path: Path) -> None:
-    tokens = [FeatureStorageConfig("tokens", "int16"), FeatureStorageConfig("f0")]
-    with CacheWriter(tmp_path / "a", tokens) as writer:
-        for number in range(3000):
-            length = 30 + number % 40
-            arrays = {"tokens": np.arange(length, dtype=np.int16), "f0": np.ones(length, np.float32)}
-            writer.write(f"utterance-{number:05d}", arrays, annotations={"speaker": f"s{number % 9}"})
+    with CacheWriter(tmp_path / "a", [FeatureStorageConfig("tokens", "int32")]) as writer:
+        for number in range(8000):
+            tokens = np.arange(30 + number % 40, dtype=np.int32)
+            writer.write(f"utterance-{number:05d}", {"tokens": tokens})
+    rows = {(row.backend, row.codec): row for row in featcache.estimate(tmp_path / "a").rows}
     for backend in ("memmap", "hdf5", "webdataset", "zarr"):
-        features = [
-            FeatureStorageConfig("tokens", "int16", backend=backend),
-            FeatureStorageConfig("f0", backend=backend),
-        ]
-        told = featcache.estimate(tmp_path / "a", features)
+        way = FeatureStorageConfig("tokens", "int32", backend=backend)
         path = tmp_path / backend
-        featcache.convert(tmp_path / "a", path, features=features, progressbar=False)
-        assert told.nbytes == pytest.approx(size_of(path), rel=0.03), backend
+        featcache.convert(tmp_path / "a", path, features=[way], progressbar=False)
+        # the last chunk of a Zarr array is filled up
+        filling = 2**17 if backend == "zarr" else 0
+        told = rows[backend, "raw"].nbytes
+        assert told == pytest.approx(size_of(path), rel=0.03, abs=filling), backend
 
 
 class Waves(EnvironmentProvider):
@@ -113,7 +113,9 @@ def test_an_extraction_is_estimated_from_few_utterances(tmp_path: Path, shown: b
 def test_an_environment_is_estimated_as_its_provider() -> None:
     declared = [FeatureStorageConfig("fbank")]
     env = Waves(50).build_env_local()
-    assert featcache.estimate(env, declared).nbytes == featcache.estimate(Waves(50), declared).nbytes
+    assert (
+        featcache.estimate(env, declared).nbytes == featcache.estimate(Waves(50), declared).nbytes
+    )
 
 
 def test_the_table_tells_what_is_declared_and_what_loses(tmp_path: Path) -> None:
@@ -145,5 +147,5 @@ def test_what_cannot_be_estimated_is_refused_with_a_sentence(tmp_path: Path) -> 
         def compute(self, batch: list[tuple[str, int]]) -> list[dict[str, object]]:
             raise ValueError("no such file")
 
-    with pytest.raises(ComputeError, match="utterance-.*no such file"):
+    with pytest.raises(ComputeError, match=r"utterance-.*no such file"):
         featcache.estimate(Broken(3), [FeatureStorageConfig("fbank")])

@@ -148,7 +148,11 @@ class ConversionRun:
             )
         about = f", in about {coming.seconds:,.0f} s in one process" if coming.seconds >= 1 else ""
         _log.info(
-            "converting %d utterances to %r: %s%s", len(rows), path, said_bytes(coming.nbytes), about
+            "converting %d utterances to %r: %s%s",
+            len(rows),
+            path,
+            said_bytes(coming.nbytes),
+            about,
         )
         return coming
 

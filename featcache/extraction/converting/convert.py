@@ -72,9 +72,8 @@ def convert(
     >>> with featcache.CacheWriter(f"{folder}/a", [featcache.FeatureStorageConfig("f")]) as writer:
     ...     writer.write("utt-1", {"f": np.ones((300, 80), np.float32)})
     >>> half = featcache.FeatureStorageConfig("f", "float16", backend="hdf5")
-    >>> featcache.convert(f"{folder}/a", f"{folder}/b", features=[half], progressbar=False)["utt-1"][
-    ...     "f"
-    ... ].dtype
+    >>> new = featcache.convert(f"{folder}/a", f"{folder}/b", features=[half], progressbar=False)
+    >>> new["utt-1"]["f"].dtype
     dtype('float16')
     """
     table, path = table_of(src), directory(dst, "a cache").absolute()
@@ -96,7 +95,6 @@ def convert(
     if not table.complete:
         _log.warning("cache %r is incomplete, as what it was converted from", str(path))
     return Cache(path)
-
 
 
 def _refuse_source(table: FeatureTable, path: Path) -> None:

@@ -179,4 +179,3 @@ def _of_environment(
         computed.uncertainty,
     )
     return _estimated(declared, computed.rows, whole)
-

@@ -77,9 +77,7 @@ def forecast(
     trial: Trial = trial_of(sample.rows, features, directory)
     raw = raw_of(source, rows, features)
     read_s = sample.byte_s * float(source.nbytes(rows).sum())
-    return Forecast(
-        trial.nbytes(len(rows), raw), sum(raw.values()), read_s + trial.seconds(raw)
-    )
+    return Forecast(trial.nbytes(len(rows), raw), sum(raw.values()), read_s + trial.seconds(raw))
 
 
 def raw_of(

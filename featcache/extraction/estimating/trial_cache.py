@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from featcache.store.reading.generation import Generation
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.part_writer import PartWriter
 
+FILLING_BYTES = 4096  # of one value
 PREFIX = "work-trial-"  # of the directory of a trial
 
 
@@ -59,7 +60,9 @@ def chosen(sizes: NDArray[np.float64] | Ints, number: int) -> Ints:
     return np.sort(order[np.unique(places)])
 
 
-def raw_bytes(arrays: Mapping[str, NDArray[np.generic]], features: Mapping[str, FeatureStorageConfig]) -> dict[str, int]:
+def raw_bytes(
+    arrays: Mapping[str, NDArray[np.generic]], features: Mapping[str, FeatureStorageConfig]
+) -> dict[str, int]:
     """Return the bytes of an utterance's arrays in the declared dtypes, before any codec."""
     return {
         name: math.prod(arrays[name].shape) * storage_dtype(feature.dtype).itemsize
@@ -83,7 +86,7 @@ def trial_of(
     """
     tried = [_written(some, features, directory) for some in (sample[::2], sample)]
     half, whole = tried
-    rest = [each.nbytes - sum(each.stored.values()) for each in tried]
+    rest = [each.nbytes - sum(each.stored.values()) - each.filling for each in tried]
     more = len(sample) - len(sample[::2])
     of_utterance = (rest[1] - rest[0]) / more if more else 0.0
     raw = sum(whole.raw.values()) - sum(half.raw.values())
@@ -91,7 +94,7 @@ def trial_of(
     if raw <= 0 or took_s <= 0:
         raw, took_s = sum(whole.raw.values()), whole.took_s
     return Trial(
-        of_cache=rest[1] - of_utterance * len(sample),
+        of_cache=rest[1] - of_utterance * len(sample) + whole.filling,
         of_utterance=of_utterance,
         shares={name: whole.stored[name] / max(whole.raw[name], 1) for name in features},
         byte_s=took_s / max(raw, 1),
@@ -104,6 +107,7 @@ class _Written:
     stored: Mapping[str, int]  # bytes of arrays as they are stored
     raw: Mapping[str, int]
     took_s: float
+    filling: int  # bytes at the ends of containers that say nothing, as the rest of a chunk
 
 
 def _written(
@@ -124,6 +128,22 @@ def _written(
         took_s = time.perf_counter() - begun
         opened = Generation(path)
         stored = {name: int(opened.index.features[name].nbytes.sum()) for name in features}
+        filling = _filling(path, opened, features)
         opened.close()
         files = (file for file in path.rglob("*") if file.is_file())
-        return _Written(sum(file.stat().st_size for file in files), stored, raw, took_s)
+        return _Written(sum(file.stat().st_size for file in files), stored, raw, took_s, filling)
+
+
+def _filling(path: Path, opened: Generation, features: Iterable[str]) -> int:
+    """Count the bytes behind the last array of each container that repeat one value for long."""
+    containers, total = opened.index.containers, 0
+    ends = np.zeros(len(containers), np.int64)
+    for name in features:
+        columns = opened.index.features[name]
+        np.maximum.at(ends, columns.container, columns.offset + columns.nbytes)
+    for number in np.flatnonzero(ends).tolist():
+        tail = np.fromfile(path / containers.path(number), np.uint8, offset=int(ends[number]))
+        bounds = np.flatnonzero(np.diff(tail.astype(np.int16), prepend=-1, append=-1))
+        runs = np.diff(bounds)
+        total += int(runs[runs >= FILLING_BYTES].sum())
+    return total

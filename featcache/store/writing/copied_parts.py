@@ -18,7 +18,6 @@ from featcache.interface import EncodedArray, Ints
 from featcache.registry import RAW
 from featcache.store.format.annotations import Values
 from featcache.store.format.files import remedy
-from featcache.store.format.journal_lines import Header
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SealedPart, as_known, header_for, read_part
 from featcache.store.format.stamps import UNKNOWN, Stamps

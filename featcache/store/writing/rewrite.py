@@ -116,7 +116,9 @@ def _rows(cache: Path, part: SealedPart, names: list[str]) -> Iterator[_Row]:
         for name, kind in index.annotations.items()
     }
     for place, row in enumerate(rows.tolist()):
-        arrays = {name: stored_blocks(each, row, containers) for name, each in index.features.items()}
+        arrays = {
+            name: stored_blocks(each, row, containers) for name, each in index.features.items()
+        }
         checksums = {name: int(each.checksum[row]) for name, each in index.features.items()}
         known = index.stamps
         stamps = UNKNOWN if known is None else Stamps(*(int(column[row]) for column in known))
