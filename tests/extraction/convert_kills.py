@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from convert_helpers import KINDS, assert_same, make_source
@@ -21,8 +22,8 @@ from featcache import FeatureStorageConfig
 from featcache.store.writing import part_writer
 
 NAMES = ["fbank", "units"]
-WAYS = {
-    "copy": NAMES,
+WAYS: dict[str, list[str | FeatureStorageConfig]] = {
+    "copy": [*NAMES],
     "hdf5": [
         FeatureStorageConfig("fbank", backend="hdf5", codec="gzip"),
         FeatureStorageConfig("units", "int32", backend="hdf5"),
@@ -52,13 +53,13 @@ def killed_at(number: int, call: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         synced, left = os.fsync, [number]
 
-        def sync(file: int) -> None:
+        def sync(file: Any) -> None:
             left[0] -= 1
             if left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             synced(file)
 
-        os.fsync = sync
+        os.fsync = sync  # for this process, which ends with it
         call()
         Path(sys.argv[1], "syncs").write_text(str(number - left[0]))
 
@@ -85,8 +86,8 @@ def main() -> None:
     part_writer.PART_ROWS = 24 if way == "copy" else 90  # two or three in the target
 
     def convert(target: Path) -> None:
-        settings = {"overwrite": True} if way == "overwrite" else {}
-        featcache.convert(source, target, features=WAYS[way], progressbar=False, **settings)
+        again = way == "overwrite"
+        featcache.convert(source, target, features=WAYS[way], overwrite=again, progressbar=False)
 
     assert in_child(killed_at(10**6, lambda: convert(folder / "whole"))) == 0
     total = int((folder / "syncs").read_text())

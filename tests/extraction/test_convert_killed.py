@@ -54,7 +54,8 @@ def test_workers_convert_the_same(tmp_path: Path) -> None:
 
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
     source = featcache.open(make_source(tmp_path / "a", ["fbank", "units"], 2000))
-    features = [FeatureStorageConfig("fbank", backend="zarr", codec="zstd"), "units"]
+    zstd = FeatureStorageConfig("fbank", backend="zarr", codec="zstd")
+    features: list[FeatureStorageConfig | str] = [zstd, "units"]
     with get_client({"n_workers": 2}) as client:
 
         def kill() -> None:

@@ -22,7 +22,6 @@ from featcache.extraction.estimating.forecast import (
     sample_of,
 )
 from featcache.extraction.estimating.trial_cache import PREFIX
-from featcache.extraction.patience import retry_while_locked
 from featcache.extraction.progress import ProgressBar, TaskProgress
 from featcache.interface import Ints
 from featcache.store.format.committed import committed
@@ -114,15 +113,18 @@ class ConversionRun:
         coming: Forecast,
         bar: ProgressBar,
     ) -> None:
-        from featcache.cluster.workers import number_of_workers
-        from featcache.extraction.converting.conversion_workers import convert_on_workers
+        from featcache.cluster.workers import number_of_workers  # which bring in torch
+        from featcache.extraction.converting.conversion_workers import WorkersRun
+        from featcache.extraction.patience import retry_while_locked
         from featcache.extraction.workers.plan import remove_runs
 
         tasks = self.conversion.tasks(rows, coming.nbytes, number_of_workers(workers))
         tasks += [ConversionTask(rows[:0], (name,)) for name in there]
+        run = WorkersRun(self.conversion, bar)
         try:
             if tasks:
-                self._merge(*convert_on_workers(self.conversion, workers, tasks, bar))
+                run.work(workers, tasks)
+            self._merge(run.errors, run.compared)
         finally:
             retry_while_locked(self.writer.recover)
             remove_runs(self.writer.path)

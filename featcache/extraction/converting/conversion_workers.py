@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from distributed import Client
 
-    from featcache.cluster.dispatch import LostAttempt
+    from featcache.cluster.dispatch import LostAttempt, Report
 
 REPORT_EVERY_S = 1.0
 DEATHS_WITHOUT_PROGRESS = 20  # of workers, with no task done in between
@@ -67,62 +68,75 @@ class TaskConverter:
             return TaskResult(TaskProgress(number, *done), back.errors, back.compared)
 
 
-def convert_on_workers(
-    conversion: Conversion,
-    parallel: ParallelConfig | Client,
-    tasks: Sequence[ConversionTask],
-    bar: ProgressBar,
-) -> tuple[dict[str, float], set[str]]:
-    """Have workers do tasks; return the largest errors, and the parts that they compared.
+@dataclass
+class WorkersRun:
+    """Has workers do the tasks of a conversion.
 
-    What a lost worker had committed is in neither. Raises what a worker raised, `IncompleteError`
-    if they die again and again.
+    Args:
+        conversion: what becomes of each row.
+        bar: progress is reported to it.
+
+    Attributes:
+        errors: the largest errors that workers measured.
+        compared: names of the parts that they compared; not those of workers that were lost.
     """
-    from featcache.cluster.dispatch import Dispatch, LostAttempt, Report
-    from featcache.cluster.workers import workers_of
 
-    directory = make_run(conversion.path).absolute()
-    errors: dict[str, float] = {}
-    compared: set[str] = set()
-    deaths = 0
-    setup = partial(_environment, pack({"conversion": conversion}), directory)
-    with workers_of(parallel, setup) as workers:
-        dispatch = Dispatch[ConversionTask](workers, directory, convert_task, workers.env)
-        for task in tasks:
-            dispatch.add(task)
-        bar.begin()
-        with dispatch:
-            for task, outcome in dispatch.outcomes():
-                if isinstance(outcome, Exception):
-                    raise outcome
-                if isinstance(outcome, Report):
-                    bar.update(TaskProgress(*outcome.message))
-                elif isinstance(outcome, LostAttempt):
-                    deaths += 1
-                    if deaths > DEATHS_WITHOUT_PROGRESS * max(len(workers.addresses), 1):
-                        raise IncompleteError(
-                            f"workers die before a task is done, the last one so: {outcome.error}"
-                        ) from outcome.error
-                    bar.drop(outcome.number)
-                    rest = _rest(conversion, task, outcome)
-                    bar.add(len(task.rows) - len(rest.rows))
-                    dispatch.add(rest)
-                else:
-                    deaths = 0
-                    result = TaskResult(*outcome)
-                    bar.end(result.progress)
-                    compared |= result.compared
-                    for name, error in result.errors.items():
-                        errors[name] = max(error, errors.get(name, 0.0))
-    return errors, compared
+    conversion: Conversion
+    bar: ProgressBar
+    errors: dict[str, float] = field(default_factory=dict)
+    compared: set[str] = field(default_factory=set)
 
+    def work(self, parallel: ParallelConfig | Client, tasks: Sequence[ConversionTask]) -> None:
+        """Have workers do tasks; those of a lost one are done by another.
 
-def _rest(conversion: Conversion, task: ConversionTask, lost: LostAttempt) -> ConversionTask:
-    """Return what is left of a task whose worker was lost."""
-    if lost.batch is None:
-        return task
-    there = conversion.rows.table.find(committed(conversion.path, lost.lines))
-    return task._replace(rows=np.setdiff1d(task.rows, there))
+        Raises what a worker raised, `IncompleteError` if they die again and again.
+        """
+        from featcache.cluster.dispatch import Dispatch, LostAttempt
+        from featcache.cluster.workers import workers_of
+
+        directory = make_run(self.conversion.path).absolute()
+        setup = partial(_environment, pack({"conversion": self.conversion}), directory)
+        with workers_of(parallel, setup) as workers:
+            dispatch = Dispatch[ConversionTask](workers, directory, convert_task, workers.env)
+            for task in tasks:
+                dispatch.add(task)
+            self.bar.begin()
+            deaths = 0
+            with dispatch:
+                for task, outcome in dispatch.outcomes():
+                    if isinstance(outcome, LostAttempt):
+                        deaths += 1
+                        if deaths > DEATHS_WITHOUT_PROGRESS * max(len(workers.addresses), 1):
+                            raise IncompleteError(
+                                f"workers die before a task is done, the last one so: "
+                                f"{outcome.error}"
+                            ) from outcome.error
+                        dispatch.add(self._rest(task, outcome))
+                    elif self._take(outcome):
+                        deaths = 0
+
+    def _take(self, outcome: object) -> bool:
+        """Note a report or a result of a worker; tell whether a task is done."""
+        if isinstance(outcome, Exception):
+            raise outcome
+        if not isinstance(outcome, TaskResult):
+            self.bar.update(TaskProgress(*cast("Report", outcome).message))
+            return False
+        self.bar.end(outcome.progress)
+        self.compared |= outcome.compared
+        for name, error in outcome.errors.items():
+            self.errors[name] = max(error, self.errors.get(name, 0.0))
+        return True
+
+    def _rest(self, task: ConversionTask, lost: LostAttempt) -> ConversionTask:
+        """Return what is left of a task whose worker was lost."""
+        self.bar.drop(lost.number)
+        if lost.batch is None:  # it was not begun
+            return task
+        there = self.conversion.rows.table.find(committed(self.conversion.path, lost.lines))
+        rest = np.setdiff1d(task.rows, there)
+        self.bar.add(len(task.rows) - len(rest))
+        return task._replace(rows=rest)
 
 
 def _environment(packed: bytes, directory: Path) -> dict[str, object]:

@@ -22,7 +22,7 @@ class StorageEstimate:
     lossless: bool = True  # of the codec
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Estimate:
     """Bytes and hours of features; printed, a table.
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -120,9 +120,7 @@ def _computed(
 def _as_numpy(array: Any) -> NDArray[Any]:
     if isinstance(array, torch.Tensor):
         tensor = array.detach().cpu()
-        return cast(
-            NDArray[Any], (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-        )
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return np.asarray(array)
 
 

@@ -16,6 +16,7 @@ from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.interface import EncodedArray, Ints
 from featcache.registry import RAW
+from featcache.stats import FeatureStats
 from featcache.store.format.annotations import Values
 from featcache.store.format.files import remedy
 from featcache.store.format.manifest import PARTS
@@ -157,7 +158,7 @@ class PartCopies:
             offsets[found] = columns.offset[first[found]]
         return containers, offsets
 
-    def _whole_stats(self, rows: Ints) -> Mapping[str, object] | None:
+    def _whole_stats(self, rows: Ints) -> Mapping[str, FeatureStats] | None:
         """Return the statistics of the parts that rows are all of; None if they are not all."""
         opened, manifest = self.source, self.source.manifest
         containers, _ = self._places(rows)
