@@ -57,8 +57,8 @@ def estimate(
     ...     for number in range(3):
     ...         writer.write(f"utt-{number}", {"f": np.ones((300, 80), np.float32)})
     >>> told = featcache.estimate(path)
-    >>> told.utterances, told.frames, round(told.nbytes, -4)
-    (3, {'f': 900}, 290000)
+    >>> told.utterances, told.frames, round(told.nbytes, -5)
+    (3, {'f': 900}, 300000)
     """
     whole_number("utterances", utterances, 1)
     if _computes(source):

@@ -53,7 +53,7 @@ def chosen(sizes: NDArray[np.float64] | Ints, number: int) -> Ints:
     """Return rows of all sizes, some of the smallest and of the largest among them, ascending.
 
     >>> chosen(np.array([5, 1, 3, 2, 4, 6]), 3).tolist()
-    [0, 2, 3]
+    [3, 4, 5]
     """
     order = np.argsort(sizes, kind="stable")
     places = ((np.arange(number) + 0.5) * len(sizes) / number).astype(np.int64)

@@ -20,7 +20,7 @@ from featcache.stats import FeatureStats
 from featcache.store.format.annotations import Values
 from featcache.store.format.files import remedy
 from featcache.store.format.manifest import PARTS
-from featcache.store.format.part import SealedPart, as_known, header_for, read_part
+from featcache.store.format.part import SealedPart, as_known, checksum, header_for, read_part
 from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.generation import Generation
@@ -138,13 +138,13 @@ class PartCopies:
             part.add_to_stats({name: part.decode(name, arrays[name]) for name in part.stats})
         known = index.stamps
         stamps = UNKNOWN if known is None else Stamps(*(int(column[row]) for column in known))
-        written = part.append_encoded(index.id(row), arrays, stamps, values).arrays
-        for name, placed in written.items():
-            if placed.checksum != int(index.features[name].checksum[row]):
+        for name, array in arrays.items():
+            if checksum(array.blocks) != int(index.features[name].checksum[row]):
                 raise CorruptCacheError(
                     f"utterance {index.id(row)!r}, feature {name!r}, in {str(opened.path)!r} is "
                     f"not what was written; {remedy(opened.path, PARTS)}"
                 )
+        part.append_encoded(index.id(row), arrays, stamps, values)
         return sum(array.nbytes for array in arrays.values())
 
     def _places(self, rows: Ints) -> tuple[Ints, Ints]:

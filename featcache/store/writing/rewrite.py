@@ -24,7 +24,6 @@ from featcache.store.format.manifest import Manifest
 from featcache.store.format.part import SealedPart
 from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.containers import Containers
-from featcache.store.reading.stored_blocks import stored_blocks
 from featcache.store.writing.free_space import margin
 from featcache.store.writing.open_part import Declarations, OpenPart
 from featcache.store.writing.publish import merged_stats
@@ -116,9 +115,7 @@ def _rows(cache: Path, part: SealedPart, names: list[str]) -> Iterator[_Row]:
         for name, kind in index.annotations.items()
     }
     for place, row in enumerate(rows.tolist()):
-        arrays = {
-            name: stored_blocks(each, row, containers) for name, each in index.features.items()
-        }
+        arrays = {name: _encoded(each, row, containers) for name, each in index.features.items()}
         checksums = {name: int(each.checksum[row]) for name, each in index.features.items()}
         known = index.stamps
         stamps = UNKNOWN if known is None else Stamps(*(int(column[row]) for column in known))
@@ -128,6 +125,16 @@ def _rows(cache: Path, part: SealedPart, names: list[str]) -> Iterator[_Row]:
 def _values(annotations: Mapping[str, Column], row: int) -> Values:
     found = {name: column.values(row, row + 1)[0] for name, column in annotations.items()}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _encoded(columns: FeatureColumns, row: int, containers: Containers) -> EncodedArray:
+    extents = range(int(columns.first[row]), int(columns.first[row + 1]))
+    places = (
+        (int(columns.container[at]), int(columns.offset[at]), int(columns.nbytes[at]))
+        for at in extents
+    )
+    blocks = tuple(containers.view(*place).data for place in places)
+    return EncodedArray(int(columns.rows[row]), blocks)
 
 
 def _in_order_of_bytes(columns: FeatureColumns, rows: Ints) -> Ints:
