@@ -108,7 +108,7 @@ class TableRows:
         if selection.cuts is not None or len(selection.blocks.as_opened) != 1:
             return None
         opened = selection.blocks.as_opened[0].opened
-        return None if opened.sets or ADOPTED in opened.manifest.requires else opened
+        return None if opened.sets or is_adopted(opened) else opened
 
     def rows_below(self, rows: Ints) -> Ints:
         """Return the rows of the one cache below; only where `plain` is not None."""
@@ -166,10 +166,15 @@ def table_of(source: FeatureTable | Cache | CachePath) -> FeatureTable:
     return FeatureTable(Selection(Blocks(blocks), table.selection.row_map, table.selection.cuts))
 
 
+def is_adopted(opened: Generation) -> bool:
+    """Tell whether any containers are other tools' files."""
+    return any(ADOPTED in each.manifest.requires for each in (opened, *opened.sets.values()))
+
+
 def _checking(member: Member) -> Member:
     """Return a member that compares what it reads with its checksums."""
     opened = member.opened
-    if ADOPTED in opened.manifest.requires or opened.check_reads:
+    if is_adopted(opened) or opened.check_reads:
         return member
     cache = member.as_opened
     path, expectation, settings = cache.__getstate__()

@@ -11,7 +11,7 @@ import numpy as np
 
 from featcache.declaration.feature_config import Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError, KeyNotFoundError
-from featcache.extraction.table_rows import ADOPTED, TableRows
+from featcache.extraction.table_rows import TableRows, is_adopted
 from featcache.registry import RAW, get_codec
 from featcache.store.format.fingerprint import fingerprint_digest
 from featcache.store.reading.generation import Generation
@@ -63,7 +63,7 @@ def declaration_of(table: FeatureTable, feature: str) -> FeatureStorageConfig:
     """Return the declaration of a feature; of other tools' files one that holds the same values."""
     member = table.selection.blocks.blocks[0].features[feature]
     declared: Mapping[str, Any] = member.opened.manifest.features[feature]
-    if ADOPTED not in member.opened.manifest.requires:
+    if not is_adopted(member.opened.of_feature(feature)):
         return FeatureStorageConfig.from_json(declared)
     kept = {key: declared[key] for key in ("dtype", "time_axis", "nonfinite", *_OF_FRAMES)
             if key in declared}  # fmt: skip
