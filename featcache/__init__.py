@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from featcache.cluster.worker_env import worker_env as worker_env
     from featcache.collect_stats.runner import CollectStatsRunner as CollectStatsRunner
     from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
+    from featcache.extraction.converting.convert import convert as convert
     from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
+    from featcache.extraction.estimating.estimate import estimate as estimate
+    from featcache.extraction.estimating.estimate_table import Estimate as Estimate
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
     from featcache.interop.utterances import utterances as utterances
@@ -80,6 +83,7 @@ _HOMES = {
     "CollectStatsRunner": "featcache.collect_stats.runner",
     "CommonCollateFn": "featcache.loading.collate",
     "EnvironmentProvider": "featcache.extraction.environment",
+    "Estimate": "featcache.extraction.estimating.estimate_table",
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
     "FeatureLoader": "featcache.loading.loader",
@@ -100,7 +104,9 @@ _HOMES = {
     "cache": "featcache.lazy.decorator",
     "codec_names": "featcache.registry",
     "concat": "featcache.tables.combine",
+    "convert": "featcache.extraction.converting.convert",
     "diff": "featcache.making",
+    "estimate": "featcache.extraction.estimating.estimate",
     "extract": "featcache.extraction.extract",
     "get_backend": "featcache.registry",
     "get_client": "featcache.cluster.client",

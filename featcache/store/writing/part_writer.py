@@ -151,6 +151,10 @@ class PartWriter:
         """The name of the part that takes the next utterance; None: a new one."""
         return None if self._part is None else self._part.name
 
+    def trust_shapes(self) -> None:
+        """Take shapes that look like mistakes without a word: they are of arrays stored before."""
+        self._first_shapes.trusting = True
+
     def expect_more(self, utterances: int) -> None:
         """Say how many utterances are still to come, so that a disk too small is noticed early."""
         self.check_open()

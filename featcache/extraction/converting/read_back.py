@@ -1,0 +1,181 @@
+"""`ReadBack`: sealed parts compared with the rows of the table that they were converted from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.errors import CorruptCacheError, KeyNotFoundError
+from featcache.extraction.converting.carried import declaration_of, is_exact
+from featcache.extraction.table_rows import TableRows
+from featcache.interface import Ints
+from featcache.registry import RAW
+from featcache.store.format.bfloat16 import from_storage
+from featcache.store.format.fingerprint import cache_fingerprint
+from featcache.store.format.index import Index
+from featcache.store.format.manifest import read_manifest
+from featcache.store.format.part import SealedPart, as_known, checksum
+from featcache.store.reading.containers import Containers
+from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.store.reading.generation import Generation
+from featcache.store.reading.stored_blocks import stored_blocks
+from featcache.store.writing.casts import to_storage
+from featcache.store.writing.publish import sealed_parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A sealed part, open for reading before any generation names it."""
+
+    name: str
+    index: Index
+    containers: Containers
+    arrays: Mapping[str, FeatureArrays]
+
+
+@dataclass
+class ReadBack:
+    """Reads what is sealed, and compares it with the source.
+
+    Args:
+        rows: the source.
+        cache: the directory of the cache that is written.
+        features: the declarations there.
+
+    Attributes:
+        errors: the largest difference of a number from the source's, by feature that is not
+            exact.
+        compared: names of the parts that are compared.
+    """
+
+    rows: TableRows
+    cache: Path
+    features: Mapping[str, FeatureStorageConfig]
+    errors: dict[str, float] = field(default_factory=dict)
+    compared: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        was = {name: declaration_of(self.rows.table, name) for name in self.features}
+        self._exact = {name: is_exact(was[name], each) for name, each in self.features.items()}
+        self._same = {name: _same_bytes(was[name], each) for name, each in self.features.items()}
+        self.errors |= {name: 0.0 for name, exact in self._exact.items() if not exact}
+
+    def sealed(self) -> list[SealedPart]:
+        """List the sealed parts of the cache, with their tombstones."""
+        manifest = read_manifest(self.cache)
+        return as_known(sealed_parts(self.cache, manifest), manifest)
+
+    def rest(self, tell: Callable[[int], object] = lambda nbytes: None) -> int:
+        """Compare all parts that were not compared yet; return how many rows there are in all."""
+        parts = self.sealed()
+        self.parts((part for part in parts if part.entry.name not in self.compared), tell)
+        return sum(part.entry.rows - len(part.tombstones(self.cache)) for part in parts)
+
+    def parts(
+        self, parts: Iterable[SealedPart], tell: Callable[[int], object] = lambda nbytes: None
+    ) -> None:
+        """Compare parts; `tell` is called with the bytes of each row.
+
+        Raises `CorruptCacheError` for an array that is not what the source has,
+        `KeyNotFoundError` for an utterance that it has not.
+        """
+        for sealed in parts:
+            part = self._open(sealed)
+            inner = np.setdiff1d(np.arange(sealed.entry.rows), sealed.tombstones(self.cache))
+            ids = [part.index.id(row) for row in inner.tolist()]
+            for id, row, place in zip(ids, self.find(ids).tolist(), inner.tolist(), strict=True):
+                tell(sum(self._compare(part, place, id, row, name) for name in self.features))
+            part.containers.close()
+            self.compared.add(sealed.entry.name)
+
+    def find(self, ids: list[str]) -> Ints:
+        """Return the rows of ids; raises `KeyNotFoundError` for those that the source has not."""
+        found = self.rows.table.find(ids)
+        if missing := [ids[place] for place in np.flatnonzero(found < 0)]:
+            shown = ", ".join(map(repr, missing[:3])) + ", ..." * (len(missing) > 3)
+            raise KeyNotFoundError(
+                f"cache {str(self.cache)!r} holds {len(missing)} utterances that the source has "
+                f"not ({shown}); give another directory, or overwrite it (overwrite=True)"
+            )
+        return found
+
+    def _open(self, sealed: SealedPart) -> _Part:
+        names = list(self.features)
+        index = sealed.index(self.cache, names)
+        containers = Containers.of(self.cache / sealed.directory, index.containers)
+        manifest = replace(
+            read_manifest(self.cache),
+            fingerprint=cache_fingerprint(self.features, None),
+            dims=sealed.header.dims,
+            parts=(sealed.entry,),
+        )
+        arrays = {name: FeatureArrays(manifest, name, index, containers) for name in names}
+        return _Part(sealed.entry.name, index, containers, arrays)
+
+    def _compare(self, part: _Part, place: int, id: str, row: int, name: str) -> int:
+        """Compare an array with the source's, by its checksum where that tells; return its size."""
+        columns = part.index.features[name]
+        blocks = stored_blocks(columns, place, part.containers)
+        expected = int(columns.checksum[place])
+        if checksum(blocks.blocks) != expected:
+            raise self._unlike(part, id, name, "its bytes are not what was written")
+        if self._same[name] and expected == self._checksum(row, name):
+            return blocks.nbytes
+        source = self.rows.array(row, name)
+        stored = part.arrays[name].read(place)
+        wanted = to_storage(id, source, self.features[name])
+        if self.features[name].time_axis is None:
+            wanted = wanted[0]
+        if stored.shape != wanted.shape:
+            raise self._unlike(part, id, name, f"its shape is {stored.shape}, not {wanted.shape}")
+        if self._is_lossless(name) and not _same_bits(stored, wanted):
+            raise self._unlike(part, id, name, "it is another array")
+        if not self._exact[name]:
+            found = from_storage(stored, self.features[name].dtype)
+            self.errors[name] = max(self.errors[name], _largest_difference(found, source))
+        return blocks.nbytes
+
+    def _checksum(self, row: int, name: str) -> int | None:
+        opened: Generation | None = self.rows.plain()
+        if opened is None:
+            return None
+        return int(opened.index.features[name].checksum[self.rows.rows_below(np.array([row]))[0]])
+
+    def _is_lossless(self, name: str) -> bool:
+        codec = self.features[name].make_codec()
+        return codec is None or codec.lossless
+
+    def _unlike(self, part: _Part, id: str, name: str, why: str) -> CorruptCacheError:
+        return CorruptCacheError(
+            f"utterance {id!r}, feature {name!r}, in part {part.name!r} of {str(self.cache)!r} is "
+            f"not what the source has: {why}; if the source has changed since, convert it anew "
+            "(overwrite=True), else see to the disk"
+        )
+
+
+def _same_bytes(was: FeatureStorageConfig, now: FeatureStorageConfig) -> bool:
+    """Tell whether equal checksums of stored bytes tell of equal arrays."""
+    same = (was.dtype, was.codec) == (now.dtype, now.codec)
+    return same and (now.codec == RAW or was.make_codec() == now.make_codec())
+
+
+def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return a.dtype == b.dtype and bool(
+        np.array_equal(
+            np.ascontiguousarray(a).reshape(-1).view(np.uint8),
+            np.ascontiguousarray(b).reshape(-1).view(np.uint8),
+        )
+    )
+
+
+def _largest_difference(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Return the largest difference of two arrays' finite numbers."""
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    return float(apart.max(initial=0.0, where=np.isfinite(apart)))

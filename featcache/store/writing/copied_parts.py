@@ -1,0 +1,188 @@
+"""Copies utterances of another cache into new parts, block by block as they are.
+
+For declarations that change nothing of what is stored. Nothing is decoded, where whole parts are
+copied: then their statistics are those of the copies, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.errors import CorruptCacheError
+from featcache.interface import EncodedArray, Ints
+from featcache.registry import RAW
+from featcache.stats import FeatureStats
+from featcache.store.format.annotations import Values
+from featcache.store.format.files import remedy
+from featcache.store.format.manifest import PARTS
+from featcache.store.format.part import SealedPart, as_known, checksum, header_for, read_part
+from featcache.store.format.stamps import UNKNOWN, Stamps
+from featcache.store.reading.annotation import Annotation
+from featcache.store.reading.generation import Generation
+from featcache.store.reading.stored_blocks import stored_blocks
+from featcache.store.writing import part_writer
+from featcache.store.writing.known_ids import find_stored
+from featcache.store.writing.open_part import Declarations, OpenPart
+from featcache.store.writing.publish import merged_stats
+
+
+def keeps_its_bytes(source: Generation, feature: FeatureStorageConfig) -> bool:
+    """Tell whether an array of a generation, stored as `feature` declares, has the same bytes."""
+    manifest, name = source.manifest, feature.name
+    was = FeatureStorageConfig.from_json(manifest.features[name])
+    dims = manifest.dims.get(name, ())
+    stricter = (feature.stats and not was.stats) or (was.nonfinite, feature.nonfinite) == (
+        "keep",
+        "raise",
+    )
+    fits = feature.dims in (None, dims) and feature.time_axis == was.time_axis
+    if stricter or not fits or (was.dtype, was.codec) != (feature.dtype, feature.codec):
+        return False
+    if feature.codec == RAW:
+        return True
+    cut = feature.blocks(dims)
+    rows = {part.block_rows[name] for part in manifest.parts}
+    same = (was.make_codec(), was.blocks(dims)) == (feature.make_codec(), cut)
+    return same and rows <= {0 if cut is None else cut.rows or 0}
+
+
+@dataclass(frozen=True)
+class PartCopies:
+    """Copies rows of a plain generation into new parts of another cache.
+
+    Only the holder of that cache's lock may use this.
+
+    Args:
+        source: the generation that is copied.
+        cache: the directory of the cache that takes the copies.
+        features: the declarations there; none changes the bytes of the source.
+        fingerprint: digest of what that cache is made from.
+    """
+
+    source: Generation
+    cache: Path
+    features: Declarations
+    fingerprint: str
+
+    def groups(self, rows: Ints) -> Iterator[Ints]:
+        """Cut rows into those of one new part each, in the order of their bytes.
+
+        Rows of one old part stay together.
+        """
+        if not len(rows):
+            return
+        containers, offsets = self._places(rows)
+        order = np.lexsort((offsets, containers))
+        numbers = self.source.index.containers.parts
+        # an array without bytes may be copied with any part
+        parts = np.where(containers < 0, -1, numbers[containers] if len(numbers) else -1)[order]
+        starts = np.flatnonzero(np.append(True, parts[1:] != parts[:-1]))
+        sizes = np.add.reduceat(self.nbytes(rows)[order], starts).tolist()
+        counts = np.diff(np.append(starts, len(rows))).tolist()
+        begin = end = held = 0
+        for size, count in zip(sizes, counts, strict=True):
+            full = held + size > part_writer.PART_BYTES
+            if end > begin and (full or end - begin + count > part_writer.PART_ROWS):
+                yield rows[order[begin:end]]
+                begin, held = end, 0
+            end, held = end + count, held + size
+        if end > begin:
+            yield rows[order[begin:end]]
+
+    def nbytes(self, rows: Ints) -> Ints:
+        """Return the stored bytes of rows, all features together."""
+        total = np.zeros(len(rows), np.int64)
+        for name in self.features:
+            columns = self.source.index.features[name]
+            ends = np.append(0, np.cumsum(columns.nbytes))
+            total += ends[columns.first[rows + 1]] - ends[columns.first[rows]]
+        return total
+
+    def copy(self, rows: Ints, tell: Callable[[int], object] = lambda nbytes: None) -> SealedPart:
+        """Copy rows into a new part and seal that; `tell` is called with the bytes of each row.
+
+        Raises `CorruptCacheError` for an array that is not what was written; then nothing is left.
+        """
+        build, _, _, _ = find_stored(self.cache, self.fingerprint)
+        dims = {name: self.source.manifest.dims[name] for name in self.features}
+        part = OpenPart(
+            self.cache, self.features, header_for(self.features, dims, build, self.fingerprint)
+        )
+        stats = self._whole_stats(rows)
+        try:
+            for place, row in enumerate(rows.tolist()):
+                if place % _AT_ONCE == 0:
+                    values = self._annotations(rows[place : place + _AT_ONCE])
+                tell(self._copy_row(part, row, values[place % _AT_ONCE], decode=stats is None))
+            part.stats = part.stats if stats is None else {name: stats[name] for name in part.stats}
+            sealed = part.seal()
+        except BaseException:
+            part.discard()
+            raise
+        if sealed is None:
+            raise CorruptCacheError(f"no row of {str(self.source.path)!r} was copied")
+        return sealed
+
+    def _copy_row(self, part: OpenPart, row: int, values: Values, *, decode: bool) -> int:
+        opened, index = self.source, self.source.index
+        arrays: dict[str, EncodedArray] = {
+            name: stored_blocks(index.features[name], row, opened.containers)
+            for name in self.features
+        }
+        if decode:
+            part.add_to_stats({name: part.decode(name, arrays[name]) for name in part.stats})
+        known = index.stamps
+        stamps = UNKNOWN if known is None else Stamps(*(int(column[row]) for column in known))
+        for name, array in arrays.items():
+            if checksum(array.blocks) != int(index.features[name].checksum[row]):
+                raise CorruptCacheError(
+                    f"utterance {index.id(row)!r}, feature {name!r}, in {str(opened.path)!r} is "
+                    f"not what was written; {remedy(opened.path, PARTS)}"
+                )
+        part.append_encoded(index.id(row), arrays, stamps, values)
+        return sum(array.nbytes for array in arrays.values())
+
+    def _places(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return container and offset of the first bytes of rows; container -1 without bytes."""
+        containers, offsets = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
+        for name in self.features:
+            columns = self.source.index.features[name]
+            first = columns.first[rows]
+            found = np.flatnonzero((containers < 0) & (columns.first[rows + 1] > first))
+            containers[found] = columns.container[first[found]]
+            offsets[found] = columns.offset[first[found]]
+        return containers, offsets
+
+    def _whole_stats(self, rows: Ints) -> Mapping[str, FeatureStats] | None:
+        """Return the statistics of the parts that rows are all of; None if they are not all."""
+        opened, manifest = self.source, self.source.manifest
+        containers, _ = self._places(rows)
+        numbers = np.unique(opened.index.containers.parts[containers[containers >= 0]]).tolist()
+        names = [manifest.parts[number].name for number in numbers]
+        found = [part for name in names if (part := read_part(opened.path, name)) is not None]
+        if not found or len(found) < len(names):
+            return None
+        stats = merged_stats(opened.path, as_known(found, manifest), manifest)
+        frames = {name: int(opened.index.features[name].rows[rows].sum()) for name in self.features}
+        counted = (name for name, each in self.features.items() if each.stats)
+        # rows are some of those that the parts' statistics are of: as many frames are all of them
+        return stats if all(stats[name].count == frames[name] for name in counted) else None
+
+    def _annotations(self, rows: Ints) -> Sequence[Values]:
+        names = self.source.manifest.annotations
+        columns = {
+            name: Annotation(name, entry.kind, [self.source.annotation(name)]).take(rows)
+            for name, entry in names.items()
+        }
+        return [
+            {name: value for name, each in columns.items() if (value := each[place]) is not None}
+            for place in range(len(rows))
+        ]
+
+
+_AT_ONCE = 4096  # rows whose annotations are in memory
