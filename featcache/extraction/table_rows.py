@@ -16,6 +16,7 @@ from featcache.store.cache import Cache, CachePath, cache_as_of
 from featcache.store.format.annotations import Values
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
+from featcache.store.format.manifest import ADOPTED
 from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.generation import Generation
 from featcache.store.reading.open_generation import open_generation
@@ -24,7 +25,6 @@ from featcache.tables.member import Member
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
 
-ADOPTED = "adopted"  # in `requires`: containers of other tools, perhaps without checksums
 AT_ONCE = 1024  # rows whose annotations and spans are looked up together
 
 
