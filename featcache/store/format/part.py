@@ -201,6 +201,8 @@ def header_for(
 
 def checksum(blocks: tuple[bytes | memoryview, ...]) -> int:
     """Return the xxh3-64 of an array's stored bytes."""
+    if len(blocks) == 1:
+        return xxhash.xxh3_64_intdigest(blocks[0])
     state = xxhash.xxh3_64()
     for block in blocks:
         state.update(block)

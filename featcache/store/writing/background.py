@@ -26,11 +26,15 @@ class Background:
         self._tasks: deque[tuple[Task, int]] = deque()
         self._put = self._done = 0  # tasks so far
         self._stopping = False
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self.queued_bytes = 0
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error that ended the thread, if one did."""
+        self._raise_error()
 
     def put(self, task: Task, nbytes: int) -> None:
         """Queue a task that holds `nbytes`; waits while the queue is full."""

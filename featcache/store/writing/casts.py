@@ -11,7 +11,8 @@ import numpy as np
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import FeatureError, nearest
 from featcache.interface import Array, storage_dtype
-from featcache.store.format.bfloat16 import from_bfloat16
+from featcache.stats import FeatureStats
+from featcache.store.format.bfloat16 import from_bfloat16, from_storage
 
 if TYPE_CHECKING:
     import torch
@@ -42,39 +43,71 @@ def check_features(
             raise FeatureError(f"utterance {id!r}: feature {name!r} is missing; given: {there}")
 
 
-def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
+def to_storage(
+    id: str, value: ArrayLike, feature: FeatureStorageConfig, *, check_finite: bool = True
+) -> Array:
     """Return a copy of `value` as it is stored: shape (rows, *dims), C order, little-endian.
 
     Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
     """
     where = f"utterance {id!r}, feature {feature.name!r}"
-    array, is_bfloat16 = _as_numpy(value, where)
-    if array.dtype.kind not in "fiub":
-        raise FeatureError(
-            f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool"
-        )
+    array, is_bfloat16 = as_numpy(value, where)
     least = 1 if feature.time_axis == 0 else 0
     if not least <= array.ndim <= MAX_RANK:
         rank = f"has rank {array.ndim}, but must have {least} to {MAX_RANK}"
         raise FeatureError(f"{where}: shape {array.shape} {rank}")
-    stored = _converted(array, is_bfloat16, feature, where)
+    stored = converted(array, is_bfloat16, feature, where, check_finite=check_finite)
     return stored if feature.time_axis == 0 else stored[np.newaxis]
 
 
-def _converted(array: Array, is_bfloat16: bool, feature: FeatureStorageConfig, where: str) -> Array:
-    """Return a copy in the declared dtype."""
+def to_storage_with_stats(
+    id: str, value: ArrayLike, feature: FeatureStorageConfig
+) -> tuple[Array, FeatureStats]:
+    """Return what `to_storage` does, and the statistics of that.
+
+    Where these are finite, so is each number, which saves looking at all of them once more.
+    """
+    stored = to_storage(id, value, feature, check_finite=False)
+    stats = FeatureStats.of(from_storage(stored, feature.dtype))
+    if not stats.is_finite:
+        stored = to_storage(id, value, feature)  # says which number; or all are, but their squares
+    return stored, stats
+
+
+def converted(
+    array: Array,
+    is_bfloat16: bool,
+    feature: FeatureStorageConfig,
+    where: str,
+    *,
+    check_finite: bool = True,
+    copy: bool = True,
+) -> Array:
+    """Return an array in the declared dtype; without `copy` it may be the one that was given.
+
+    Raises `FeatureError` that begins with `where` for what the dtype cannot hold.
+    """
+    if array.dtype.kind not in "fiub":
+        raise FeatureError(
+            f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool"
+        )
     numbers = from_bfloat16(array) if is_bfloat16 else array
-    if numbers.dtype.kind == "f":
+    if check_finite and numbers.dtype.kind == "f":
         _check_finite(numbers, feature, where)
     if is_bfloat16 and feature.dtype == "bfloat16":
-        return np.array(array, storage_dtype("bfloat16"), order="C")
+        return _in_order(array, copy)
     if feature.dtype == "bfloat16":
         return _to_bfloat16(numbers, where)
-    return _cast(numbers, storage_dtype(feature.dtype), where)
+    dtype = storage_dtype(feature.dtype)
+    return _in_order(numbers, copy) if numbers.dtype == dtype else _cast(numbers, dtype, where)
 
 
-def _as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
-    """Return a numpy array over the value, and whether it holds the bits of bfloat16."""
+def _in_order(array: Array, copy: bool) -> Array:
+    return np.array(array, order="C") if copy else np.ascontiguousarray(array)
+
+
+def as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
+    """Return a NumPy array over the value, and whether it holds the bits of bfloat16."""
     torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach()
@@ -103,8 +136,6 @@ def _check_finite(array: Array, feature: FeatureStorageConfig, where: str) -> No
 
 
 def _cast(array: Array, dtype: np.dtype[np.generic], where: str) -> Array:
-    if array.dtype.newbyteorder("<") == dtype:
-        return np.array(array, dtype, order="C")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = np.array(array, dtype, order="C")  # casts and copies at once
     source, target = array.dtype.kind, dtype.kind

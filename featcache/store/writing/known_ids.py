@@ -64,6 +64,18 @@ class KnownIds:
                 "or overwrite the cache"
             )
 
+    def check_all_new(self, ids: Sequence[str], number: int) -> None:
+        """Raise `DuplicateIdError` for the first known id of some, of which none is there twice.
+
+        `number` is that of the first one's utterance.
+        """
+        if self._numbers.keys().isdisjoint(ids) and not any(
+            (each.index.find_many(ids) >= 0).any() for each in self._stored
+        ):
+            return
+        for place, id in enumerate(ids):
+            self.check_new(id, number + place)
+
     def look_again(self, stored: Sequence[StoredRows]) -> None:
         """Forget what was sealed before for what is there now."""
         self._stored = list(stored)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import cast
@@ -26,8 +25,10 @@ from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SealedPart, checksum, new_part_name, remove_part
 from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.block_decoding import decoded
+from featcache.store.writing.packed_batch import Packed
 from featcache.store.writing.seal import seal_directory
 from featcache.store.writing.unclosed import close_before_libraries_end
+from featcache.store.writing.utterance_batch import Prepared, UtteranceBatch, bytes_of, pieces_of
 
 Declarations = Mapping[str, FeatureStorageConfig]  # by name
 
@@ -53,6 +54,10 @@ class OpenPart:
         self._features = features
         self._specs = {key: feature.spec(header.dims[key]) for key, feature in features.items()}
         self._blocks = {key: feature.blocks(header.dims[key]) for key, feature in features.items()}
+        codecs = {key: spec.codec for key, spec in self._specs.items()}
+        self._is_encoded_at_once = {
+            key: codec is None or not codec.lossless for key, codec in codecs.items()
+        }
         self.stats = {
             key: FeatureStats.empty(header.dims[key])
             for key, feature in features.items()
@@ -79,38 +84,59 @@ class OpenPart:
         """Return the ids of what was appended so far."""
         return [utterance.id for utterance in self._utterances]
 
-    def check(self, id: str, arrays: Mapping[str, Array]) -> None:
-        """Raise `FeatureError` for what a format cannot hold; in any thread."""
-        for names, container in self._checking:
-            container.check(id, {name: (len(arrays[name]), arrays[name].nbytes) for name in names})
+    @property
+    def checks(self) -> bool:
+        """Whether `check` may refuse anything."""
+        return bool(self._checking)
 
-    def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
-        """Encode the arrays of lossy codecs, which may refuse numbers, with `FeatureError`."""
-        return {
-            name: self._encode(id, name, array)
-            for name, array in arrays.items()
-            if (codec := self._specs[name].codec) is not None and not codec.lossless
-        }
+    def check(self, id: str, sizes: Mapping[str, tuple[int, int]]) -> None:
+        """Raise `FeatureError` for what a format cannot hold; in any thread.
 
-    def append(
-        self,
-        id: str,
-        arrays: Mapping[str, Array],
-        encoded: Mapping[str, EncodedArray],
-        stamps: Stamps = UNKNOWN,
-        annotations: Values = NONE,
-    ) -> None:
-        """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype.
-
-        `encoded` is from before.
+        `sizes` are by feature the rows and the bytes of an array, before a codec.
         """
-        rest = {
-            name: self._encode(id, name, array)
+        for names, container in self._checking:
+            container.check(id, {name: sizes[name] for name in names})
+
+    def prepare(self, id: str, arrays: Mapping[str, Array]) -> dict[str, Array | EncodedArray]:
+        """Make arrays bytes, but for those of lossless codecs: only lossy ones refuse numbers.
+
+        Raises `FeatureError` for these; in any thread.
+        """
+        return {
+            name: self._encode(id, name, array) if self._is_encoded_at_once[name] else array
             for name, array in arrays.items()
-            if name not in encoded
         }
-        self.add_to_stats(arrays)
-        self.append_encoded(id, {**encoded, **rest}, stamps, annotations)
+
+    def prepare_piece(
+        self, ids: Sequence[str], packed: Mapping[str, Packed], start: int, stop: int
+    ) -> list[Prepared]:
+        """Make the arrays of some utterances of a batch bytes, as `prepare` those of one."""
+        columns = []
+        for name, each in packed.items():
+            if self._specs[name].codec is None:
+                columns.append(pieces_of(each.rows(start, stop), each.lengths[start:stop]))
+                continue
+            arrays = each.arrays(start, stop)
+            if self._is_encoded_at_once[name]:
+                some = zip(ids[start:stop], arrays, strict=True)
+                columns.append([self._encode(id, name, array) for id, array in some])
+            else:
+                columns.append(arrays)
+        return [dict(zip(packed, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def append(self, batch: UtteranceBatch) -> None:
+        """Store utterances, and take them into the statistics."""
+        self._journal.check_there()
+        for stats in batch.stats:
+            for name, each in stats.items():
+                self.stats[name] = self.stats[name].merge(each)
+        rows = zip(batch.ids, batch.arrays, batch.stamps, batch.annotations, strict=True)
+        for id, arrays, stamps, annotations in rows:
+            encoded = {
+                name: each if type(each) is EncodedArray else self._encode(id, name, each)
+                for name, each in arrays.items()
+            }
+            self._append(id, encoded, stamps, annotations)
 
     def append_encoded(
         self,
@@ -121,15 +147,19 @@ class OpenPart:
     ) -> Utterance:
         """Store one utterance as it is, without touching the statistics."""
         self._journal.check_there()
+        return self._append(id, arrays, stamps, annotations)
+
+    def _append(
+        self, id: str, arrays: Mapping[str, EncodedArray], stamps: Stamps, annotations: Values
+    ) -> Utterance:
         placed: dict[str, Placed] = {}
         for prefix, names, container in self._containers:
             extents = container.append(id, {name: arrays[name] for name in names})
             for name in names:
-                array = arrays[name]
-                moved = tuple(
-                    dataclasses.replace(e, container=prefix + e.container) for e in extents[name]
-                )
-                placed[name] = Placed(array.rows, checksum(array.blocks), moved)
+                array, found = arrays[name], extents[name]
+                if prefix:
+                    found = tuple(e._replace(container=prefix + e.container) for e in found)
+                placed[name] = Placed(array.rows, checksum(array.blocks), found)
                 self.nbytes += array.nbytes
         utterance = Utterance(id, placed, stamps, annotations)
         if not self._header.replaces:  # what has no seal yet is removed: what it copies is there
@@ -201,10 +231,8 @@ class OpenPart:
 
     def _encode(self, id: str, name: str, array: Array) -> EncodedArray:
         spec, blocks, rows = self._specs[name], self._blocks[name], len(array)
-        if array.size == 0:
-            return EncodedArray(rows, ())
-        if spec.codec is None or blocks is None:
-            return EncodedArray(rows, (array.reshape(-1).view(np.uint8).data,))
+        if spec.codec is None or blocks is None or array.size == 0:
+            return bytes_of(array)
         size = blocks.rows or rows
         if blocks.padded and rows % size:
             filling = np.zeros((size - rows % size, *spec.dims), array.dtype)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -17,6 +17,7 @@ from featcache._closing import close_after
 from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import ClosedError, CorruptCacheError
 from featcache.interface import Array
+from featcache.stats import FeatureStats
 from featcache.store.format.annotations import NONE, Values, check_annotations, with_kinds
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
@@ -24,16 +25,24 @@ from featcache.store.format.ids import check_id
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import header_for, remove_part
 from featcache.store.format.stamps import UNKNOWN, Stamps, check_stamps
-from featcache.store.writing.background import Background
-from featcache.store.writing.casts import ArrayLike, check_features, to_storage
+from featcache.store.writing.batch_pieces import cut_batch
+from featcache.store.writing.casts import ArrayLike, check_features, to_storage, to_storage_with_stats
 from featcache.store.writing.first_shapes import FirstShapes
 from featcache.store.writing.free_space import FreeSpace
+from featcache.store.writing.hand_over import HandOver
 from featcache.store.writing.known_ids import KnownIds, find_stored
 from featcache.store.writing.open_part import OpenPart
+from featcache.store.writing.packed_batch import (
+    BatchLayout,
+    LengthsByFeature,
+    Packed,
+    checked_ids,
+    lengths_of,
+    pack,
+)
 from featcache.store.writing.unclosed import close_at_exit
+from featcache.store.writing.utterance_batch import Gathered
 
-COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has reached the disk
-QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
 PART_BYTES = 8 << 30  # a killed writer's part is read when it is recovered, and an HDF5 file copied
 PART_ROWS = 100_000  # notes on these stay in memory until the part is sealed, about 1 KB each
 
@@ -68,7 +77,7 @@ class PartWriter:
         self._count = 0  # utterances that this writer took
         rows = sum(len(each.index) for each in stored)
         self._space = FreeSpace(self.path, len(self.features), rows)
-        # takes what is written; the thread may be at the one before
+        # takes what is written; the thread that stores may be at the one before
         self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
         # told the name of each part before anything is written to it
@@ -77,7 +86,7 @@ class PartWriter:
         self._sealed: list[str] = []
         self._sealed_rows = 0
         self._committed = 0
-        self._background = Background(self._commit, COMMIT_INTERVAL_S, QUEUE_BYTES)
+        self._thread = HandOver(self.path, self._kept, self._commit)
         what = f"the part writer of {str(self.path)!r}"
         self.forget = close_at_exit(self, what, PartWriter.close)
 
@@ -111,35 +120,106 @@ class PartWriter:
         if stamps is not UNKNOWN:
             stamps = check_stamps(id, stamps)
         check_features(id, arrays, self.features)
-        stored = {
-            name: to_storage(id, arrays[name], feature) for name, feature in self.features.items()
-        }
+        stored: dict[str, Array] = {}
+        stats: dict[str, FeatureStats] = {}
+        for name, feature in self.features.items():
+            if feature.stats:
+                stored[name], stats[name] = to_storage_with_stats(id, arrays[name], feature)
+            else:
+                stored[name] = to_storage(id, arrays[name], feature)
         self.check_open()
         with self._one_at_a_time:
-            self._take(id, stored, stamps, values)
+            self._take(id, stored, stats, stamps, values)
 
-    def _take(self, id: str, stored: dict[str, Array], stamps: Stamps, values: Values) -> None:
+    def _take(
+        self, id: str, stored: Mapping[str, Array], stats: Gathered, stamps: Stamps, values: Values
+    ) -> None:
         self.check_open()
+        self._thread.check()
         self._known.check_new(id, self._count)
         kinds = with_kinds(id, values, self._kinds) if values else self._kinds
+        nbytes = 0
         for name, array in stored.items():
-            feature = self.features[name]
-            feature.check_dims(id, array.shape[1:], self._dims.get(name), len(array))
-            self._first_shapes.check(id, feature, array.shape)
-        nbytes = sum(array.nbytes for array in stored.values())
-        self._space.check(self._background.queued_bytes + nbytes, self._kept)
-        part = self._start_part(stored) if self._part is None else self._part
+            self._check_shape(id, name, array.shape)
+            nbytes += array.nbytes
+        self._space.check(self._thread.nbytes + nbytes, self._kept)
+        part = self._part_for({name: array.shape[1:] for name, array in stored.items()})
         # in this thread, so that a refused utterance is an error of its own `write`
-        encoded = part.encode_lossy(id, stored)
-        part.check(id, stored)
-        self._put(partial(part.append, id, stored, encoded, stamps, values), nbytes)
+        prepared = part.prepare(id, stored)
+        if part.checks:
+            part.check(id, {name: (len(each), each.nbytes) for name, each in stored.items()})
+        self._thread.add(part, id, prepared, stats, stamps, values, nbytes)
         self._kinds = kinds
-        self._known.take(id, self._count)
-        self._count += 1
+        self._count_taken([id], nbytes)
+
+    def write_batch(
+        self,
+        ids: Sequence[str],
+        arrays: Mapping[str, ArrayLike],
+        lengths: LengthsByFeature = None,
+        *,
+        layout: BatchLayout = "padded",
+        annotations: Mapping[str, Mapping[str, object]] | None = None,
+        stamps: Mapping[str, Stamps] | None = None,
+    ) -> None:
+        """Store the features of some utterances, as `CacheWriter.write_batch` does."""
+        listed = checked_ids(ids, annotations, stamps)
+        values = {
+            id: check_annotations(id, each, self.features)
+            for id, each in (annotations or {}).items()
+        }
+        known = {id: check_stamps(id, each) for id, each in (stamps or {}).items()}
+        check_features(listed[0] if listed else "", arrays, self.features)
+        rows = lengths_of(listed, lengths, self.features)
+        packed = {
+            name: pack(listed, arrays[name], rows[name], layout, feature)
+            for name, feature in self.features.items()
+        }
+        with self._one_at_a_time:
+            self._take_batch(listed, packed, known, values)
+
+    def _take_batch(
+        self,
+        ids: list[str],
+        packed: Mapping[str, Packed],
+        stamps: Mapping[str, Stamps],
+        values: Mapping[str, Values],
+    ) -> None:
+        self.check_open()
+        self._thread.check()
+        if not ids:
+            return
+        self._known.check_all_new(ids, self._count)
+        kinds = self._kinds
+        for id, each in values.items():
+            kinds = with_kinds(id, each, kinds)
+        dims = {name: each.array.shape[1:] for name, each in packed.items()}
+        for name, each in packed.items():
+            for id, length in zip(ids, each.lengths, strict=True):
+                self._check_shape(id, name, (length, *dims[name]))
+        nbytes = sum(each.array.nbytes for each in packed.values())
+        self._space.check(self._thread.nbytes + nbytes, self._kept)
+        pieces = cut_batch(self._part_for(dims), ids, packed, stamps, values)
+        self._kinds = kinds
+        for piece in pieces:
+            if self._part_rows + len(piece) > PART_ROWS:
+                self._end_part()
+            self._thread.put_batch(self._part_for(dims), piece)
+            self._count_taken(piece.ids, piece.nbytes)
+
+    def _check_shape(self, id: str, name: str, shape: tuple[int, ...]) -> None:
+        feature = self.features[name]
+        feature.check_dims(id, shape[1:], self._dims.get(name), shape[0])
+        self._first_shapes.check(id, feature, shape)
+
+    def _count_taken(self, ids: Sequence[str], nbytes: int) -> None:
+        for id in ids:
+            self._known.take(id, self._count)
+            self._count += 1
         self.bytes_written += nbytes
         self._part_bytes += nbytes
-        self._part_rows += 1
-        self._space.take(nbytes)
+        self._part_rows += len(ids)
+        self._space.take(nbytes, len(ids))
         if self._part_bytes >= PART_BYTES or self._part_rows >= PART_ROWS:
             self._end_part()
 
@@ -156,8 +236,9 @@ class PartWriter:
     def commit(self) -> int:
         """Make all that was written durable; returns how many utterances of this writer are."""
         self.check_open()
-        self._put(self._commit, 0)
-        self._drain()
+        with self._one_at_a_time:
+            self._thread.put(self._commit)
+            self._thread.drain()
         return self._committed
 
     def seal(self) -> None:
@@ -165,7 +246,7 @@ class PartWriter:
         self.check_open()
         with self._one_at_a_time:
             self._end_part()
-            self._drain()
+            self._thread.drain()
             if self._committed < self._count:  # never: a promise worth a comparison
                 raise CorruptCacheError(
                     f"{self._count} utterances were written to {str(self.path)!r} but "
@@ -229,17 +310,10 @@ class PartWriter:
     def _kept(self) -> str:
         return f"{self._committed} utterances of this run are committed and kept"
 
-    def _put(self, task: Callable[[], object], nbytes: int) -> None:
-        with explained(self.path, self._kept):
-            self._background.put(task, nbytes)
-
-    def _drain(self) -> None:
-        with explained(self.path, self._kept):
-            self._background.drain()
-
-    def _start_part(self, arrays: Mapping[str, Array]) -> OpenPart:
+    def _part_for(self, dims: Mapping[str, tuple[int, ...]]) -> OpenPart:
+        if self._part is not None:
+            return self._part
         # here rather than in the thread, so that a missing library is an error of the first `write`
-        dims = {name: array.shape[1:] for name, array in arrays.items()}
         header = header_for(self.features, dims, self._build, self._fingerprint)
         with explained(self.path, self._kept):
             self._part = OpenPart(self.path, self.features, header)
@@ -249,15 +323,15 @@ class PartWriter:
         return self._part
 
     def _end_part(self) -> None:
-        if self._part is not None:
-            self._put(partial(self._seal, self._part), 0)
-            self._part = None
-            self._part_bytes = self._part_rows = 0
+        part, self._part = self._part, None
+        self._part_bytes = self._part_rows = 0
+        if part is not None:
+            self._thread.put(partial(self._seal, part))
 
     def _stop(self, finish: bool) -> None:
         self.closed = True
         self.forget()
-        self._background.stop(finish)
+        self._thread.stop(finish)
         if finish:
             for part in self._unsealed:
                 part.release()

@@ -165,5 +165,5 @@ def _set_aside(directory: Path, why: str) -> None:
 def _within(prefix: str, placed: Placed) -> tuple[int, tuple[Extent, ...]]:
     """Return the rows and the extents of an array, these relative to the directory of its group."""
     return placed.rows, tuple(
-        replace(each, container=each.container.removeprefix(prefix)) for each in placed.extents
+        each._replace(container=each.container.removeprefix(prefix)) for each in placed.extents
     )
