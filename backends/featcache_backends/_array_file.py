@@ -37,7 +37,7 @@ class ArrayFile:
         """Write an array behind the one before."""
         self._rows += array.rows
         return tuple(
-            Extent(self._name, self._file.append(block), len(block)) for block in array.blocks
+            [Extent(self._name, self._file.append(block), len(block)) for block in array.blocks]
         )
 
     def flush(self) -> None:

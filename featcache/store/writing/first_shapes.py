@@ -26,6 +26,12 @@ class FirstShapes:
         self._single: dict[str, tuple[int, int]] = {}  # per feature: a length, and how many had it
         self._empty: dict[str, tuple[int, str]] = {}  # per feature: how many, and the first
 
+    def is_settled(self, feature: FeatureStorageConfig, dims: tuple[int, ...]) -> bool:
+        """Tell whether nothing is to be noted of more arrays of such frames, if they have any."""
+        counted = feature.dims is None and feature.time_axis == 0 and not dims
+        watches = counted and self._single.get(feature.name, (0, 0))[1] >= 0
+        return self._warned.get(feature.name) is False and not watches
+
     def check(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
         """Note an array (frames, *dims); raises `FeatureError` for a second batch of one."""
         if shape[0] == 0:

@@ -154,9 +154,11 @@ class OpenPart:
     ) -> Utterance:
         placed: dict[str, Placed] = {}
         for prefix, names, container in self._containers:
-            extents = container.append(id, {name: arrays[name] for name in names})
-            for name in names:
-                array, found = arrays[name], extents[name]
+            given = arrays
+            if len(names) < len(arrays):
+                given = {name: arrays[name] for name in names}
+            for name, found in container.append(id, given).items():
+                array = arrays[name]
                 if prefix:
                     found = tuple(e._replace(container=prefix + e.container) for e in found)
                 placed[name] = Placed(array.rows, checksum(array.blocks), found)

@@ -195,8 +195,10 @@ class PartWriter:
             kinds = with_kinds(id, each, kinds)
         dims = {name: each.array.shape[1:] for name, each in packed.items()}
         for name, each in packed.items():
-            for id, length in zip(ids, each.lengths, strict=True):
-                self._check_shape(id, name, (length, *dims[name]))
+            self._check_shape(ids[0], name, (each.lengths[0], *dims[name]))
+            for id, length in zip(ids[1:], each.lengths[1:], strict=True):
+                if not length or not self._first_shapes.is_settled(self.features[name], dims[name]):
+                    self._check_shape(id, name, (length, *dims[name]))
         nbytes = sum(each.array.nbytes for each in packed.values())
         self._space.check(self._thread.nbytes + nbytes, self._kept)
         pieces = cut_batch(self._part_for(dims), ids, packed, stamps, values)
