@@ -44,6 +44,7 @@ from featcache.store.writing.unclosed import close_at_exit
 from featcache.store.writing.utterance_batch import Gathered
 
 PART_BYTES = 8 << 30  # a killed writer's part is read when it is recovered, and an HDF5 file copied
+MAPPED_PARTS = 128  # whose ids take no memory: ten million utterances; each keeps a file open
 PART_ROWS = 100_000  # notes on these stay in memory until the part is sealed, about 1 KB each
 
 
@@ -352,4 +353,5 @@ class PartWriter:
             self._sealed.append(sealed.entry.name)
             self._sealed_rows += sealed.entry.rows
             self._committed = self._sealed_rows
-            self._known.sealed(ids, sealed.index(self.path, []))
+            mapped = len(self._sealed) <= MAPPED_PARTS
+            self._known.sealed(ids, sealed.index(self.path, [], mapped=mapped))
