@@ -17,15 +17,11 @@ fsync of each of their files.
 from __future__ import annotations
 
 import gc
-import io
 import os
-import resource
-import shutil
 import sys
 import tempfile
-import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 

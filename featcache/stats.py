@@ -59,9 +59,7 @@ class FeatureStats:
         vars(self).update(count=int(self.count), mean=mean, m2=m2)
 
     @classmethod
-    def _made(
-        cls, count: int, mean: NDArray[np.float64], m2: NDArray[np.float64]
-    ) -> FeatureStats:
+    def _made(cls, count: int, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> FeatureStats:
         """Make one of arrays of its own, unchecked."""
         made = object.__new__(cls)
         mean.flags.writeable = m2.flags.writeable = False

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import FeatureError, nearest
-from featcache.store.writing.packed_batch import Lengths, integers
+from featcache.store.writing.packed_batch import Lengths as Lengths
+from featcache.store.writing.packed_batch import integers
 
 if TYPE_CHECKING:
     import torch

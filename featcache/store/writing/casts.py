@@ -13,6 +13,7 @@ from featcache.errors import FeatureError, nearest
 from featcache.interface import Array, storage_dtype
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_bfloat16, from_storage
+from featcache.store.writing.copy_memory import CopyMemory
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,12 @@ def check_features(
 
 
 def to_storage(
-    id: str, value: ArrayLike, feature: FeatureStorageConfig, *, check_finite: bool = True
+    id: str,
+    value: ArrayLike,
+    feature: FeatureStorageConfig,
+    memory: CopyMemory,
+    *,
+    check_finite: bool = True,
 ) -> Array:
     """Return a copy of `value` as it is stored: shape (rows, *dims), C order, little-endian.
 
@@ -56,21 +62,23 @@ def to_storage(
     if not least <= array.ndim <= MAX_RANK:
         rank = f"has rank {array.ndim}, but must have {least} to {MAX_RANK}"
         raise FeatureError(f"{where}: shape {array.shape} {rank}")
-    stored = converted(array, is_bfloat16, feature, where, check_finite=check_finite)
+    stored = converted(array, is_bfloat16, feature, where, memory, check_finite=check_finite)
     return stored if feature.time_axis == 0 else stored[np.newaxis]
 
 
 def to_storage_with_stats(
-    id: str, value: ArrayLike, feature: FeatureStorageConfig
+    id: str, value: ArrayLike, feature: FeatureStorageConfig, memory: CopyMemory
 ) -> tuple[Array, FeatureStats]:
     """Return what `to_storage` does, and the statistics of that.
 
     Where these are finite, so is each number, which saves looking at all of them once more.
     """
-    stored = to_storage(id, value, feature, check_finite=False)
+    stored = to_storage(id, value, feature, memory, check_finite=False)
     stats = FeatureStats.of(from_storage(stored, feature.dtype))
     if not stats.is_finite:
-        stored = to_storage(id, value, feature)  # says which number; or all are, but their squares
+        stored = to_storage(
+            id, value, feature, memory
+        )  # says which number; or all are, but their squares
     return stored, stats
 
 
@@ -79,11 +87,11 @@ def converted(
     is_bfloat16: bool,
     feature: FeatureStorageConfig,
     where: str,
+    memory: CopyMemory | None,
     *,
     check_finite: bool = True,
-    copy: bool = True,
 ) -> Array:
-    """Return an array in the declared dtype; without `copy` it may be the one that was given.
+    """Return an array in the declared dtype; without `memory` it may be the one that was given.
 
     Raises `FeatureError` that begins with `where` for what the dtype cannot hold.
     """
@@ -95,15 +103,15 @@ def converted(
     if check_finite and numbers.dtype.kind == "f":
         _check_finite(numbers, feature, where)
     if is_bfloat16 and feature.dtype == "bfloat16":
-        return _in_order(array, copy)
+        return _in_order(array, memory)
     if feature.dtype == "bfloat16":
         return _to_bfloat16(numbers, where)
     dtype = storage_dtype(feature.dtype)
-    return _in_order(numbers, copy) if numbers.dtype == dtype else _cast(numbers, dtype, where)
+    return _in_order(numbers, memory) if numbers.dtype == dtype else _cast(numbers, dtype, where)
 
 
-def _in_order(array: Array, copy: bool) -> Array:
-    return np.array(array, order="C") if copy else np.ascontiguousarray(array)
+def _in_order(array: Array, memory: CopyMemory | None) -> Array:
+    return np.asarray(array, order="C") if memory is None else memory.copy(array)
 
 
 def as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:

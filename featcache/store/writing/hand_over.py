@@ -15,7 +15,7 @@ from featcache.store.writing.open_part import OpenPart
 from featcache.store.writing.utterance_batch import Gathered, Prepared, UtteranceBatch
 
 COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has reached the disk
-QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
+QUEUE_BYTES = 64 << 20  # arrays that wait for the disk; more would only cost fresh memory
 
 
 class HandOver:

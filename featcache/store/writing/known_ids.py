@@ -53,9 +53,16 @@ class KnownIds:
     def _is_stored(self, id: str) -> bool:
         if any(each.holds(id) for each in self._stored[:1]):
             return True
-        if len(self._stored) < 2 or not self._others.may_hold(hash_of(id.encode("utf-8", "surrogatepass"))):
+        if len(self._stored) < 2 or not self._others.may_hold(
+            hash_of(id.encode("utf-8", "surrogatepass"))
+        ):
             return False
         return any(each.holds(id) for each in self._stored[1:])
+
+    @property
+    def count(self) -> int:
+        """The number of indexes that are looked at."""
+        return len(self._stored)
 
     def check_new(self, id: str, number: int) -> None:
         """Raise `DuplicateIdError` for a known id, that of an utterance with this number."""
@@ -83,7 +90,9 @@ class KnownIds:
         ):
             if len(self._stored) < 2:
                 return
-            if not any(self._others.may_hold(hash_of(id.encode("utf-8", "surrogatepass"))) for id in ids):
+            if not any(
+                self._others.may_hold(hash_of(id.encode("utf-8", "surrogatepass"))) for id in ids
+            ):
                 return
         for place, id in enumerate(ids):
             self.check_new(id, number + place)

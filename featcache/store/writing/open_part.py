@@ -111,7 +111,7 @@ class OpenPart:
         self, ids: Sequence[str], packed: Mapping[str, Packed], start: int, stop: int
     ) -> list[Prepared]:
         """Make the arrays of some utterances of a batch bytes, as `prepare` those of one."""
-        columns = []
+        columns: list[Sequence[Array | EncodedArray]] = []
         for name, each in packed.items():
             if self._specs[name].codec is None:
                 columns.append(pieces_of(each.rows(start, stop), each.lengths[start:stop]))
@@ -131,12 +131,12 @@ class OpenPart:
             for name, each in stats.items():
                 self.stats[name] = self.stats[name].merge(each)
         rows = zip(batch.ids, batch.arrays, batch.stamps, batch.annotations, strict=True)
-        for id, arrays, stamps, annotations in rows:
+        for id, arrays, stamps, values in rows:
             encoded = {
-                name: each if type(each) is EncodedArray else self._encode(id, name, each)
+                name: each if isinstance(each, EncodedArray) else self._encode(id, name, each)
                 for name, each in arrays.items()
             }
-            self._append(id, encoded, stamps, annotations)
+            self._append(id, encoded, stamps, values)
 
     def append_encoded(
         self,

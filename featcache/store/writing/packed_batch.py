@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
 
 import numpy as np
@@ -15,14 +15,14 @@ from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
-from featcache.store.format.ids import check_id
 from featcache.store.writing.casts import MAX_RANK, ArrayLike, as_numpy, converted
+from featcache.store.writing.copy_memory import CopyMemory
 
 if TYPE_CHECKING:
     import torch
 
 Lengths = Union[Sequence[int], NDArray[np.integer[Any]], "torch.Tensor"]
-LengthsByFeature = Union[Lengths, Mapping[str, Lengths | None], None]
+LengthsByFeature = Lengths | Mapping[str, Lengths | None] | None
 BatchLayout = Literal["padded", "packed"]
 _LAYOUTS = ("padded", "packed")
 PIECE_ROWS = 4096  # utterances that are handed over together
@@ -46,27 +46,6 @@ class Packed(NamedTuple):
         return [self.array[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def checked_ids(ids: Sequence[str], *by_id: Mapping[str, object] | None) -> list[str]:
-    """Return the ids of a batch; raises `FeatureError` for one twice, and for what is by others."""
-    if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise FeatureError(f"ids are a list of strings, not {ids!r}")
-    listed = list(ids)
-    for id in listed:
-        check_id(id)
-    known = set(listed)
-    if len(known) < len(listed):
-        twice = next(id for id in listed if listed.count(id) > 1)
-        raise FeatureError(f"utterance {twice!r} is in the batch twice")
-    for given in by_id:
-        for id in given or ():
-            if id not in known:
-                raise FeatureError(
-                    f"annotations or stamps are given for {id!r}, which is not in the batch; "
-                    f"{nearest(str(id), listed)}"
-                )
-    return listed
-
-
 def lengths_of(
     ids: Sequence[str],
     lengths: LengthsByFeature,
@@ -88,7 +67,9 @@ def lengths_of(
             found[name] = [1] * len(ids)
             continue
         if of_feature is None:
-            raise FeatureError(f"feature {name!r} has no lengths; give the frames of each utterance")
+            raise FeatureError(
+                f"feature {name!r} has no lengths; give the frames of each utterance"
+            )
         found[name] = integers(f"feature {name!r}", of_feature)
         if len(found[name]) != len(ids):
             raise FeatureError(
@@ -120,6 +101,7 @@ def pack(
     lengths: list[int],
     layout: BatchLayout,
     feature: FeatureStorageConfig,
+    memory: CopyMemory,
 ) -> Packed:
     """Return a copy of a padded or packed batch as it is stored.
 
@@ -141,8 +123,8 @@ def pack(
             is_bfloat16,
             feature,
             f"feature {feature.name!r}",
+            memory if is_packed or rows.base is not None else None,
             check_finite=not feature.stats,
-            copy=is_packed or rows.base is not None,
         )
     except FeatureError:
         _refuse(ids, packed, is_bfloat16, feature)
@@ -201,4 +183,4 @@ def _refuse(
     """Raise the error of the first utterance that cannot be stored."""
     for id, array in zip(ids, packed.arrays(0, len(ids)), strict=True):
         where = f"utterance {id!r}, feature {feature.name!r}"
-        converted(array if feature.time_axis == 0 else array[0], is_bfloat16, feature, where)
+        converted(array if feature.time_axis == 0 else array[0], is_bfloat16, feature, where, None)

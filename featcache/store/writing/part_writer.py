@@ -22,29 +22,27 @@ from featcache.store.format.annotations import NONE, Values, check_annotations, 
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.ids import check_id
-from featcache.store.format.manifest import PARTS
-from featcache.store.format.part import header_for, remove_part
+from featcache.store.format.part import header_for
 from featcache.store.format.stamps import UNKNOWN, Stamps, check_stamps
-from featcache.store.writing.batch_pieces import cut_batch
-from featcache.store.writing.casts import ArrayLike, check_features, to_storage, to_storage_with_stats
+from featcache.store.writing.casts import (
+    ArrayLike,
+    check_features,
+    to_storage,
+    to_storage_with_stats,
+)
+from featcache.store.writing.checked_batch import CheckedBatch, check_batch
+from featcache.store.writing.copy_memory import CopyMemory
 from featcache.store.writing.first_shapes import FirstShapes
 from featcache.store.writing.free_space import FreeSpace
 from featcache.store.writing.hand_over import HandOver
 from featcache.store.writing.known_ids import KnownIds, find_stored
 from featcache.store.writing.open_part import OpenPart
-from featcache.store.writing.packed_batch import (
-    BatchLayout,
-    LengthsByFeature,
-    Packed,
-    checked_ids,
-    lengths_of,
-    pack,
-)
+from featcache.store.writing.packed_batch import BatchLayout, LengthsByFeature
+from featcache.store.writing.parts_under_way import PartsUnderWay
 from featcache.store.writing.unclosed import close_at_exit
 from featcache.store.writing.utterance_batch import Gathered
 
 PART_BYTES = 8 << 30  # a killed writer's part is read when it is recovered, and an HDF5 file copied
-MAPPED_PARTS = 128  # whose ids take no memory: ten million utterances; each keeps a file open
 PART_ROWS = 100_000  # notes on these stay in memory until the part is sealed, about 1 KB each
 
 
@@ -74,6 +72,7 @@ class PartWriter:
             found = find_stored(self.path, self._fingerprint)
         self._build, self._dims, self._kinds, stored = found
         self._known = KnownIds(self.path, stored)
+        self._memory = CopyMemory()
         self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
         rows = sum(len(each.index) for each in stored)
@@ -83,11 +82,8 @@ class PartWriter:
         self._part_bytes = self._part_rows = 0
         # told the name of each part before anything is written to it
         self.on_part: Callable[[str], object] = lambda name: None
-        self._unsealed: list[OpenPart] = []  # oldest first, as the thread works them off
-        self._sealed: list[str] = []
-        self._sealed_rows = 0
-        self._committed = 0
-        self._thread = HandOver(self.path, self._kept, self._commit)
+        self._under_way = PartsUnderWay(self.path, self._known)
+        self._thread = HandOver(self.path, self._under_way.kept, self._under_way.commit)
         what = f"the part writer of {str(self.path)!r}"
         self.forget = close_at_exit(self, what, PartWriter.close)
 
@@ -125,9 +121,11 @@ class PartWriter:
         stats: dict[str, FeatureStats] = {}
         for name, feature in self.features.items():
             if feature.stats:
-                stored[name], stats[name] = to_storage_with_stats(id, arrays[name], feature)
+                stored[name], stats[name] = to_storage_with_stats(
+                    id, arrays[name], feature, self._memory
+                )
             else:
-                stored[name] = to_storage(id, arrays[name], feature)
+                stored[name] = to_storage(id, arrays[name], feature, self._memory)
         self.check_open()
         with self._one_at_a_time:
             self._take(id, stored, stats, stamps, values)
@@ -141,9 +139,11 @@ class PartWriter:
         kinds = with_kinds(id, values, self._kinds) if values else self._kinds
         nbytes = 0
         for name, array in stored.items():
-            self._check_shape(id, name, array.shape)
+            feature, shape = self.features[name], array.shape
+            feature.check_dims(id, shape[1:], self._dims.get(name), shape[0])
+            self._first_shapes.check(id, feature, shape)
             nbytes += array.nbytes
-        self._space.check(self._thread.nbytes + nbytes, self._kept)
+        self._space.check(self._thread.nbytes + nbytes, self._under_way.kept)
         part = self._part_for({name: array.shape[1:] for name, array in stored.items()})
         # in this thread, so that a refused utterance is an error of its own `write`
         prepared = part.prepare(id, stored)
@@ -164,45 +164,32 @@ class PartWriter:
         stamps: Mapping[str, Stamps] | None = None,
     ) -> None:
         """Store the features of some utterances, as `CacheWriter.write_batch` does."""
-        listed = checked_ids(ids, annotations, stamps)
-        values = {
-            id: check_annotations(id, each, self.features)
-            for id, each in (annotations or {}).items()
-        }
-        known = {id: check_stamps(id, each) for id, each in (stamps or {}).items()}
-        check_features(listed[0] if listed else "", arrays, self.features)
-        rows = lengths_of(listed, lengths, self.features)
-        packed = {
-            name: pack(listed, arrays[name], rows[name], layout, feature)
-            for name, feature in self.features.items()
-        }
+        batch = check_batch(
+            ids,
+            arrays,
+            lengths,
+            layout,
+            annotations or {},
+            stamps or {},
+            self.features,
+            self._memory,
+        )
         with self._one_at_a_time:
-            self._take_batch(listed, packed, known, values)
+            self.check_open()
+            self._thread.check()
+            if batch.ids:
+                self._take_batch(batch)
 
-    def _take_batch(
-        self,
-        ids: list[str],
-        packed: Mapping[str, Packed],
-        stamps: Mapping[str, Stamps],
-        values: Mapping[str, Values],
-    ) -> None:
-        self.check_open()
-        self._thread.check()
-        if not ids:
-            return
-        self._known.check_all_new(ids, self._count)
+    def _take_batch(self, batch: CheckedBatch) -> None:
+        self._known.check_all_new(batch.ids, self._count)
         kinds = self._kinds
-        for id, each in values.items():
+        for id, each in batch.annotations.items():
             kinds = with_kinds(id, each, kinds)
-        dims = {name: each.array.shape[1:] for name, each in packed.items()}
-        for name, each in packed.items():
-            self._check_shape(ids[0], name, (each.lengths[0], *dims[name]))
-            for id, length in zip(ids[1:], each.lengths[1:], strict=True):
-                if not length or not self._first_shapes.is_settled(self.features[name], dims[name]):
-                    self._check_shape(id, name, (length, *dims[name]))
-        nbytes = sum(each.array.nbytes for each in packed.values())
-        self._space.check(self._thread.nbytes + nbytes, self._kept)
-        pieces = cut_batch(self._part_for(dims), ids, packed, stamps, values)
+        dims = batch.dims()
+        for name, packed in batch.features.items():
+            self._check_shapes(batch.ids, name, packed.lengths, dims[name])
+        self._space.check(self._thread.nbytes + batch.nbytes, self._under_way.kept)
+        pieces = batch.pieces(self._part_for(dims))
         self._kinds = kinds
         for piece in pieces:
             if self._part_rows + len(piece) > PART_ROWS:
@@ -210,10 +197,14 @@ class PartWriter:
             self._thread.put_batch(self._part_for(dims), piece)
             self._count_taken(piece.ids, piece.nbytes)
 
-    def _check_shape(self, id: str, name: str, shape: tuple[int, ...]) -> None:
+    def _check_shapes(
+        self, ids: Sequence[str], name: str, lengths: Sequence[int], dims: tuple[int, ...]
+    ) -> None:
         feature = self.features[name]
-        feature.check_dims(id, shape[1:], self._dims.get(name), shape[0])
-        self._first_shapes.check(id, feature, shape)
+        feature.check_dims(ids[0], dims, self._dims.get(name), lengths[0])
+        for id, length in zip(ids, lengths, strict=True):
+            if not length or not self._first_shapes.is_settled(feature, dims):
+                self._first_shapes.check(id, feature, (length, *dims))
 
     def _count_taken(self, ids: Sequence[str], nbytes: int) -> None:
         for id in ids:
@@ -240,9 +231,9 @@ class PartWriter:
         """Make all that was written durable; returns how many utterances of this writer are."""
         self.check_open()
         with self._one_at_a_time:
-            self._thread.put(self._commit)
+            self._thread.put(self._under_way.commit)
             self._thread.drain()
-        return self._committed
+        return self._under_way.committed
 
     def seal(self) -> None:
         """Finish the files of what was written so far, so that it can be published."""
@@ -250,11 +241,11 @@ class PartWriter:
         with self._one_at_a_time:
             self._end_part()
             self._thread.drain()
-            if self._committed < self._count:  # never: a promise worth a comparison
+            stored = self._under_way.committed
+            if stored < self._count:  # never: a promise worth a comparison
                 raise CorruptCacheError(
-                    f"{self._count} utterances were written to {str(self.path)!r} but "
-                    f"{self._committed} are stored; run the same again, it goes on from what is "
-                    "stored"
+                    f"{self._count} utterances were written to {str(self.path)!r} but {stored} are "
+                    "stored; run the same again, it goes on from what is stored"
                 )
 
     def close(self) -> None:
@@ -276,18 +267,15 @@ class PartWriter:
 
     def published(self) -> None:
         """Take note that what was sealed is published: `abort` leaves it alone from now on."""
-        self._sealed.clear()
+        self._under_way.published()
 
     def abort(self) -> None:
         """Remove what this writer has written and what is not published."""
         self._check_process()
         if not self.closed:
             self._stop(finish=False)
-            with explained(self.path, self._kept):
-                for part in self._unsealed:
-                    part.discard()
-                for name in self._sealed:
-                    remove_part(self.path / PARTS / name)
+            with explained(self.path, self._under_way.kept):
+                self._under_way.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -310,18 +298,15 @@ class PartWriter:
                 "own, or use featcache.extract(parallel=...)"
             )
 
-    def _kept(self) -> str:
-        return f"{self._committed} utterances of this run are committed and kept"
-
     def _part_for(self, dims: Mapping[str, tuple[int, ...]]) -> OpenPart:
         if self._part is not None:
             return self._part
         # here rather than in the thread, so that a missing library is an error of the first `write`
         header = header_for(self.features, dims, self._build, self._fingerprint)
-        with explained(self.path, self._kept):
+        with explained(self.path, self._under_way.kept):
             self._part = OpenPart(self.path, self.features, header)
         self.on_part(self._part.name)
-        self._unsealed.append(self._part)
+        self._under_way.unsealed.append(self._part)
         self._dims = dims
         return self._part
 
@@ -329,29 +314,11 @@ class PartWriter:
         part, self._part = self._part, None
         self._part_bytes = self._part_rows = 0
         if part is not None:
-            self._thread.put(partial(self._seal, part))
+            self._thread.put(partial(self._under_way.seal, part))
 
     def _stop(self, finish: bool) -> None:
         self.closed = True
         self.forget()
         self._thread.stop(finish)
         if finish:
-            for part in self._unsealed:
-                part.release()
-
-    # in the background thread:
-
-    def _commit(self) -> None:
-        if self._unsealed:
-            self._committed = self._sealed_rows + self._unsealed[0].commit()
-
-    def _seal(self, part: OpenPart) -> None:
-        ids = part.ids()
-        sealed = part.seal()
-        self._unsealed.remove(part)
-        if sealed is not None:
-            self._sealed.append(sealed.entry.name)
-            self._sealed_rows += sealed.entry.rows
-            self._committed = self._sealed_rows
-            mapped = len(self._sealed) <= MAPPED_PARTS
-            self._known.sealed(ids, sealed.index(self.path, [], mapped=mapped))
+            self._under_way.release()

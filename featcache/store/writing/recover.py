@@ -9,7 +9,6 @@ removed: its directory is set aside.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from featcache.interface import Array, EncodedArray
 from featcache.stats import FeatureStats
 from featcache.store.format.annotations import Values
@@ -62,13 +64,13 @@ def bytes_of(array: Array) -> EncodedArray:
     """Return an array (rows, *dims) as it is stored without a codec."""
     if array.size == 0:
         return EncodedArray(len(array), ())
-    return EncodedArray(len(array), (array.reshape(-1).view("u1").data,))
+    return EncodedArray(len(array), (array.reshape(-1).view(np.uint8).data,))
 
 
 def pieces_of(packed: Array, lengths: Sequence[int]) -> list[EncodedArray]:
     """Return arrays that lie one behind the other, (rows, *dims), as `bytes_of` returns each."""
     row_bytes = packed.nbytes // max(len(packed), 1)
-    octets = memoryview(packed.reshape(-1).view("u1"))
+    octets = packed.reshape(-1).view(np.uint8).data
     pieces, begin = [], 0
     for rows in lengths:
         end = begin + rows * row_bytes

@@ -27,7 +27,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, DuplicateIdError, FeatureError
 from featcache.store.format.stamps import Stamps
-from featcache.store.writing import packed_batch, part_writer
+from featcache.store.writing import checked_batch, packed_batch, part_writer
 from featcache.store.writing.part_writer import PartWriter
 
 
@@ -40,9 +40,7 @@ def padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return batch
 
 
-def batch_of(
-    numbers: Sequence[int], layout: str
-) -> tuple[list[str], Arrays, dict[str, list[int]]]:
+def batch_of(numbers: Sequence[int], layout: str) -> tuple[list[str], Arrays, dict[str, list[int]]]:
     each = [arrays_of(number) for number in numbers]
     together = padded if layout == "padded" else np.concatenate
     arrays = {name: together([one[name] for one in each]) for name in each[0]}
@@ -177,7 +175,11 @@ REFUSED: list[tuple[Change, type[Exception], str]] = [
     ({"ids": ["a", "b", "a"]}, FeatureError, "'a' is in the batch twice"),
     ({"ids": "abc"}, FeatureError, "list of strings"),
     ({"ids": ["a", "", "c"]}, FeatureError, "not usable"),
-    ({"ids": ["a", "b", "old"]}, DuplicateIdError, "'old' was given twice: as number 0 and as number 3"),
+    (
+        {"ids": ["a", "b", "old"]},
+        DuplicateIdError,
+        "'old' was given twice: as number 0 and as number 3",
+    ),
     ({"ids": ["a", "b"]}, FeatureError, "3 lengths do not fit 2 ids"),
     ({"lengths": [1, 2]}, FeatureError, "2 lengths do not fit 3 ids"),
     ({"lengths": [1, 2, 6]}, FeatureError, "'c', feature 'x': length 6 is not within 0 to 5"),
@@ -227,9 +229,7 @@ def test_nothing_is_stored_of_a_batch_that_is_refused(
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e300])
 @pytest.mark.parametrize("stats", [True, False])
-def test_a_number_that_cannot_be_stored_is_named(
-    tmp_path: Path, wrong: float, stats: bool
-) -> None:
+def test_a_number_that_cannot_be_stored_is_named(tmp_path: Path, wrong: float, stats: bool) -> None:
     batch = np.ones((3, 5, 4))
     batch[1, 2, 3] = wrong
     batch[0, 4] = np.nan  # padding
@@ -252,7 +252,7 @@ def test_what_a_format_cannot_hold_is_refused_whole(tmp_path: Path) -> None:
 def test_batches_go_on_in_the_next_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_writer, "PART_ROWS", 8)
     monkeypatch.setattr(packed_batch, "PIECE_ROWS", 3)
-    monkeypatch.setattr("featcache.store.writing.batch_pieces.PIECE_ROWS", 3)
+    monkeypatch.setattr(checked_batch, "PIECE_ROWS", 3)
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         write_batches(writer, range(40), 10)
         writer._parts.seal()
