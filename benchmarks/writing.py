@@ -10,7 +10,7 @@ fsync of each of their files.
     python benchmarks/writing.py               all of these:
     python benchmarks/writing.py long          750 x 80 float32, by format
     python benchmarks/writing.py short         sequences of 50 tokens, one by one and in batches
-    python benchmarks/writing.py extract       0.5 s of audio an utterance, against lhotse's own loop
+    python benchmarks/writing.py extract       0.5 s of audio an utterance, against lhotse's loop
     python benchmarks/writing.py memory        ten million token sequences: memory of the writer
 """
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -179,15 +180,94 @@ def short(folder: Path, pairs: int, count: int) -> None:
             compare(f"{backend} {how} against {tool.__name__}", one, other, folder, pairs, count)
 
 
+def extract(folder: Path, pairs: int, count: int) -> None:
+    """Utterances of 0.5 s of audio, one by one, from files to a complete store."""
+    import lhotse
+    import soundfile
+    import torch
+
+    torch.set_num_threads(1)
+    audio = folder / "audio"
+    audio.mkdir()
+    random = np.random.default_rng(0)
+    for number in range(count):
+        samples = 0.1 * random.standard_normal(8000)
+        soundfile.write(audio / f"utt-{number:06d}.wav", samples, 16000)
+    recordings = [lhotse.Recording.from_file(path) for path in sorted(audio.iterdir())]
+    cuts = lhotse.CutSet.from_manifests(lhotse.RecordingSet.from_recordings(recordings))
+    fbank = lhotse.Fbank()
+
+    def lhotse_loop(path: Path) -> None:
+        cuts.compute_and_store_features(
+            fbank, path / "feats", storage_type=lhotse.NumpyHdf5Writer, progress_bar=False
+        ).to_file(path / "cuts.jsonl")
+        _sync(path / "feats.h5")
+
+    def ours_loop(path: Path) -> None:
+        featcache.extract(Provider(cuts, fbank), path / "cache", feature("hdf5"), progressbar=False)
+
+    print(f"{count} recordings of 0.5 s in files, 80 lhotse.Fbank bands; utterances a second")
+    compare("extract to hdf5 against lhotse's loop", ours_loop, lhotse_loop, folder, pairs, count)
+
+
+class Provider(featcache.EnvironmentProvider):
+    """Cuts, and an extractor of lhotse's."""
+
+    def __init__(self, cuts: Any, fbank: Any) -> None:
+        self.cuts, self.fbank = cuts, fbank
+
+    def build_env_local(self) -> dict[str, object]:
+        return {
+            "dataset": featcache.utterances(self.cuts),
+            "compute_features": self.compute,
+        }
+
+    def compute(self, items: list[dict[str, Any]]) -> list[dict[str, object]]:
+        return [
+            {"id": item["id"], "fbank": self.fbank.extract(item["samples"], 16000)}
+            for item in items
+        ]
+
+
+def memory(folder: Path, count: int) -> None:
+    """Anonymous memory of this process while so many token sequences are written."""
+    data = tokens(10_000).astype(np.int16)
+    lengths = np.full(len(data), TOKENS)
+    began = time.perf_counter()
+    print(f"{count:,} sequences of {TOKENS} int16 in batches of {len(data):,}")
+    with featcache.CacheWriter(folder / "tokens", feature("memmap", "int16")) as writer:
+        for start in range(0, count, len(data)):
+            ids = [f"utt-{number:08d}" for number in range(start, start + len(data))]
+            writer.write_batch(ids, {"fbank": data}, lengths)
+            if start % (count // 5) == 0:
+                rate = start / (time.perf_counter() - began)
+                print(f"  after {start:,}: {own_memory() / 1e6:.0f} MB, {rate:,.0f} a second")
+    print(f"  published after {time.perf_counter() - began:.0f} s, {own_memory() / 1e6:.0f} MB")
+    shutil.rmtree(folder / "tokens")
+
+
+def own_memory() -> int:
+    """Bytes of memory of this process that are of no file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 @click.command()
-@click.argument("what", type=click.Choice(["all", "long", "short", "extract", "memory"]))
+@click.argument(
+    "what", type=click.Choice(["all", "long", "short", "extract", "memory"]), default="all"
+)
 @click.option("--pairs", default=9, show_default=True)
 @click.option("--mb", default=288, show_default=True, help="Of `long`.")
 @click.option("--utterances", default=50_000, show_default=True, help="Of `short`.")
+@click.option("--sequences", default=10_000_000, show_default=True, help="Of `memory`.")
 @click.option(
     "--directory", "directories", multiple=True, default=["/dev/shm", "/tmp"], show_default=True
 )
-def main(what: str, pairs: int, mb: int, utterances: int, directories: tuple[str, ...]) -> None:
+def main(
+    what: str, pairs: int, mb: int, utterances: int, sequences: int, directories: tuple[str, ...]
+) -> None:
     """Print the figures."""
     for directory in directories:
         with tempfile.TemporaryDirectory(prefix="featcache-bench-", dir=directory) as name:
@@ -197,6 +277,10 @@ def main(what: str, pairs: int, mb: int, utterances: int, directories: tuple[str
                 long(folder, pairs, mb << 20)
             if what in ("all", "short"):
                 short(folder, pairs, utterances)
+            if what in ("all", "extract"):
+                extract(folder, pairs, 1000)
+            if what in ("all", "memory"):
+                memory(folder, sequences)
 
 
 if __name__ == "__main__":

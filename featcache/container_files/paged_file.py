@@ -102,7 +102,7 @@ class PagedFile:
         return np.array([*self._digests, *last], np.uint64)
 
     def append(self, data: bytes | memoryview) -> int:
-        """Add `data` at the end, in the file by the next `flush`; returns its first byte's offset."""
+        """Add `data` at the end, in the file by the next `flush`; return its first byte's place."""
         data = memoryview(data).cast("B")
         nbytes, offset = len(data), self.size
         if len(self._gathered) + nbytes > GATHERED_BYTES:

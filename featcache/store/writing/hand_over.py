@@ -17,6 +17,8 @@ from featcache.store.writing.utterance_batch import Gathered, Prepared, Utteranc
 COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has reached the disk
 QUEUE_BYTES = 64 << 20  # arrays that wait for the disk; more would only cost fresh memory
 
+NOTE_BYTES = 1 << 10  # of memory, beside the arrays of an utterance
+
 
 class HandOver:
     """Gives utterances to the thread that stores: short ones together, which saves most of it.
@@ -39,7 +41,7 @@ class HandOver:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all arrays that are not stored yet."""
+        """The bytes of all that is not stored yet."""
         return self._background.queued_bytes + self._waiting.nbytes
 
     def check(self) -> None:
@@ -69,7 +71,7 @@ class HandOver:
     def put_batch(self, part: OpenPart, batch: UtteranceBatch) -> None:
         """Hand over utterances."""
         self._put_waiting()
-        self._put(partial(part.append, batch), batch.nbytes)
+        self._put(partial(part.append, batch), batch.nbytes + NOTE_BYTES * len(batch))
 
     def put(self, task: Callable[[], object]) -> None:
         """Have the thread run a task behind all that was handed over before."""
@@ -91,7 +93,7 @@ class HandOver:
     def _put_waiting(self) -> None:
         part, batch = self._take_waiting()
         if part is not None:
-            self._put(partial(part.append, batch), batch.nbytes)
+            self._put(partial(part.append, batch), batch.nbytes + NOTE_BYTES * len(batch))
 
     def _put(self, task: Callable[[], object], nbytes: int) -> None:
         with explained(self._path, self._kept):

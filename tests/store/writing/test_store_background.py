@@ -62,6 +62,7 @@ class Gate:
 
         monkeypatch.setattr(FeatureFilesWriter, "append", gated)
         monkeypatch.setattr(utterance_batch, "BATCH_BYTES", 0)  # each is handed over at once
+        monkeypatch.setattr(hand_over, "NOTE_BYTES", 0)
 
 
 @pytest.fixture
