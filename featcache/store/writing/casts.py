@@ -66,19 +66,27 @@ def to_storage(
     return stored if feature.time_axis == 0 else stored[np.newaxis]
 
 
-def to_storage_with_stats(
-    id: str, value: ArrayLike, feature: FeatureStorageConfig, memory: CopyMemory
-) -> tuple[Array, FeatureStats]:
-    """Return what `to_storage` does, and the statistics of that.
+def store_all(
+    id: str,
+    arrays: Mapping[str, ArrayLike],
+    features: Mapping[str, FeatureStorageConfig],
+    memory: CopyMemory,
+) -> tuple[dict[str, Array], dict[str, FeatureStats]]:
+    """Return the features of an utterance as `to_storage` does, and their statistics.
 
     Where these are finite, so is each number, which saves looking at all of them once more.
     """
-    stored = to_storage(id, value, feature, memory, check_finite=False)
-    stats = FeatureStats.of(from_storage(stored, feature.dtype))
-    if not stats.is_finite:
-        stored = to_storage(
-            id, value, feature, memory
-        )  # says which number; or all are, but their squares
+    check_features(id, arrays, features)
+    stored: dict[str, Array] = {}
+    stats: dict[str, FeatureStats] = {}
+    for name, feature in features.items():
+        array = to_storage(id, arrays[name], feature, memory, check_finite=not feature.stats)
+        if feature.stats:
+            stats[name] = FeatureStats.of(from_storage(array, feature.dtype))
+            if not stats[name].is_finite:
+                # says which number is not; or all are, but not their squares
+                array = to_storage(id, arrays[name], feature, memory)
+        stored[name] = array
     return stored, stats
 
 

@@ -17,19 +17,13 @@ from featcache._closing import close_after
 from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import ClosedError, CorruptCacheError
 from featcache.interface import Array
-from featcache.stats import FeatureStats
 from featcache.store.format.annotations import NONE, Values, check_annotations, with_kinds
 from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.ids import check_id
 from featcache.store.format.part import header_for
 from featcache.store.format.stamps import UNKNOWN, Stamps, check_stamps
-from featcache.store.writing.casts import (
-    ArrayLike,
-    check_features,
-    to_storage,
-    to_storage_with_stats,
-)
+from featcache.store.writing.casts import ArrayLike, store_all
 from featcache.store.writing.checked_batch import CheckedBatch, check_batch
 from featcache.store.writing.copy_memory import CopyMemory
 from featcache.store.writing.first_shapes import FirstShapes
@@ -69,8 +63,7 @@ class PartWriter:
         self._one_at_a_time = threading.RLock()  # threads may share a writer
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
-            found = find_stored(self.path, self._fingerprint)
-        self._build, self._dims, self._kinds, stored = found
+            self._build, self._dims, self._kinds, stored = find_stored(self.path, self._fingerprint)
         self._known = KnownIds(self.path, stored)
         self._memory = CopyMemory()
         self._first_shapes = FirstShapes()
@@ -116,16 +109,7 @@ class PartWriter:
         values = check_annotations(id, annotations, self.features) if annotations else NONE
         if stamps is not UNKNOWN:
             stamps = check_stamps(id, stamps)
-        check_features(id, arrays, self.features)
-        stored: dict[str, Array] = {}
-        stats: dict[str, FeatureStats] = {}
-        for name, feature in self.features.items():
-            if feature.stats:
-                stored[name], stats[name] = to_storage_with_stats(
-                    id, arrays[name], feature, self._memory
-                )
-            else:
-                stored[name] = to_storage(id, arrays[name], feature, self._memory)
+        stored, stats = store_all(id, arrays, self.features, self._memory)
         self.check_open()
         with self._one_at_a_time:
             self._take(id, stored, stats, stamps, values)
@@ -187,7 +171,9 @@ class PartWriter:
             kinds = with_kinds(id, each, kinds)
         dims = batch.dims()
         for name, packed in batch.features.items():
-            self._check_shapes(batch.ids, name, packed.lengths, dims[name])
+            feature = self.features[name]
+            feature.check_dims(batch.ids[0], dims[name], self._dims.get(name), packed.lengths[0])
+            self._first_shapes.check_many(batch.ids, feature, packed.lengths, dims[name])
         self._space.check(self._thread.nbytes + batch.nbytes, self._under_way.kept)
         pieces = batch.pieces(self._part_for(dims))
         self._kinds = kinds
@@ -196,15 +182,6 @@ class PartWriter:
                 self._end_part()
             self._thread.put_batch(self._part_for(dims), piece)
             self._count_taken(piece.ids, piece.nbytes)
-
-    def _check_shapes(
-        self, ids: Sequence[str], name: str, lengths: Sequence[int], dims: tuple[int, ...]
-    ) -> None:
-        feature = self.features[name]
-        feature.check_dims(ids[0], dims, self._dims.get(name), lengths[0])
-        for id, length in zip(ids, lengths, strict=True):
-            if not length or not self._first_shapes.is_settled(feature, dims):
-                self._first_shapes.check(id, feature, (length, *dims))
 
     def _count_taken(self, ids: Sequence[str], nbytes: int) -> None:
         for id in ids:
@@ -241,10 +218,9 @@ class PartWriter:
         with self._one_at_a_time:
             self._end_part()
             self._thread.drain()
-            stored = self._under_way.committed
-            if stored < self._count:  # never: a promise worth a comparison
+            if self._under_way.committed < self._count:  # never: a promise worth a comparison
                 raise CorruptCacheError(
-                    f"{self._count} utterances were written to {str(self.path)!r} but {stored} are "
+                    f"{self._count} utterances were written to {str(self.path)!r}, fewer are "
                     "stored; run the same again, it goes on from what is stored"
                 )
 
