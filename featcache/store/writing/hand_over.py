@@ -41,7 +41,7 @@ class HandOver:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all that is not stored yet."""
+        """The bytes of all arrays that are not stored yet."""
         return self._background.queued_bytes + self._waiting.nbytes
 
     def check(self) -> None:
@@ -71,12 +71,13 @@ class HandOver:
     def put_batch(self, part: OpenPart, batch: UtteranceBatch) -> None:
         """Hand over utterances."""
         self._put_waiting()
-        self._put(partial(part.append, batch), batch.nbytes + NOTE_BYTES * len(batch))
+        self._put_batch(part, batch)
 
     def put(self, task: Callable[[], object]) -> None:
         """Have the thread run a task behind all that was handed over before."""
         self._put_waiting()
-        self._put(task, 0)
+        with explained(self._path, self._kept):
+            self._background.put(task, 0)
 
     def drain(self) -> None:
         """Return once all that was handed over before is stored; raises what went wrong."""
@@ -93,11 +94,12 @@ class HandOver:
     def _put_waiting(self) -> None:
         part, batch = self._take_waiting()
         if part is not None:
-            self._put(partial(part.append, batch), batch.nbytes + NOTE_BYTES * len(batch))
+            self._put_batch(part, batch)
 
-    def _put(self, task: Callable[[], object], nbytes: int) -> None:
+    def _put_batch(self, part: OpenPart, batch: UtteranceBatch) -> None:
         with explained(self._path, self._kept):
-            self._background.put(task, nbytes)
+            task = partial(part.append, batch)
+            self._background.put(task, batch.nbytes, NOTE_BYTES * len(batch))
 
     def _take_waiting(self) -> tuple[OpenPart | None, UtteranceBatch]:
         with self._taking:

@@ -98,6 +98,27 @@ def test_the_queue_is_bounded_and_write_waits_for_room(
     check_cache(tmp_path, range(1, 5))
 
 
+def test_short_utterances_count_in_the_queue_for_what_is_noted_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    monkeypatch.setattr(hand_over, "NOTE_BYTES", 1 << 10)
+    monkeypatch.setattr(hand_over, "QUEUE_BYTES", 3 << 10)
+    with CacheWriter(tmp_path, [FeatureStorageConfig("tokens", dtype="int16")]) as writer:
+        write_three = threading.Thread(target=write_tokens, args=(writer, range(3)))
+        write_three.start()
+        write_three.join(0.2)
+        assert write_three.is_alive()
+        assert writer._parts._thread.nbytes < 100  # on the disk they take no more than their bytes
+        gate.opened.set()
+        write_three.join()
+    assert len(featcache.open(tmp_path)) == 3
+
+
+def write_tokens(writer: CacheWriter, numbers: range) -> None:
+    for number in numbers:
+        writer.write(id_of(number), {"tokens": np.ones(5 + number, np.int16)})
+
+
 def test_an_utterance_larger_than_the_queue_passes_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
