@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import FeatureError, nearest
-from featcache.store.writing.packed_batch import Lengths as Lengths
+from featcache.store.writing.casts import Lengths as Lengths
 from featcache.store.writing.packed_batch import integers
 
 if TYPE_CHECKING:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NoReturn, Union
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Union
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import FeatureError, nearest
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 ArrayLike = Union[Array, np.generic, "torch.Tensor"]
+Lengths = Union[Sequence[int], NDArray[np.integer[Any]], "torch.Tensor"]
 MAX_RANK = 4
 _MEND = "mend it, or declare a dtype that holds it"
 

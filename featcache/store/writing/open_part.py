@@ -86,7 +86,7 @@ class OpenPart:
 
     @property
     def checks(self) -> bool:
-        """Whether `check` may refuse anything."""
+        """True where `check` may refuse anything."""
         return bool(self._checking)
 
     def check(self, id: str, sizes: Mapping[str, tuple[int, int]]) -> None:

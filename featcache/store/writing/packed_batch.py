@@ -5,23 +5,18 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
+from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.interface import Array
 from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
-from featcache.store.writing.casts import MAX_RANK, ArrayLike, as_numpy, converted
+from featcache.store.writing.casts import MAX_RANK, ArrayLike, Lengths, as_numpy, converted
 from featcache.store.writing.copy_memory import CopyMemory
 
-if TYPE_CHECKING:
-    import torch
-
-Lengths = Union[Sequence[int], NDArray[np.integer[Any]], "torch.Tensor"]
 LengthsByFeature = Lengths | Mapping[str, Lengths | None] | None
 BatchLayout = Literal["padded", "packed"]
 _LAYOUTS = ("padded", "packed")
