@@ -151,14 +151,18 @@ class PagedFile:
         self._file.close()
 
     def abort(self) -> None:
-        """Close the file as it is; never raises."""
+        """Close the file with all that was added, if the disk takes it; never raises."""
         with suppress(OSError):
-            self._file.close()
+            try:
+                if not self._file.closed:
+                    self._write_gathered()
+            finally:
+                self._file.close()
 
     def _write_gathered(self) -> None:
         if self._gathered:
-            write_all(self._file, self._gathered)
-            self._gathered.clear()
+            gathered, self._gathered = self._gathered, bytearray()
+            write_all(self._file, gathered)
 
     def _digest(self, data: memoryview, filled: int) -> None:
         """Digest `data`, behind `filled` bytes of the last page."""

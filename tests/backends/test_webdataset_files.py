@@ -249,7 +249,7 @@ for index in itertools.count():
     data = bytes([index % 251]) * (500 + index)
     (extent,) = writer.append(f"utt.{index}", {"x": EncodedArray(len(data), (data,))})["x"]
     if index < 100:
-        print(json.dumps(dataclasses.astuple(extent)))
+        print(json.dumps(extent))
     if index == 99:
         writer.flush()
         print("flushed", flush=True)

@@ -286,7 +286,7 @@ for index in itertools.count():
     encoded = EncodedArray(100, (codec.encode(block) if codec else bytes(block),))
     extents = writer.append(f"utt{index}", {"x": encoded})
     if index < 125:
-        print(json.dumps(dataclasses.astuple(*extents["x"])))
+        print(json.dumps(*extents["x"]))
     if index == 124:
         writer.flush()
         print("flushed", flush=True)
