@@ -272,7 +272,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path, codec: Codec | None
 
 
 KILLED = """
-import dataclasses, itertools, json, sys
+import itertools, json, sys
 from pathlib import Path
 import numpy as np
 from featcache.interface import EncodedArray, FeatureSpec
