@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,7 @@ Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """Place of bytes: `nbytes` bytes from `offset` in a file."""
 
     container: str  # POSIX path, relative to the directory given to `Backend.open_writer`
@@ -68,8 +67,7 @@ class FeatureSpec:
         return (rows, *self.dims) if self.has_frames else self.dims
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedArray:
+class EncodedArray(NamedTuple):
     """One utterance's array on its way to disk.
 
     Without a codec `blocks` is one C-ordered little-endian buffer, with one it is one buffer per
@@ -82,7 +80,7 @@ class EncodedArray:
     @property
     def nbytes(self) -> int:
         """Size of all blocks in bytes."""
-        return sum(len(block) for block in self.blocks)
+        return sum(map(len, self.blocks))
 
 
 class ContainerWriter(Protocol):

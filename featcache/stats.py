@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 import zipfile
 from dataclasses import dataclass
 from functools import reduce
@@ -21,6 +22,12 @@ from featcache.errors import CorruptCacheError, FeatureError
 # 2^-53.
 _BLOCK_VALUES = 1 << 17
 _BLOCK_ROWS = 1 << 12
+# Squares are summed as they are, in one pass less, where no mean is so far from zero that they
+# swallow the variance: this many variances in the square of a mean cost four of the 53 bits. Small
+# blocks take two passes: there calls cost more than passes.
+_NEAR = 16.0
+_SMALL_VALUES = 1 << 12
+_scratch = threading.local()  # of each thread: fresh memory costs more than the sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +59,14 @@ class FeatureStats:
         vars(self).update(count=int(self.count), mean=mean, m2=m2)
 
     @classmethod
+    def _made(cls, count: int, mean: NDArray[np.float64], m2: NDArray[np.float64]) -> FeatureStats:
+        """Make one of arrays of its own, unchecked."""
+        made = object.__new__(cls)
+        mean.flags.writeable = m2.flags.writeable = False
+        vars(made).update(count=count, mean=mean, m2=m2)
+        return made
+
+    @classmethod
     def empty(cls, dims: tuple[int, ...]) -> FeatureStats:
         """Start with no frames; `dims` is the shape of one frame."""
         return cls(0, np.zeros(dims), np.zeros(dims))
@@ -72,12 +87,15 @@ class FeatureStats:
 
     @classmethod
     def _of_block(cls, block: NDArray[Any]) -> FeatureStats:
-        values = block.astype(np.float64, order="C").reshape(len(block), -1)
+        values = _as_float64(block)
         with _nan_and_infinity_allowed():
-            mean = np.einsum("ij->j", values) / len(block)  # np.sum's bits, in less time
-            values -= mean  # two passes: squares of values far from zero would swallow the variance
-            m2 = np.einsum("ij,ij->j", values, values)
-        return cls(len(block), mean.reshape(block.shape[1:]), m2.reshape(block.shape[1:]))
+            sums = np.einsum("ij->j", values)  # np.sum's bits, in less time
+            mean = sums / len(block)
+            m2 = _m2_if_near(values, sums, mean) if block.size > _SMALL_VALUES else None
+            if m2 is None:
+                values -= mean  # squares of values far from zero would swallow the variance
+                m2 = np.einsum("ij,ij->j", values, values)
+        return cls._made(len(block), mean.reshape(block.shape[1:]), m2.reshape(block.shape[1:]))
 
     def merge(self, other: FeatureStats) -> FeatureStats:
         """Return the statistics of the frames of both."""
@@ -94,7 +112,12 @@ class FeatureStats:
             delta = other.mean - self.mean
             mean = self.mean + delta * (other.count / count)
             m2 = self.m2 + other.m2 + delta * delta * (self.count * other.count / count)
-        return FeatureStats(count, mean, m2)
+        return FeatureStats._made(count, np.asarray(mean), np.asarray(m2))
+
+    @property
+    def is_finite(self) -> bool:
+        """Tell whether mean and spread are: then so are all numbers of the frames."""
+        return bool(np.isfinite(self.m2).all())
 
     @property
     def var(self) -> NDArray[np.float64]:
@@ -158,6 +181,28 @@ def _unpacked(data: bytes) -> tuple[int, NDArray[np.float64], NDArray[np.float64
         if array.dtype != kind:
             raise ValueError(f"numbers are {array.dtype}, not {np.dtype(kind)}")
     return operator.index(count[()]), mean, m2
+
+
+def _as_float64(block: NDArray[Any]) -> NDArray[np.float64]:
+    """Return a block as rows of float64, in memory that the next block of this thread takes."""
+    if block.size > _BLOCK_VALUES:  # a single frame
+        return block.astype(np.float64, order="C").reshape(len(block), -1)
+    memory: NDArray[np.float64] | None = getattr(_scratch, "memory", None)
+    if memory is None:
+        memory = _scratch.memory = np.empty(_BLOCK_VALUES)
+    values = memory[: block.size].reshape(block.shape)
+    np.copyto(values, block)
+    return values.reshape(len(block), -1)
+
+
+def _m2_if_near(
+    values: NDArray[np.float64], sums: NDArray[np.float64], mean: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    """Return the sum of squared differences, if the means are near enough to zero."""
+    of_mean = sums * mean
+    m2: NDArray[np.float64] = np.einsum("ij,ij->j", values, values)
+    m2 -= of_mean
+    return m2 if (of_mean <= _NEAR * m2).all() else None
 
 
 def _nan_and_infinity_allowed() -> np.errstate:

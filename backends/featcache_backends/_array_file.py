@@ -48,7 +48,7 @@ class ArrayFile:
         """Write an array behind the one before."""
         self._rows += array.rows
         return tuple(
-            Extent(self._name, self._file.append(block), len(block)) for block in array.blocks
+            [Extent(self._name, self._file.append(block), len(block)) for block in array.blocks]
         )
 
     def append_many(self, ids: Sequence[str], arrays: EncodedArrays) -> Extents:

@@ -26,6 +26,7 @@ from featcache.interface import EncodedArray, Extent, SupportsPages
 
 PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
 
+GATHERED_BYTES = 1 << 16  # of pieces smaller than this, written together: a system call costs more
 AT_ONCE_BYTES = 1 << 25  # that are brought to the disk while others are still appended
 Pages = NDArray[np.uint64]  # the xxh3-64 of each page of a file
 
@@ -109,6 +110,7 @@ class PagedFile:
 
     def __init__(self, path: Path) -> None:
         self.size = 0  # bytes
+        self._gathered = bytearray()  # the last of them, not yet written
         self._on_its_way = 0  # bytes that the system was asked to bring to the disk
         self._file = create(path)
         self._digests = array("Q")  # of the pages that are full
@@ -121,12 +123,18 @@ class PagedFile:
         return np.array([*self._digests, *last], np.uint64)
 
     def append(self, data: bytes | memoryview) -> int:
-        """Write all of `data` at the end; returns the offset of its first byte."""
+        """Add `data` at the end, in the file by the next `flush`; return its first byte's place."""
         data = memoryview(data).cast("B")
-        write_all(self._file, data)
-        offset = self.size
-        self.size += len(data)
+        nbytes, offset = len(data), self.size
+        if len(self._gathered) + nbytes > GATHERED_BYTES:
+            self._write_gathered()
+        if nbytes < GATHERED_BYTES:
+            self._gathered += data
+        else:
+            write_all(self._file, data)
+        self.size += nbytes
         if self.size - self._on_its_way >= AT_ONCE_BYTES:
+            self._write_gathered()
             start_writing(self._file, self._on_its_way, self.size - self._on_its_way)
             self._on_its_way = self.size
         self._digest(data, offset % PAGE_BYTES)
@@ -139,6 +147,7 @@ class PagedFile:
         """
         if not 0 <= offset <= self.size - len(data):
             raise ValueError(f"bytes {offset} to {offset + len(data)} are not all written yet")
+        self._write_gathered()
         for number in range(offset // PAGE_BYTES, -(-(offset + len(data)) // PAGE_BYTES)):
             start = number * PAGE_BYTES
             page = self._read_page(number)
@@ -154,6 +163,7 @@ class PagedFile:
 
     def flush(self) -> None:
         """Make all that was written durable."""
+        self._write_gathered()
         sync_file(self._file)
 
     def close(self) -> None:
@@ -162,9 +172,18 @@ class PagedFile:
         self._file.close()
 
     def abort(self) -> None:
-        """Close the file as it is; never raises."""
+        """Close the file with all that was added, if the disk takes it; never raises."""
         with suppress(OSError):
-            self._file.close()
+            try:
+                if not self._file.closed:
+                    self._write_gathered()
+            finally:
+                self._file.close()
+
+    def _write_gathered(self) -> None:
+        if self._gathered:
+            gathered, self._gathered = self._gathered, bytearray()
+            write_all(self._file, gathered)
 
     def _digest(self, data: memoryview, filled: int) -> None:
         """Digest `data`, behind `filled` bytes of the last page."""

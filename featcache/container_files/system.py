@@ -45,7 +45,7 @@ def create(path: Path) -> BinaryIO:
     return file
 
 
-def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+def write_all(file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
     """Write all of `data`: an unbuffered file may take less, on Linux 2 GiB at most."""
     rest = memoryview(data).cast("B")
     try:

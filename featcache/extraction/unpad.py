@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import FeatureError, nearest
+from featcache.store.writing.casts import Lengths as Lengths
+from featcache.store.writing.packed_batch import integers
 
 if TYPE_CHECKING:
     import torch
 
-Lengths = Union[Sequence[int], NDArray[np.integer[Any]], "torch.Tensor"]
 Padded = Union[NDArray[np.generic], "torch.Tensor"]
 
 
@@ -88,7 +88,7 @@ def _cut(
         raise FeatureError(
             f"{feature} of shape {shape} has no time axis; give None for its lengths"
         )
-    frames = _integers(feature, of_feature)
+    frames = integers(feature, of_feature)
     if len(frames) != len(ids):
         raise FeatureError(f"{feature}: {len(frames)} lengths do not fit {len(ids)} ids")
     for id, length in zip(ids, frames, strict=True):
@@ -108,19 +108,3 @@ def _on_host(feature: str, value: Padded) -> Padded:
         return value
     kind = type(value).__name__
     raise FeatureError(f"{feature}: a padded torch tensor or numpy array is needed, not {kind}")
-
-
-def _integers(feature: str, lengths: Lengths) -> list[int]:
-    listed = lengths.tolist() if hasattr(lengths, "tolist") else lengths
-    if not isinstance(listed, Sequence) or isinstance(listed, str):
-        raise FeatureError(
-            f"{feature}: lengths are one number of frames for each utterance, such as [5, 3], not "
-            f"{listed!r}"
-        )
-    try:
-        return [operator.index(length) for length in listed]
-    except TypeError:
-        raise FeatureError(
-            f"{feature}: lengths must be frames, integers, not {listed!r}; relative lengths do not "
-            "carry over from one axis to another (round(length * frames) is often off by one)"
-        ) from None

@@ -16,11 +16,12 @@ import numpy as np
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, FeatureError
-from featcache.interface import Array, Blocks, Codec
+from featcache.interface import Array
 from featcache.registry import RAW
 from featcache.store.format.bfloat16 import from_storage
-from featcache.store.reading.block_decoding import decoded
+from featcache.store.reading.block_decoding import joined
 from featcache.store.writing.casts import ArrayLike, to_storage
+from featcache.store.writing.encoding import encoded
 
 ONE, TUPLE, DICT = "one", "tuple", "dict"
 TORCH, NUMPY, LIST, NUMBER = "torch", "numpy", "list", "number"
@@ -132,8 +133,10 @@ def as_read_back(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Ar
     """Return a value as it will be read: in the declared dtype, after a lossy codec."""
     stored = to_storage(id, value, feature)
     codec = feature.make_codec() if feature.codec != RAW else None
-    if codec is not None and not codec.lossless and stored.size:
-        stored = _coded(stored, feature, codec)
+    if codec is not None and not codec.lossless:
+        spec, blocks = feature.spec(stored.shape[1:]), feature.blocks(stored.shape[1:])
+        size = (blocks.rows if blocks else None) or 0
+        stored = joined(spec, encoded(id, stored, spec, blocks), size)
     return stored if feature.time_axis == 0 else stored[0, ...]
 
 
@@ -154,19 +157,6 @@ def as_array(id: str, name: str, value: object) -> ArrayLike:
             "tensor, an array, a list or a number"
         )
     return array
-
-
-def _coded(stored: Array, feature: FeatureStorageConfig, codec: Codec) -> Array:
-    """Return an array as a lossy codec gives it back, cut into blocks as it is when stored."""
-    dims, blocks = stored.shape[1:], feature.blocks(stored.shape[1:]) or Blocks(None)
-    size = blocks.rows or len(stored)
-    filled = -len(stored) % size if blocks.padded else 0
-    padded = np.concatenate([stored, np.zeros((filled, *dims), stored.dtype)])
-    cut = (padded[start : start + size] for start in range(0, len(padded), size))
-    data = (memoryview(codec.encode(block)) for block in cut)
-    return np.concatenate([decoded(codec, each, stored.dtype, dims, size) for each in data])[
-        : len(stored)
-    ]
 
 
 def _type_of(id: str, name: str, value: object) -> str:

@@ -238,7 +238,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 KILLED = """
-import dataclasses, itertools, json, sys
+import itertools, json, sys
 from pathlib import Path
 from featcache.interface import EncodedArray, FeatureSpec
 from featcache_backends.webdataset import WebDatasetBackend
@@ -249,7 +249,7 @@ for index in itertools.count():
     data = bytes([index % 251]) * (500 + index)
     (extent,) = writer.append(f"utt.{index}", {"x": EncodedArray(len(data), (data,))})["x"]
     if index < 100:
-        print(json.dumps(dataclasses.astuple(extent)))
+        print(json.dumps(extent))
     if index == 99:
         writer.flush()
         print("flushed", flush=True)
@@ -291,12 +291,14 @@ def test_a_full_disk_costs_only_the_sample_being_written(tmp_path: Path) -> None
     samples = [make_sample(f"utt{index}", 500, (FBANK,), seed=index) for index in range(2)]
     first, second = ({"fbank": encoded(FBANK, arrays["fbank"])} for _, arrays in samples)
     place = writer.append("utt0", first)
+    writer.flush()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # writes stop half-way, as on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, hard))
     try:
+        writer.append("utt1", second)
         with pytest.raises(OSError, match="File too large"):
-            writer.append("utt1", second)
+            writer.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     writer.abort()

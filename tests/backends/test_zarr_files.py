@@ -272,7 +272,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path, codec: Codec | None
 
 
 KILLED = """
-import dataclasses, itertools, json, sys
+import itertools, json, sys
 from pathlib import Path
 import numpy as np
 from featcache.interface import EncodedArray, FeatureSpec
@@ -286,7 +286,7 @@ for index in itertools.count():
     encoded = EncodedArray(100, (codec.encode(block) if codec else bytes(block),))
     extents = writer.append(f"utt{index}", {"x": encoded})
     if index < 125:
-        print(json.dumps(dataclasses.astuple(*extents["x"])))
+        print(json.dumps(*extents["x"]))
     if index == 124:
         writer.flush()
         print("flushed", flush=True)

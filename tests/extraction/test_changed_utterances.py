@@ -21,7 +21,7 @@ from speechbrain.dataio.batch import PaddedBatch
 import featcache
 from featcache.errors import ConfigError, StaleCacheError
 from featcache.extraction.kept_probe import read_probe
-from featcache.store.writing import part_writer
+from featcache.store.writing import hand_over
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.part_writer import PartWriter
 
@@ -219,7 +219,7 @@ def killed_in(call: Callable[[], object], owner: Any, method: str, times: int) -
     What is written until then is committed.
     """
     if not (child := os.fork()):
-        part_writer.COMMIT_INTERVAL_S = 0.0
+        hand_over.COMMIT_INTERVAL_S = 0.0
         found, returned = getattr(owner, method), itertools.count(1)
 
         def killing(*args: Any, **kwargs: Any) -> Any:

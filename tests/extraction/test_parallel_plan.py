@@ -117,7 +117,7 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
         write(dead, range(20, 25))
         dead.commit()
         dead._stop(finish=False)
-        for part in dead._unsealed:
+        for part in dead._under_way.unsealed:
             part.release()  # its lock is free now, as after its process's end
         write(alive, range(30, 35))
         alive.commit()

@@ -51,7 +51,8 @@ class JournalWriter:
     def add(self, utterance: Utterance) -> None:
         """Note an utterance; its bytes must be durable before the next `commit`."""
         self._waiting.append(utterance)
-        self._waiting_extents += sum(len(placed.extents) for placed in utterance.arrays.values())
+        for placed in utterance.arrays.values():
+            self._waiting_extents += len(placed.extents)
         if utterance.annotations:
             self._waiting_bytes += size_of(utterance.annotations)
         full = self._waiting_extents >= LINE_EXTENTS or self._waiting_bytes >= LINE_BYTES

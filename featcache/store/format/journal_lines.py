@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from featcache.store.format.sealed_json import pack_json, unpack_json
 from featcache.store.format.stamps import MOST, UNKNOWN, Stamps
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """One stored array: its length, the xxh3-64 of its stored bytes, and where they lie."""
 
     rows: int
@@ -36,14 +35,13 @@ class Placed:
     extents: tuple[Extent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Utterance:
+class Utterance(NamedTuple):
     """One stored utterance."""
 
     id: str
     arrays: Mapping[str, Placed]
     stamps: Stamps = UNKNOWN
-    annotations: Values = field(default_factory=dict)
+    annotations: Values = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,7 @@ def _utterance_to_json(utterance: Utterance) -> list[object]:
         name: [
             placed.rows,
             f"{placed.checksum:016x}",
-            [[e.container, e.offset, e.nbytes] for e in placed.extents],
+            placed.extents,
         ]
         for name, placed in utterance.arrays.items()
     }

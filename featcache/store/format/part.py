@@ -49,9 +49,9 @@ class SealedPart:
         """The part's directory, relative to the cache."""
         return f"{PARTS}/{self.entry.name}"
 
-    def open_columns(self, cache: Path) -> ColumnFile:
+    def open_columns(self, cache: Path, *, mapped: bool = False) -> ColumnFile:
         """Open the part's columns."""
-        return _open_columns(cache, f"{self.directory}/{COLUMNS}", self.columns)
+        return _open_columns(cache, f"{self.directory}/{COLUMNS}", self.columns, mapped)
 
     def open_stats(self, cache: Path) -> ColumnFile:
         """Open the columns that hold the statistics of the rows that count."""
@@ -60,9 +60,9 @@ class SealedPart:
             return self.open_columns(cache)
         return _open_columns(cache, f"{self.directory}/{stones.file}", stones.digest)
 
-    def index(self, cache: Path, names: list[str]) -> Index:
-        """Read the part's columns, those of ids and containers, and of some features."""
-        with self.open_columns(cache) as file:
+    def index(self, cache: Path, names: list[str], *, mapped: bool = False) -> Index:
+        """Read or map the part's columns, those of ids and containers, and of some features."""
+        with self.open_columns(cache, mapped=mapped) as file:
             index = read_index(file, names)
         fits = len(index) == self.entry.rows and {*names} <= self.header.dims.keys()
         if not (fits and is_sound(index)):
@@ -116,9 +116,10 @@ class SealedPart:
         return np.split(pages, ends[1:-1])
 
 
-def _open_columns(cache: Path, path: str, digest: str) -> ColumnFile:
+def _open_columns(cache: Path, path: str, digest: str, mapped: bool = False) -> ColumnFile:
     try:
-        return ColumnFile(cache, path, mapped=False, expected=digest)  # there may be many parts
+        # there may be many parts, and each mapping keeps a file open
+        return ColumnFile(cache, path, mapped=mapped, expected=digest)
     except FileNotFoundError as error:
         file = str(cache / path)
         raise CorruptCacheError(f"{file!r} is missing; {remedy(cache, path)}") from error
@@ -201,6 +202,8 @@ def header_for(
 
 def checksum(blocks: tuple[bytes | memoryview, ...]) -> int:
     """Return the xxh3-64 of an array's stored bytes."""
+    if len(blocks) == 1:
+        return xxhash.xxh3_64_intdigest(blocks[0])
     state = xxhash.xxh3_64()
     for block in blocks:
         state.update(block)

@@ -8,6 +8,10 @@ from typing import cast
 from featcache.errors import CacheError, CorruptCacheError
 from featcache.store.format.files import MAX_JSON_BYTES, digest
 
+_encoder = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False
+)
+
 
 def pack_json(content: object) -> bytes:
     r"""Return `["<digest>", <content>]` in UTF-8; the digest is of the bytes of <content>.
@@ -15,7 +19,7 @@ def pack_json(content: object) -> bytes:
     >>> pack_json({"a": 1})
     b'["c5e3762ffc8453c6",{"a":1}]'
     """
-    body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    body = _encoder.encode(content).encode()
     if len(body) > MAX_JSON_BYTES - 64:
         raise CacheError(
             f"a record of {len(body):,} bytes is more than the {MAX_JSON_BYTES:,} that a cache can "

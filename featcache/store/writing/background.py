@@ -18,37 +18,44 @@ class Background:
 
     Args:
         idle: run between two tasks about every `idle_s` seconds, also while no tasks come.
-        limit_bytes: `put` waits while more than this would be queued; a larger task passes alone.
+        limit_bytes: `put` waits while tasks would hold more than this; a larger one passes alone.
     """
 
     def __init__(self, idle: Task, idle_s: float, limit_bytes: int) -> None:
         self._idle, self._idle_s, self._limit = idle, idle_s, limit_bytes
-        self._tasks: deque[tuple[Task, int]] = deque()
+        self._tasks: deque[tuple[Task, int, int]] = deque()
         self._put = self._done = 0  # tasks so far
         self._stopping = False
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self.queued_bytes = 0
+        self._memory = 0  # that, and what else the tasks take
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
 
-    def put(self, task: Task, nbytes: int) -> None:
-        """Queue a task that holds `nbytes`; waits while the queue is full."""
+    def check(self) -> None:
+        """Raise the error that ended the thread, if one did."""
+        self._raise_error()
+
+    def put(self, task: Task, nbytes: int, notes: int = 0) -> None:
+        """Queue a task that holds `nbytes`, and `notes` more; waits while the queue is full."""
+        memory = nbytes + notes
         with self._changed:
             self._changed.wait_for(
                 lambda: (
                     self.error
                     or self._stopping
                     or not self._tasks
-                    or self.queued_bytes + nbytes <= self._limit
+                    or self._memory + memory <= self._limit
                 )
             )
             self._raise_error()
             if self._stopping:
                 raise RuntimeError("the thread that stores has been stopped")
-            self._tasks.append((task, nbytes))
+            self._tasks.append((task, nbytes, memory))
             self._put += 1
             self.queued_bytes += nbytes
+            self._memory += memory
             self._changed.notify_all()
 
     def drain(self) -> None:
@@ -83,12 +90,13 @@ class Background:
             idle_at = time.monotonic() + self._idle_s
             while self._wait(idle_at):
                 if self._tasks:
-                    task, nbytes = self._tasks[0]
+                    task, nbytes, memory = self._tasks[0]
                     task()
                     with self._changed:  # only now, so that an empty queue means all done
                         self._tasks.popleft()
                         self._done += 1
                         self.queued_bytes -= nbytes
+                        self._memory -= memory
                         self._changed.notify_all()
                 if time.monotonic() >= idle_at:
                     self._idle()

@@ -15,6 +15,7 @@ from featcache.store.format.kept_files import MOST_BYTES, check_role
 from featcache.store.format.stamps import UNKNOWN, Stamps, check_stamps
 from featcache.store.writing.casts import ArrayLike
 from featcache.store.writing.new_sets import directory_to_write
+from featcache.store.writing.packed_batch import BatchLayout, LengthsByFeature
 from featcache.store.writing.session import WriteSession
 
 
@@ -123,6 +124,46 @@ class CacheWriter:
         from the writer's.
         """
         self._parts.write(id, arrays, annotations=annotations, stamps=stamps)
+
+    def write_batch(
+        self,
+        ids: Sequence[str],
+        arrays: Mapping[str, ArrayLike],
+        lengths: LengthsByFeature = None,
+        *,
+        layout: BatchLayout = "padded",
+        annotations: Mapping[str, Mapping[str, object]] | None = None,
+        stamps: Mapping[str, Stamps] | None = None,
+    ) -> None:
+        """Store the features of a batch of utterances: all of them, or after an error none.
+
+        Each array is copied from its device once, and checked and cast as a whole, which for short
+        utterances takes a small part of the time of `write`. It may be used again as soon as this
+        returns.
+
+        Args:
+            ids: those of the utterances, in the order of the batch.
+            arrays: exactly the declared features: padded arrays or tensors (batch, frames, *dims),
+                or packed ones (frames of all utterances, *dims), the frames of each utterance
+                behind those of the one before; without a time axis (batch, *dims).
+            lengths: the number of frames of each utterance, integers; or one such list for each
+                feature by name, None for those without a time axis.
+            layout: "padded" or "packed".
+            annotations: as for `write`, by id.
+            stamps: as for `write`, by id.
+
+        Raises what `write` raises, and `FeatureError` for lengths that do not fit.
+
+        >>> import tempfile, featcache, numpy as np
+        >>> with featcache.CacheWriter(
+        ...     tempfile.mkdtemp(), [featcache.FeatureStorageConfig("fbank")]
+        ... ) as writer:
+        ...     fbank = np.zeros((2, 300, 80), np.float32)
+        ...     writer.write_batch(["utt-1", "utt-2"], {"fbank": fbank}, [300, 240])
+        """
+        self._parts.write_batch(
+            ids, arrays, lengths, layout=layout, annotations=annotations, stamps=stamps
+        )
 
     def restamp(self, stamps: Mapping[str, Stamps]) -> None:
         """Give stored utterances other stamps, which the next `publish` makes durable.

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NoReturn, Union
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Union
 
 import numpy as np
+from numpy.typing import NDArray
 
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import FeatureError, nearest
 from featcache.interface import Array, storage_dtype
-from featcache.store.format.bfloat16 import from_bfloat16
+from featcache.stats import FeatureStats
+from featcache.store.format.bfloat16 import from_bfloat16, from_storage
+from featcache.store.writing.copy_memory import CopyMemory
 
 if TYPE_CHECKING:
     import torch
 
 ArrayLike = Union[Array, np.generic, "torch.Tensor"]
+Lengths = Union[Sequence[int], NDArray[np.integer[Any]], "torch.Tensor"]
 MAX_RANK = 4
 _MEND = "mend it, or declare a dtype that holds it"
 
@@ -42,39 +46,88 @@ def check_features(
             raise FeatureError(f"utterance {id!r}: feature {name!r} is missing; given: {there}")
 
 
-def to_storage(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
+def to_storage(
+    id: str,
+    value: ArrayLike,
+    feature: FeatureStorageConfig,
+    memory: CopyMemory | None = None,
+    *,
+    check_finite: bool = True,
+) -> Array:
     """Return a copy of `value` as it is stored: shape (rows, *dims), C order, little-endian.
+
+    Without `memory` it may be `value` itself.
 
     Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
     """
     where = f"utterance {id!r}, feature {feature.name!r}"
-    array, is_bfloat16 = _as_numpy(value, where)
-    if array.dtype.kind not in "fiub":
-        raise FeatureError(
-            f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool"
-        )
+    array, is_bfloat16 = as_numpy(value, where)
     least = 1 if feature.time_axis == 0 else 0
     if not least <= array.ndim <= MAX_RANK:
         rank = f"has rank {array.ndim}, but must have {least} to {MAX_RANK}"
         raise FeatureError(f"{where}: shape {array.shape} {rank}")
-    stored = _converted(array, is_bfloat16, feature, where)
+    stored = converted(array, is_bfloat16, feature, where, memory, check_finite=check_finite)
     return stored if feature.time_axis == 0 else stored[np.newaxis]
 
 
-def _converted(array: Array, is_bfloat16: bool, feature: FeatureStorageConfig, where: str) -> Array:
-    """Return a copy in the declared dtype."""
+def store_all(
+    id: str,
+    arrays: Mapping[str, ArrayLike],
+    features: Mapping[str, FeatureStorageConfig],
+    memory: CopyMemory,
+) -> tuple[dict[str, Array], dict[str, FeatureStats]]:
+    """Return the features of an utterance as `to_storage` does, and their statistics.
+
+    Where these are finite, so is each number, which saves looking at all of them once more.
+    """
+    check_features(id, arrays, features)
+    stored: dict[str, Array] = {}
+    stats: dict[str, FeatureStats] = {}
+    for name, feature in features.items():
+        array = to_storage(id, arrays[name], feature, memory, check_finite=not feature.stats)
+        if feature.stats:
+            stats[name] = FeatureStats.of(from_storage(array, feature.dtype))
+            if not stats[name].is_finite:
+                # says which number is not; or all are, but not their squares
+                array = to_storage(id, arrays[name], feature, memory)
+        stored[name] = array
+    return stored, stats
+
+
+def converted(
+    array: Array,
+    is_bfloat16: bool,
+    feature: FeatureStorageConfig,
+    where: str,
+    memory: CopyMemory | None,
+    *,
+    check_finite: bool = True,
+) -> Array:
+    """Return an array in the declared dtype; without `memory` it may be the one that was given.
+
+    Raises `FeatureError` that begins with `where` for what the dtype cannot hold.
+    """
+    if array.dtype.kind not in "fiub":
+        raise FeatureError(
+            f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool"
+        )
     numbers = from_bfloat16(array) if is_bfloat16 else array
-    if numbers.dtype.kind == "f":
+    if check_finite and numbers.dtype.kind == "f":
         _check_finite(numbers, feature, where)
     if is_bfloat16 and feature.dtype == "bfloat16":
-        return np.array(array, storage_dtype("bfloat16"), order="C")
+        return _in_order(array, memory)
     if feature.dtype == "bfloat16":
         return _to_bfloat16(numbers, where)
-    return _cast(numbers, storage_dtype(feature.dtype), where)
+    dtype = storage_dtype(feature.dtype)
+    return _in_order(numbers, memory) if numbers.dtype == dtype else _cast(numbers, dtype, where)
 
 
-def _as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
-    """Return a numpy array over the value, and whether it holds the bits of bfloat16."""
+def _in_order(array: Array, memory: CopyMemory | None) -> Array:
+    return np.asarray(array, order="C") if memory is None else memory.copy(array)
+
+
+def as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
+    """Return a NumPy array over the value, and whether it holds the bits of bfloat16."""
     torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach()
@@ -103,8 +156,6 @@ def _check_finite(array: Array, feature: FeatureStorageConfig, where: str) -> No
 
 
 def _cast(array: Array, dtype: np.dtype[np.generic], where: str) -> Array:
-    if array.dtype.newbyteorder("<") == dtype:
-        return np.array(array, dtype, order="C")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = np.array(array, dtype, order="C")  # casts and copies at once
     source, target = array.dtype.kind, dtype.kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from featcache.declaration.feature_config import FeatureStorageConfig
@@ -29,6 +30,26 @@ class FirstShapes:
         self._warned: dict[str, bool] = {}  # per feature; False: one has looked right
         self._single: dict[str, tuple[int, int]] = {}  # per feature: a length, and how many had it
         self._empty: dict[str, tuple[int, str]] = {}  # per feature: how many, and the first
+
+    def check_many(
+        self,
+        ids: Sequence[str],
+        feature: FeatureStorageConfig,
+        lengths: Sequence[int],
+        dims: tuple[int, ...],
+    ) -> None:
+        """Note arrays (length, *dims) of utterances, as `check` does."""
+        if self.trusting:
+            return
+        for id, length in zip(ids, lengths, strict=True):
+            if not length or not self._is_settled(feature, dims):
+                self.check(id, feature, (length, *dims))
+
+    def _is_settled(self, feature: FeatureStorageConfig, dims: tuple[int, ...]) -> bool:
+        """Tell whether nothing is to be noted of more arrays of such frames, if they have any."""
+        counted = feature.dims is None and feature.time_axis == 0 and not dims
+        watches = counted and self._single.get(feature.name, (0, 0))[1] >= 0
+        return self._warned.get(feature.name) is False and not watches
 
     def check(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
         """Note an array (frames, *dims); raises `FeatureError` for a second batch of one."""

@@ -46,9 +46,9 @@ class FreeSpace:
         """Say how many utterances are still to come."""
         self._expected = self._taken + utterances
 
-    def take(self, nbytes: int) -> None:
-        """Count an utterance that was taken; warns, once, if those to come will not fit."""
-        self._taken += 1
+    def take(self, nbytes: int, utterances: int = 1) -> None:
+        """Count utterances that were taken; warns, once, if those to come will not fit."""
+        self._taken += utterances
         self._bytes += nbytes
         if self._expected is not None and self._taken >= ESTIMATE_AFTER:
             needed = self._bytes * (self._expected - self._taken) // self._taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,9 +11,10 @@ import numpy as np
 from featcache.errors import DuplicateIdError, StaleCacheError
 from featcache.interface import Ints
 from featcache.store.format.annotations import wider_kind
-from featcache.store.format.index import Index
+from featcache.store.format.index import Hashes, Index, hash_of
 from featcache.store.format.part import as_known
 from featcache.store.reading.generation import Generation
+from featcache.store.writing.hash_filter import HashFilter
 from featcache.store.writing.publish import sealed_parts
 
 
@@ -43,11 +44,25 @@ class KnownIds:
 
     def __init__(self, cache: Path, stored: Sequence[StoredRows]) -> None:
         self._cache = cache
-        self._stored = list(stored)
         self._numbers: dict[str, int] = {}  # of what is in no sealed part
+        self.look_again(stored)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._numbers or any(each.holds(id) for each in self._stored)
+        return id in self._numbers or self._is_stored(id)
+
+    def _is_stored(self, id: str) -> bool:
+        if any(each.holds(id) for each in self._stored[:1]):
+            return True
+        if len(self._stored) < 2 or not self._others.may_hold(
+            hash_of(id.encode("utf-8", "surrogatepass"))
+        ):
+            return False
+        return any(each.holds(id) for each in self._stored[1:])
+
+    @property
+    def count(self) -> int:
+        """The number of indexes that are looked at."""
+        return len(self._stored)
 
     def check_new(self, id: str, number: int) -> None:
         """Raise `DuplicateIdError` for a known id, that of an utterance with this number."""
@@ -64,9 +79,33 @@ class KnownIds:
                 "or overwrite the cache"
             )
 
+    def check_all_new(self, ids: Sequence[str], number: int) -> None:
+        """Raise `DuplicateIdError` for the first known id of some, of which none is there twice.
+
+        `number` is that of the first one's utterance.
+        """
+        largest = self._stored[0].index if self._stored else None
+        if self._numbers.keys().isdisjoint(ids) and (
+            largest is None or not (largest.find_many(ids) >= 0).any()
+        ):
+            if len(self._stored) < 2:
+                return
+            if not any(
+                self._others.may_hold(hash_of(id.encode("utf-8", "surrogatepass"))) for id in ids
+            ):
+                return
+        for place, id in enumerate(ids):
+            self.check_new(id, number + place)
+
     def look_again(self, stored: Sequence[StoredRows]) -> None:
         """Forget what was sealed before for what is there now."""
-        self._stored = list(stored)
+        self._stored = sorted(stored, key=lambda each: -len(each.index))
+        self._others = HashFilter()  # of all but the first
+        for count, each in enumerate(self._stored[1:], 2):
+            self._others.add(each.index.hashes, self._hashes(count))
+
+    def _hashes(self, count: int) -> Iterator[Hashes]:
+        return (each.index.hashes for each in self._stored[1:count])
 
     def take(self, id: str, number: int) -> None:
         """Note an utterance that the writer has taken."""
@@ -78,6 +117,8 @@ class KnownIds:
         Called by another thread than the rest.
         """
         self._stored.append(StoredRows(index))
+        if len(self._stored) > 1:
+            self._others.add(index.hashes, self._hashes(len(self._stored)))
         for id in ids:
             del self._numbers[id]
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-
 from featcache.container_files import (
     EncodedArrays,
     Extents,
@@ -17,7 +15,7 @@ from featcache.container_files import (
     sync_directory,
 )
 from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.errors import CacheLockedError, FeatureError
+from featcache.errors import CacheLockedError
 from featcache.interface import Array, ChecksArrays, ContainerWriter, EncodedArray, SupportsPages
 from featcache.stats import FeatureStats
 from featcache.store.format import lock
@@ -31,8 +29,11 @@ from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SealedPart, checksum, new_part_name, remove_part
 from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.block_decoding import joined
+from featcache.store.writing.encoding import encoded, pieces_of
+from featcache.store.writing.packed_batch import Packed
 from featcache.store.writing.seal import Content, Listed, seal_directory
 from featcache.store.writing.unclosed import close_before_libraries_end
+from featcache.store.writing.utterance_batch import Prepared, UtteranceBatch
 
 Declarations = Mapping[str, FeatureStorageConfig]  # by name
 
@@ -58,6 +59,10 @@ class OpenPart:
         self._features = features
         self._specs = {key: feature.spec(header.dims[key]) for key, feature in features.items()}
         self._blocks = {key: feature.blocks(header.dims[key]) for key, feature in features.items()}
+        codecs = {key: spec.codec for key, spec in self._specs.items()}
+        self._is_encoded_at_once = {
+            key: codec is None or not codec.lossless for key, codec in codecs.items()
+        }
         self.stats = {
             key: FeatureStats.empty(header.dims[key])
             for key, feature in features.items()
@@ -84,38 +89,59 @@ class OpenPart:
         """Return the ids of what was appended so far."""
         return [utterance.id for utterance in self._utterances]
 
-    def check(self, id: str, arrays: Mapping[str, Array]) -> None:
-        """Raise `FeatureError` for what a format cannot hold; in any thread."""
-        for names, container in self._checking:
-            container.check(id, {name: (len(arrays[name]), arrays[name].nbytes) for name in names})
+    @property
+    def checks(self) -> bool:
+        """True where `check` may refuse anything."""
+        return bool(self._checking)
 
-    def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
-        """Encode the arrays of lossy codecs, which may refuse numbers, with `FeatureError`."""
-        return {
-            name: self._encode(id, name, array)
-            for name, array in arrays.items()
-            if (codec := self._specs[name].codec) is not None and not codec.lossless
-        }
+    def check(self, id: str, sizes: Mapping[str, tuple[int, int]]) -> None:
+        """Raise `FeatureError` for what a format cannot hold; in any thread.
 
-    def append(
-        self,
-        id: str,
-        arrays: Mapping[str, Array],
-        encoded: Mapping[str, EncodedArray],
-        stamps: Stamps = UNKNOWN,
-        annotations: Values = NONE,
-    ) -> None:
-        """Store one utterance: arrays of shape (rows, *dims), C order, storage dtype.
-
-        `encoded` is from before.
+        `sizes` are by feature the rows and the bytes of an array, before a codec.
         """
-        rest = {
-            name: self._encode(id, name, array)
+        for names, container in self._checking:
+            container.check(id, {name: sizes[name] for name in names})
+
+    def prepare(self, id: str, arrays: Mapping[str, Array]) -> dict[str, Array | EncodedArray]:
+        """Make arrays bytes, but for those of lossless codecs: only lossy ones refuse numbers.
+
+        Raises `FeatureError` for these; in any thread.
+        """
+        return {
+            name: self._encode(id, name, array) if self._is_encoded_at_once[name] else array
             for name, array in arrays.items()
-            if name not in encoded
         }
-        self.add_to_stats(arrays)
-        self.append_encoded(id, {**encoded, **rest}, stamps, annotations)
+
+    def prepare_piece(
+        self, ids: Sequence[str], packed: Mapping[str, Packed], start: int, stop: int
+    ) -> list[Prepared]:
+        """Make the arrays of some utterances of a batch bytes, as `prepare` those of one."""
+        columns: list[Sequence[Array | EncodedArray]] = []
+        for name, each in packed.items():
+            if self._specs[name].codec is None:
+                columns.append(pieces_of(each.rows(start, stop), each.lengths[start:stop]))
+                continue
+            arrays = each.arrays(start, stop)
+            if self._is_encoded_at_once[name]:
+                some = zip(ids[start:stop], arrays, strict=True)
+                columns.append([self._encode(id, name, array) for id, array in some])
+            else:
+                columns.append(arrays)
+        return [dict(zip(packed, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def append(self, batch: UtteranceBatch) -> None:
+        """Store utterances, and take them into the statistics."""
+        self._journal.check_there()
+        for stats in batch.stats:
+            for name, each in stats.items():
+                self.stats[name] = self.stats[name].merge(each)
+        rows = zip(batch.ids, batch.arrays, batch.stamps, batch.annotations, strict=True)
+        for id, arrays, stamps, values in rows:
+            encoded = {
+                name: each if isinstance(each, EncodedArray) else self._encode(id, name, each)
+                for name, each in arrays.items()
+            }
+            self._append(id, encoded, stamps, values)
 
     def append_encoded(
         self,
@@ -126,15 +152,21 @@ class OpenPart:
     ) -> None:
         """Store one utterance as it is, without touching the statistics."""
         self._journal.check_there()
+        self._append(id, arrays, stamps, annotations)
+
+    def _append(
+        self, id: str, arrays: Mapping[str, EncodedArray], stamps: Stamps, annotations: Values
+    ) -> None:
         placed: dict[str, Placed] = {}
         for prefix, names, container in self._containers:
-            extents = container.append(id, {name: arrays[name] for name in names})
-            for name in names:
+            given = arrays
+            if len(names) < len(arrays):
+                given = {name: arrays[name] for name in names}
+            for name, found in container.append(id, given).items():
                 array = arrays[name]
-                moved = tuple(
-                    dataclasses.replace(e, container=prefix + e.container) for e in extents[name]
-                )
-                placed[name] = Placed(array.rows, checksum(array.blocks), moved)
+                if prefix:
+                    found = tuple(e._replace(container=prefix + e.container) for e in found)
+                placed[name] = Placed(array.rows, checksum(array.blocks), found)
                 self.nbytes += array.nbytes
         utterance = Utterance(id, placed, stamps, annotations)
         self._journal.add(utterance)
@@ -221,20 +253,7 @@ class OpenPart:
         self._containers = []
 
     def _encode(self, id: str, name: str, array: Array) -> EncodedArray:
-        spec, blocks, rows = self._specs[name], self._blocks[name], len(array)
-        if array.size == 0:
-            return EncodedArray(rows, ())
-        if spec.codec is None or blocks is None:
-            return EncodedArray(rows, (array.reshape(-1).view(np.uint8).data,))
-        size = blocks.rows or rows
-        if blocks.padded and rows % size:
-            filling = np.zeros((size - rows % size, *spec.dims), array.dtype)
-            array = np.concatenate([array, filling])
-        cut = (array[start : start + size] for start in range(0, len(array), size))
-        try:
-            return EncodedArray(rows, tuple(map(spec.codec.encode, cut)))
-        except FeatureError as error:
-            raise FeatureError(f"utterance {id!r}, feature {name!r}: {error}") from error
+        return encoded(id, array, self._specs[name], self._blocks[name])
 
     def _open_containers(self) -> None:
         for prefix, names in container_groups(self._features):

@@ -5,9 +5,8 @@ It checks arrays in the caller's thread; another thread encodes and writes them.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -22,19 +21,21 @@ from featcache.store.format.disk_errors import explained, reading
 from featcache.store.format.feature_sets import features_beside
 from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.ids import check_id
-from featcache.store.format.manifest import PARTS
-from featcache.store.format.part import header_for, remove_part
+from featcache.store.format.part import header_for
 from featcache.store.format.stamps import UNKNOWN, Stamps, check_stamps
-from featcache.store.writing.background import Background
-from featcache.store.writing.casts import ArrayLike, check_features, to_storage
+from featcache.store.writing.casts import ArrayLike, store_all
+from featcache.store.writing.checked_batch import CheckedBatch, check_batch
+from featcache.store.writing.copy_memory import CopyMemory
 from featcache.store.writing.first_shapes import FirstShapes
 from featcache.store.writing.free_space import FreeSpace
+from featcache.store.writing.hand_over import HandOver
 from featcache.store.writing.known_ids import KnownIds, find_stored
 from featcache.store.writing.open_part import OpenPart
+from featcache.store.writing.packed_batch import BatchLayout, LengthsByFeature
+from featcache.store.writing.parts_under_way import PartsUnderWay
 from featcache.store.writing.unclosed import close_at_exit
+from featcache.store.writing.utterance_batch import Gathered
 
-COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has reached the disk
-QUEUE_BYTES = 256 << 20  # arrays that wait for the disk
 PART_BYTES = 8 << 30  # a killed writer's part is read when it is recovered, and an HDF5 file copied
 PART_ROWS = 100_000  # notes on these stay in memory until the part is sealed, about 1 KB each
 
@@ -58,7 +59,6 @@ class PartWriter:
         self.features = by_name(features)
         self.bytes_written = 0
         self.closed = False
-        self._pid = os.getpid()
         self._one_at_a_time = threading.RLock()  # threads may share a writer
         self._fingerprint = fingerprint_digest(cache_fingerprint(self.features, fingerprint))
         with reading(self.path):
@@ -67,20 +67,18 @@ class PartWriter:
         self._build, self._dims, self._kinds, stored = found
         self._names = beside.union(self.features)  # which no annotation has
         self._known = KnownIds(self.path, stored)
+        self._memory = CopyMemory()
         self._first_shapes = FirstShapes()
         self._count = 0  # utterances that this writer took
         rows = sum(len(each.index) for each in stored)
         self._space = FreeSpace(self.path, len(self.features), rows)
-        # takes what is written; the thread may be at the one before
+        # takes what is written; the thread that stores may be at the one before
         self._part: OpenPart | None = None
         self._part_bytes = self._part_rows = 0
         # told the name of each part before anything is written to it
         self.on_part: Callable[[str], object] = lambda name: None
-        self._unsealed: list[OpenPart] = []  # oldest first, as the thread works them off
-        self._sealed: list[str] = []
-        self._sealed_rows = 0
-        self._committed = 0
-        self._background = Background(self._commit, COMMIT_INTERVAL_S, QUEUE_BYTES)
+        self._under_way = PartsUnderWay(self.path, self._known)
+        self._thread = HandOver(self.path, self._under_way.kept, self._under_way.commit)
         what = f"the part writer of {str(self.path)!r}"
         self.forget = close_at_exit(self, what, PartWriter.close)
 
@@ -113,36 +111,83 @@ class PartWriter:
         values = check_annotations(id, annotations, self._names) if annotations else NONE
         if stamps is not UNKNOWN:
             stamps = check_stamps(id, stamps)
-        check_features(id, arrays, self.features)
-        stored = {
-            name: to_storage(id, arrays[name], feature) for name, feature in self.features.items()
-        }
+        stored, stats = store_all(id, arrays, self.features, self._memory)
         self.check_open()
         with self._one_at_a_time:
-            self._take(id, stored, stamps, values)
+            self._take(id, stored, stats, stamps, values)
 
-    def _take(self, id: str, stored: dict[str, Array], stamps: Stamps, values: Values) -> None:
+    def _take(
+        self, id: str, stored: Mapping[str, Array], stats: Gathered, stamps: Stamps, values: Values
+    ) -> None:
         self.check_open()
+        self._thread.check()
         self._known.check_new(id, self._count)
         kinds = with_kinds(id, values, self._kinds) if values else self._kinds
+        nbytes = 0
         for name, array in stored.items():
-            feature = self.features[name]
-            feature.check_dims(id, array.shape[1:], self._dims.get(name), len(array))
-            self._first_shapes.check(id, feature, array.shape)
-        nbytes = sum(array.nbytes for array in stored.values())
-        self._space.check(self._background.queued_bytes + nbytes, self._kept)
-        part = self._start_part(stored) if self._part is None else self._part
+            feature, shape = self.features[name], array.shape
+            feature.check_dims(id, shape[1:], self._dims.get(name), shape[0])
+            self._first_shapes.check(id, feature, shape)
+            nbytes += array.nbytes
+        self._space.check(self._thread.nbytes + nbytes, self._under_way.kept)
+        part = self._part_for({name: array.shape[1:] for name, array in stored.items()})
         # in this thread, so that a refused utterance is an error of its own `write`
-        encoded = part.encode_lossy(id, stored)
-        part.check(id, stored)
-        self._put(partial(part.append, id, stored, encoded, stamps, values), nbytes)
+        prepared = part.prepare(id, stored)
+        if part.checks:
+            part.check(id, {name: (len(each), each.nbytes) for name, each in stored.items()})
+        self._thread.add(part, id, prepared, stats, stamps, values, nbytes)
         self._kinds = kinds
-        self._known.take(id, self._count)
-        self._count += 1
+        self._count_taken([id], nbytes)
+
+    def write_batch(
+        self,
+        ids: Sequence[str],
+        arrays: Mapping[str, ArrayLike],
+        lengths: LengthsByFeature = None,
+        *,
+        layout: BatchLayout = "padded",
+        annotations: Mapping[str, Mapping[str, object]] | None = None,
+        stamps: Mapping[str, Stamps] | None = None,
+    ) -> None:
+        """Store the features of some utterances, as `CacheWriter.write_batch` does."""
+        told, known = annotations or {}, stamps or {}
+        values = {id: check_annotations(id, each, self._names) for id, each in told.items()}
+        known = {id: check_stamps(id, each) for id, each in known.items()}
+        given = (arrays, lengths, layout)
+        batch = check_batch(ids, *given, values, known, self.features, self._memory)
+        with self._one_at_a_time:
+            self.check_open()
+            self._thread.check()
+            if batch.ids:
+                self._take_batch(batch)
+
+    def _take_batch(self, batch: CheckedBatch) -> None:
+        self._known.check_all_new(batch.ids, self._count)
+        kinds = self._kinds
+        for id, each in batch.annotations.items():
+            kinds = with_kinds(id, each, kinds)
+        dims = batch.dims()
+        for name, packed in batch.features.items():
+            feature = self.features[name]
+            feature.check_dims(batch.ids[0], dims[name], self._dims.get(name), packed.lengths[0])
+            self._first_shapes.check_many(batch.ids, feature, packed.lengths, dims[name])
+        self._space.check(self._thread.nbytes + batch.nbytes, self._under_way.kept)
+        pieces = batch.pieces(self._part_for(dims))
+        self._kinds = kinds
+        for piece in pieces:
+            if self._part_rows + len(piece) > PART_ROWS:
+                self._end_part()
+            self._thread.put_batch(self._part_for(dims), piece)
+            self._count_taken(piece.ids, piece.nbytes)
+
+    def _count_taken(self, ids: Sequence[str], nbytes: int) -> None:
+        for id in ids:
+            self._known.take(id, self._count)
+            self._count += 1
         self.bytes_written += nbytes
         self._part_bytes += nbytes
-        self._part_rows += 1
-        self._space.take(nbytes)
+        self._part_rows += len(ids)
+        self._space.take(nbytes, len(ids))
         if self._part_bytes >= PART_BYTES or self._part_rows >= PART_ROWS:
             self._end_part()
 
@@ -163,36 +208,37 @@ class PartWriter:
     def commit(self) -> int:
         """Make all that was written durable; returns how many utterances of this writer are."""
         self.check_open()
-        self._put(self._commit, 0)
-        self._drain()
-        return self._committed
+        with self._one_at_a_time:
+            self._thread.put(self._under_way.commit)
+            self._thread.drain()
+        return self._under_way.committed
 
     @property
     def committed(self) -> int:
         """The utterances of this writer that are durable, in the order of writing."""
-        return self._committed
+        return self._under_way.committed
 
     def show(self) -> None:
         """Let other processes find what was written soon, before it is durable."""
         self.check_open()
-        self._put(self._show, 0)
+        with self._one_at_a_time:
+            self._thread.put(self._under_way.show)
 
     def seal(self) -> None:
         """Finish the files of what was written so far, so that it can be published."""
         self.check_open()
         with self._one_at_a_time:
             self._end_part()
-            self._drain()
-            if self._committed < self._count:  # never: a promise worth a comparison
+            self._thread.drain()
+            if self._under_way.committed < self._count:  # never: a promise worth a comparison
                 raise CorruptCacheError(
-                    f"{self._count} utterances were written to {str(self.path)!r} but "
-                    f"{self._committed} are stored; run the same again, it goes on from what is "
-                    "stored"
+                    f"{self._count} utterances were written to {str(self.path)!r}, fewer are "
+                    "stored; run the same again, it goes on from what is stored"
                 )
 
     def close(self) -> None:
         """Seal what was written and stop."""
-        self._check_process()
+        self._thread.check_process()
         with self._one_at_a_time:  # or what another thread writes meanwhile would be lost
             if not self.closed:
                 try:
@@ -209,18 +255,15 @@ class PartWriter:
 
     def published(self) -> None:
         """Take note that what was sealed is published: `abort` leaves it alone from now on."""
-        self._sealed.clear()
+        self._under_way.published()
 
     def abort(self) -> None:
         """Remove what this writer has written and what is not published."""
-        self._check_process()
+        self._thread.check_process()
         if not self.closed:
             self._stop(finish=False)
-            with explained(self.path, self._kept):
-                for part in self._unsealed:
-                    part.discard()
-                for name in self._sealed:
-                    remove_part(self.path / PARTS / name)
+            with explained(self.path, self._under_way.kept):
+                self._under_way.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -230,71 +273,27 @@ class PartWriter:
 
     def check_open(self) -> None:
         """Raise `ClosedError` for a writer that is closed, or belongs to another process."""
-        self._check_process()
+        self._thread.check_process()
         if self.closed:
             raise ClosedError(f"the writer of {str(self.path)!r} is closed; open another one")
 
-    def _check_process(self) -> None:
-        # in a child its thread is not there, and what it would be given were lost
-        if os.getpid() != self._pid:
-            raise ClosedError(
-                f"the writer of {str(self.path)!r} belongs to process {self._pid}, and this is "
-                f"{os.getpid()}, forked from it; let one process write, give each a cache of its "
-                "own, or use featcache.extract(parallel=...)"
-            )
-
-    def _kept(self) -> str:
-        return f"{self._committed} utterances of this run are committed and kept"
-
-    def _put(self, task: Callable[[], object], nbytes: int) -> None:
-        with explained(self.path, self._kept):
-            self._background.put(task, nbytes)
-
-    def _drain(self) -> None:
-        with explained(self.path, self._kept):
-            self._background.drain()
-
-    def _start_part(self, arrays: Mapping[str, Array]) -> OpenPart:
-        # here rather than in the thread, so that a missing library is an error of the first `write`
-        dims = {name: array.shape[1:] for name, array in arrays.items()}
-        header = header_for(self.features, dims, self._build, self._fingerprint)
-        with explained(self.path, self._kept):
-            self._part = OpenPart(self.path, self.features, header)
-        self.on_part(self._part.name)
-        self._unsealed.append(self._part)
-        self._dims = dims
+    def _part_for(self, dims: Mapping[str, tuple[int, ...]]) -> OpenPart:
+        if self._part is None:
+            header = header_for(self.features, dims, self._build, self._fingerprint)
+            self._part = self._under_way.start(self.features, header)
+            self.on_part(self._part.name)
+            self._dims = dims
         return self._part
 
     def _end_part(self) -> None:
-        if self._part is not None:
-            self._put(partial(self._seal, self._part), 0)
-            self._part = None
-            self._part_bytes = self._part_rows = 0
+        part, self._part = self._part, None
+        self._part_bytes = self._part_rows = 0
+        if part is not None:
+            self._thread.put(partial(self._under_way.seal, part))
 
     def _stop(self, finish: bool) -> None:
         self.closed = True
         self.forget()
-        self._background.stop(finish)
+        self._thread.stop(finish)
         if finish:
-            for part in self._unsealed:
-                part.release()
-
-    # in the background thread:
-
-    def _commit(self) -> None:
-        if self._unsealed:
-            self._committed = self._sealed_rows + self._unsealed[0].commit()
-
-    def _show(self) -> None:
-        for part in self._unsealed:
-            part.show()
-
-    def _seal(self, part: OpenPart) -> None:
-        ids = part.ids()
-        sealed = part.seal()
-        self._unsealed.remove(part)
-        if sealed is not None:
-            self._sealed.append(sealed.entry.name)
-            self._sealed_rows += sealed.entry.rows
-            self._committed = self._sealed_rows
-            self._known.sealed(ids, sealed.index(self.path, []))
+            self._under_way.release()

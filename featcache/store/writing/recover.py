@@ -9,7 +9,6 @@ removed: its directory is set aside.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -169,5 +168,5 @@ def _set_aside(directory: Path, why: str) -> None:
 def _within(prefix: str, placed: Placed) -> tuple[int, tuple[Extent, ...]]:
     """Return the rows and the extents of an array, these relative to the directory of its group."""
     return placed.rows, tuple(
-        replace(each, container=each.container.removeprefix(prefix)) for each in placed.extents
+        each._replace(container=each.container.removeprefix(prefix)) for each in placed.extents
     )

@@ -56,7 +56,7 @@ def ids(*numbers: int) -> list[str]:
 
 def kill(writer: CacheWriter, path: Path, copy: Path) -> Path:
     """Copy what is on disk, as if the writer were killed now."""
-    writer._parts._drain()
+    writer._parts._thread.drain()
     shutil.copytree(path, copy)
     return copy
 

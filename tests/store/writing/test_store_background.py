@@ -30,7 +30,7 @@ from featcache.container_files import FeatureFilesWriter
 from featcache.errors import ClosedError, FeatureError, StorageFullError
 from featcache.interface import EncodedArray, Extent
 from featcache.store.format.journal import read_journal
-from featcache.store.writing import free_space, part_writer
+from featcache.store.writing import free_space, hand_over, utterance_batch
 from featcache.store.writing.background import Background
 
 
@@ -61,6 +61,8 @@ class Gate:
             return append(writer, id, arrays)
 
         monkeypatch.setattr(FeatureFilesWriter, "append", gated)
+        monkeypatch.setattr(utterance_batch, "BATCH_BYTES", 0)  # each is handed over at once
+        monkeypatch.setattr(hand_over, "NOTE_BYTES", 0)
 
 
 @pytest.fixture
@@ -82,24 +84,45 @@ def test_write_returns_before_the_bytes_are_stored(tmp_path: Path, gate: Gate) -
 def test_the_queue_is_bounded_and_write_waits_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
-    monkeypatch.setattr(part_writer, "QUEUE_BYTES", utterance_bytes(range(1, 4)))
+    monkeypatch.setattr(hand_over, "QUEUE_BYTES", utterance_bytes(range(1, 4)))
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         write(writer, range(1, 4))
         blocked = threading.Thread(target=write, args=(writer, [4]))
         blocked.start()
         blocked.join(0.2)
         assert blocked.is_alive()
-        assert writer._parts._background.queued_bytes == utterance_bytes(range(1, 4))
+        assert writer._parts._thread._background.queued_bytes == utterance_bytes(range(1, 4))
         gate.opened.set()
         blocked.join()
-        assert writer._parts._background.queued_bytes <= utterance_bytes(range(1, 5))
+        assert writer._parts._thread._background.queued_bytes <= utterance_bytes(range(1, 5))
     check_cache(tmp_path, range(1, 5))
+
+
+def test_short_utterances_count_in_the_queue_for_what_is_noted_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    monkeypatch.setattr(hand_over, "NOTE_BYTES", 1 << 10)
+    monkeypatch.setattr(hand_over, "QUEUE_BYTES", 3 << 10)
+    with CacheWriter(tmp_path, [FeatureStorageConfig("tokens", dtype="int16")]) as writer:
+        write_three = threading.Thread(target=write_tokens, args=(writer, range(3)))
+        write_three.start()
+        write_three.join(0.2)
+        assert write_three.is_alive()
+        assert writer._parts._thread.nbytes < 100  # on the disk they take no more than their bytes
+        gate.opened.set()
+        write_three.join()
+    assert len(featcache.open(tmp_path)) == 3
+
+
+def write_tokens(writer: CacheWriter, numbers: range) -> None:
+    for number in numbers:
+        writer.write(id_of(number), {"tokens": np.ones(5 + number, np.int16)})
 
 
 def test_an_utterance_larger_than_the_queue_passes_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_writer, "QUEUE_BYTES", 1)
+    monkeypatch.setattr(hand_over, "QUEUE_BYTES", 1)
     make_cache(tmp_path, range(9))
     check_cache(tmp_path, range(9))
 
@@ -107,7 +130,7 @@ def test_an_utterance_larger_than_the_queue_passes_alone(
 def test_an_error_wakes_a_writer_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
-    monkeypatch.setattr(part_writer, "QUEUE_BYTES", utterance_bytes(range(1, 3)))
+    monkeypatch.setattr(hand_over, "QUEUE_BYTES", utterance_bytes(range(1, 3)))
     gate.error = OSError(errno.ENOSPC, "No space left on device")
     raised: list[BaseException] = []
 
@@ -137,7 +160,7 @@ def test_an_error_of_the_thread_is_raised_by_the_next_write_and_by_close(
     assert writer.commit() == 3
     gate.error = OSError(errno.EIO, "Input/output error")
     write(writer, [3])
-    wait_for_end(writer._parts._background)
+    wait_for_end(writer._parts._thread._background)
     for call in (lambda: write(writer, [4]), writer.commit, writer.publish, writer.close):
         with pytest.raises(OSError, match="Input/output error"):
             call()
@@ -163,7 +186,7 @@ def test_an_error_in_the_block_is_not_hidden_by_one_of_the_thread(
     ):
         write(writer, range(2))
         gate.opened.set()
-        wait_for_end(writer._parts._background)
+        wait_for_end(writer._parts._thread._background)
         raise ZeroDivisionError
     assert any(
         "then closing the cache failed" in note and "is full" in note
@@ -174,7 +197,7 @@ def test_an_error_in_the_block_is_not_hidden_by_one_of_the_thread(
 def test_what_is_written_is_committed_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_writer, "COMMIT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(hand_over, "COMMIT_INTERVAL_S", 0.05)
     writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
     write(writer, range(3))
     (part,) = (tmp_path / "parts").iterdir()

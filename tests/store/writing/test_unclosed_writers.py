@@ -249,7 +249,7 @@ def test_a_writer_in_a_cycle_may_be_collected_by_its_own_thread(
         cycle.append(cycle)
         writer = cycle[0]
         assert isinstance(writer, CacheWriter)
-        thread = writer._parts._background._thread
+        thread = writer._parts._thread._background._thread
         write(writer, [1])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -277,7 +277,7 @@ def test_a_writer_that_cannot_be_closed_any_more_says_why(
     write(writer, range(3))
     writer.commit()
     error = OSError(5, "Input/output error")
-    writer._parts._background.put(lambda: (_ for _ in ()).throw(error), 0)
+    writer._parts._thread._background.put(lambda: (_ for _ in ()).throw(error), 0)
     with pytest.warns(ResourceWarning, match="closing it now failed: .*Input/output error"):
         del writer
     assert caplog.records[-1].levelno == logging.WARNING

@@ -192,7 +192,7 @@ def test_a_writer_that_another_took_for_dead_is_told_and_what_it_had_committed_s
     if committed:
         assert first.commit() == 3
     else:
-        first._parts._drain()
+        first._parts._thread.drain()
     with CacheWriter(tmp_path, features, FINGERPRINT) as second:
         check_cache(tmp_path, range(committed), complete=False)
         message = "another writer has taken the part for that of a dead one"
