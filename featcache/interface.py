@@ -129,6 +129,14 @@ class ChecksArrays(Protocol):
 
 
 @runtime_checkable
+class WritesOut(Protocol):
+    """A `ContainerWriter` that holds bytes back until `flush`, and can give them out before."""
+
+    def write_out(self) -> None:
+        """Return once other processes can read all that was appended; it need not be durable."""
+
+
+@runtime_checkable
 class SupportsPages(Protocol):
     """A `ContainerWriter` that knows the digests of its files; those of others are read again."""
 

@@ -63,6 +63,10 @@ class ArrayFile:
             nbytes=arrays.nbytes,
         )
 
+    def write_out(self) -> None:
+        """Let other processes read all arrays."""
+        self._file.write_out()
+
     def flush(self) -> None:
         """Make all arrays durable."""
         self._file.flush()

@@ -52,6 +52,11 @@ class GroupWriter:
         self._group.add(id, encoded.rows, len(encoded.blocks))
         return tuple(extents)
 
+    def write_out(self) -> None:
+        """Let other processes read all frames."""
+        if self._file is not None:
+            self._file.write_out()
+
     def flush(self) -> None:
         """Make all frames durable; full shards are."""
         if self._file is not None:

@@ -106,10 +106,14 @@ class Hdf5Writer:
         self.check(id, {})
         return {name: self._groups[name].append(id, array) for name, array in arrays.items()}
 
-    def flush(self) -> None:
-        """Make all datasets durable, and the file readable as it is now."""
+    def write_out(self) -> None:
+        """Let other processes read the file as it is now."""
         with _system_errors(self._path):
             self._file.flush()
+
+    def flush(self) -> None:
+        """Make all datasets durable, and the file readable as it is now."""
+        self.write_out()
         sync_file(self._bytes)
 
     def close(self) -> None:

@@ -170,6 +170,10 @@ class WebDatasetWriter:
                 self._file.append(piece)
         return extents
 
+    def write_out(self) -> None:
+        """Let other processes read all samples."""
+        self._file.write_out()
+
     def flush(self) -> None:
         """Make all samples durable; earlier shards are."""
         self._file.flush()

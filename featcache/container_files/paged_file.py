@@ -22,7 +22,7 @@ from featcache.container_files.system import (
     sync_file,
     write_all,
 )
-from featcache.interface import EncodedArray, Extent, SupportsPages
+from featcache.interface import EncodedArray, Extent, SupportsPages, WritesOut
 
 PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
 
@@ -70,6 +70,12 @@ class FeatureFilesWriter:
     ) -> dict[str, Extents]:
         """Write the arrays of many utterances behind those of the one before."""
         return {name: _append_many(self._files[name], ids, each) for name, each in arrays.items()}
+
+    def write_out(self) -> None:
+        """Let other processes read all arrays."""
+        for file in self._files.values():
+            if isinstance(file, WritesOut):
+                file.write_out()
 
     def flush(self) -> None:
         """Make all arrays durable."""
@@ -127,14 +133,14 @@ class PagedFile:
         data = memoryview(data).cast("B")
         nbytes, offset = len(data), self.size
         if len(self._gathered) + nbytes > GATHERED_BYTES:
-            self._write_gathered()
+            self.write_out()
         if nbytes < GATHERED_BYTES:
             self._gathered += data
         else:
             write_all(self._file, data)
         self.size += nbytes
         if self.size - self._on_its_way >= AT_ONCE_BYTES:
-            self._write_gathered()
+            self.write_out()
             start_writing(self._file, self._on_its_way, self.size - self._on_its_way)
             self._on_its_way = self.size
         self._digest(data, offset % PAGE_BYTES)
@@ -147,7 +153,7 @@ class PagedFile:
         """
         if not 0 <= offset <= self.size - len(data):
             raise ValueError(f"bytes {offset} to {offset + len(data)} are not all written yet")
-        self._write_gathered()
+        self.write_out()
         for number in range(offset // PAGE_BYTES, -(-(offset + len(data)) // PAGE_BYTES)):
             start = number * PAGE_BYTES
             page = self._read_page(number)
@@ -161,9 +167,15 @@ class PagedFile:
         write_all(self._file, data)
         self._file.seek(self.size)
 
+    def write_out(self) -> None:
+        """Let other processes read all that was added."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, bytearray()
+            write_all(self._file, gathered)
+
     def flush(self) -> None:
         """Make all that was written durable."""
-        self._write_gathered()
+        self.write_out()
         sync_file(self._file)
 
     def close(self) -> None:
@@ -176,14 +188,9 @@ class PagedFile:
         with suppress(OSError):
             try:
                 if not self._file.closed:
-                    self._write_gathered()
+                    self.write_out()
             finally:
                 self._file.close()
-
-    def _write_gathered(self) -> None:
-        if self._gathered:
-            gathered, self._gathered = self._gathered, bytearray()
-            write_all(self._file, gathered)
 
     def _digest(self, data: memoryview, filled: int) -> None:
         """Digest `data`, behind `filled` bytes of the last page."""

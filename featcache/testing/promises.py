@@ -25,6 +25,7 @@ from featcache.interface import (
     FeatureSpec,
     SupportsBlocks,
     SupportsPages,
+    WritesOut,
 )
 from featcache.registry import RAW, get_codec
 from featcache.testing.backend_under_test import (
@@ -57,6 +58,9 @@ class Seam:
     def test_extents_hold_the_written_bytes(self, storage: Storage, tmp_path: Path) -> None:
         (tmp_path / "foreign").write_bytes(b"not ours")
         writer, written = append_all(storage, tmp_path)
+        if isinstance(writer, WritesOut):
+            writer.write_out()
+            assert_hold(tmp_path, written)
         writer.flush()
         assert_hold(tmp_path, written)
         writer.close()

@@ -16,7 +16,14 @@ from featcache.container_files import (
 )
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheLockedError
-from featcache.interface import Array, ChecksArrays, ContainerWriter, EncodedArray, SupportsPages
+from featcache.interface import (
+    Array,
+    ChecksArrays,
+    ContainerWriter,
+    EncodedArray,
+    SupportsPages,
+    WritesOut,
+)
 from featcache.stats import FeatureStats
 from featcache.store.format import lock
 from featcache.store.format.annotations import NONE, Values
@@ -29,6 +36,7 @@ from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SealedPart, checksum, new_part_name, remove_part
 from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.block_decoding import joined
+from featcache.store.writing.container_groups import container_groups
 from featcache.store.writing.encoding import encoded, pieces_of
 from featcache.store.writing.packed_batch import Packed
 from featcache.store.writing.seal import Content, Listed, seal_directory
@@ -63,11 +71,8 @@ class OpenPart:
         self._is_encoded_at_once = {
             key: codec is None or not codec.lossless for key, codec in codecs.items()
         }
-        self.stats = {
-            key: FeatureStats.empty(header.dims[key])
-            for key, feature in features.items()
-            if feature.stats
-        }
+        with_stats = [key for key, feature in features.items() if feature.stats]
+        self.stats = {key: FeatureStats.empty(header.dims[key]) for key in with_stats}
         self._utterances: list[Utterance] = []
         self._committed = 0
         self.nbytes = 0
@@ -212,6 +217,9 @@ class OpenPart:
 
     def show(self) -> None:
         """Let other processes find what was appended, which is not durable yet."""
+        for _, _, container in self._containers:
+            if isinstance(container, WritesOut):
+                container.write_out()
         self._journal.show()
 
     def seal(self, copied: Content | None = None) -> SealedPart | None:
@@ -267,22 +275,6 @@ class OpenPart:
             sync_directory(directory)
         sync_directory(self.directory)
         close_before_libraries_end()
-
-
-def container_groups(features: Declarations) -> list[tuple[str, list[str]]]:
-    """Say which features share containers: (directory within the part, with a slash, names).
-
-    Features with the same backend and the same options of it share. Where one backend has several
-    groups, each has a directory of its own, named after its first feature; else that is "".
-    """
-    groups: dict[tuple[str, object], list[str]] = {}
-    for name, feature in features.items():
-        groups.setdefault((feature.backend, feature.make_backend()), []).append(name)
-    backends = [backend for backend, _ in groups]
-    return [
-        ("" if backends.count(backend) == 1 else f"{names[0]}/", names)
-        for (backend, _), names in groups.items()
-    ]
 
 
 def _new_directory(cache: Path, name: str | None, tries: int = 10) -> tuple[str, WriterLock]:

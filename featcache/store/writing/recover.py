@@ -23,7 +23,8 @@ from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.lock import WriterLock, holder, holder_text, may_live
 from featcache.store.format.manifest import PARTS, Manifest
 from featcache.store.format.part import SEAL, list_parts, read_part, remove_part
-from featcache.store.writing.open_part import Declarations, container_groups
+from featcache.store.writing.container_groups import container_groups
+from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_copy import RECOVERED, DeadPart, copy_part
 from featcache.store.writing.seal import Listed, seal_directory
 
