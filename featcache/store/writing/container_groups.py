@@ -1,4 +1,4 @@
-"""Which features share the containers of a part."""
+"""Groups of features that share the containers of a part."""
 
 from __future__ import annotations
 
