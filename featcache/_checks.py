@@ -1,4 +1,4 @@
-"""Checks of arguments, once for all: settings by name, whole numbers, directories."""
+"""Checks of arguments, once for all: settings by name, ids, whole numbers, directories."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import functools
 import inspect
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import ParamSpec
 
-from featcache.errors import ConfigError, StateError, UnknownNameError, nearest
+from featcache.errors import (
+    ConfigError,
+    KeyNotFoundError,
+    StateError,
+    UnknownNameError,
+    nearest,
+)
 
 P = ParamSpec("P")
 
@@ -54,6 +60,31 @@ def errors_about(what: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise type(error)(f"{what}: {error}") from error.__cause__
+
+
+def are_listed(ids: object) -> bool:
+    """Tell whether something can be a list of ids, and not one of them, or nothing of the kind."""
+    return isinstance(ids, Iterable) and not isinstance(ids, str)
+
+
+def listed_ids(ids: Iterable[str]) -> list[str]:
+    """Return utterance ids as a list; raises `KeyNotFoundError` for what is no list of strings."""
+    if not are_listed(ids):
+        one = "the one string " * isinstance(ids, str)
+        raise KeyNotFoundError(f"ids are a list of strings, not {one}{ids!r}")
+    listed = list(ids)
+    for id in listed:
+        if not isinstance(id, str):
+            raise KeyNotFoundError(not_an_id(id))
+    return listed
+
+
+def not_an_id(id: object) -> str:
+    """Say that something is no utterance id."""
+    return (
+        f"utterance ids are strings, not {id!r}; rows by number are what featcache.FeatureDataset "
+        "gives"
+    )
 
 
 def directory(path: str | PathLike[str], what: str) -> Path:

@@ -205,6 +205,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         of that which is there, `ConfigError` for no source, `DuplicateIdError` for an id that comes
         twice, `CacheLockedError` while the cache is written; then nothing is changed.
         """
+        self._refuse_version("annotate it")
         mine = {*self.features}
         sets = [each for each, found in stored_sets(self.path) if mine & found.features.keys()]
         annotate(self.path, sets or [self.path], source, unknown)
@@ -235,11 +236,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         Raises `KeyNotFoundError`, and deletes nothing, for an id that is neither stored nor failed;
         `CacheLockedError` while the cache is written.
         """
-        if self.version is not None:
-            raise CacheError(
-                f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
-                "cache without version= to delete from it"
-            )
+        self._refuse_version("delete from it")
         edit.delete(self.path, ids)
 
     def collect(self) -> None:
@@ -251,13 +248,16 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         infinity, which have no statistics: `delete` these utterances, or adopt with
         `nonfinite="keep"`.
         """
+        self._refuse_version("collect")
+        edit.collect(self.path, self.opened.roots)
+        self.refresh()
+
+    def _refuse_version(self, what: str) -> None:
         if self.version is not None:
             raise CacheError(
                 f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
-                "cache without version= to collect"
+                f"cache without version= to {what}"
             )
-        edit.collect(self.path, self.opened.roots)
-        self.refresh()
 
     @property
     def tags(self) -> dict[str, int]:

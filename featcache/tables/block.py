@@ -185,7 +185,9 @@ class Blocks:
 
     def dims(self, feature: str) -> tuple[int, ...]:
         """Return the shape of one frame, or of the whole array without a time axis."""
-        return next((each.dims for each in self.of_feature(feature) if len(each.lengths)), ())
+        found = self.of_feature(feature)
+        filled = [each.dims for each in found if len(each.lengths)]  # others may not know them
+        return next(iter(filled or filter(None, (each.dims for each in found))), ())
 
     def lengths(self, feature: str) -> Ints:
         """Return the frames of all rows; those of one whole cache are its mapped column."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence, Sized
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from featcache._checks import are_listed
 from featcache.errors import ConfigError, RowError
 from featcache.interface import Ints
 
@@ -21,7 +23,7 @@ def chosen_rows(table: FeatureTable, keys: Iterable[str] | Iterable[int]) -> Int
 
     Raises `KeyNotFoundError`, `RowError`, or `ConfigError` for an utterance that comes twice.
     """
-    if isinstance(keys, str):
+    if not are_listed(keys):
         raise ConfigError(f"utterances are chosen by a list of ids or rows, not by {keys!r}")
     listed = keys if isinstance(keys, Sized) else list(keys)
     if hasattr(listed, "dtype"):
@@ -52,20 +54,22 @@ def rows_of_keys(table: NumberedRows, keys: Sequence[int | str]) -> Ints:
 
 
 def _whole(key: object) -> int:
-    try:
-        return operator.index(cast(int, key))
-    except TypeError:
-        raise RowError(f"utterances are chosen by id or by row number, not by {key!r}") from None
+    with suppress(TypeError):
+        if not isinstance(key, bool):  # of a mask, which would choose rows 0 and 1
+            return operator.index(cast(int, key))
+    raise RowError(f"utterances are chosen by id or by row number, not by {key!r}")
 
 
 def _numbers(table: FeatureTable, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Ints:
-    if array.ndim != 1 or array.dtype.kind not in "iuUO":
+    if array.shape == (0,):  # whatever its dtype is
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iuUTO":
         hint = "; give np.flatnonzero of a mask" if array.dtype.kind == "b" else ""
         raise RowError(
             "utterances are chosen by ids or row numbers along one axis, not by "
             f"{array.dtype} of shape {array.shape}{hint}"
         )
-    if array.dtype.kind in "UO":
+    if array.dtype.kind in "UTO":
         return chosen_rows(table, array.tolist())
     if len(array):
         rows_of_keys(table, [int(array.min()), int(array.max())])

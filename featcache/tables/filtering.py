@@ -31,6 +31,8 @@ def rows_that_meet(
         mask &= _meets(name, columns[name], condition)
     rows = np.flatnonzero(mask)
     if where is not None:
+        if not callable(where):
+            raise ConfigError(f"where= is a function of an utterance's values, not {where!r}")
         kept = [bool(where(RowValues(columns, row))) for row in rows.tolist()]
         rows = rows[np.array(kept, np.bool_)]
     return rows

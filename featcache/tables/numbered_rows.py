@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 
+from featcache._checks import listed_ids
 from featcache.interface import Ints
 from featcache.store.reading.id_sequence import Ids
 from featcache.tables.choosing import rows_of_keys
@@ -44,12 +45,12 @@ class NumberedRows(ABC):
 
         Quick for ids that are not there: nothing is looked up that is close to them.
         """
-        return self.selection.find(ids if isinstance(ids, str) else list(ids))
+        return self.selection.find(listed_ids(ids))
 
     def rows(self, ids: Iterable[str]) -> Ints:
         """Return the rows of many ids, int64; raises `KeyNotFoundError` for an unknown one."""
-        listed = ids if isinstance(ids, str) else list(ids)
-        found = self.find(listed)
+        listed = listed_ids(ids)
+        found = self.selection.find(listed)
         if found.min(initial=0) < 0:
             raise self.selection.not_found(listed[int(found.argmin())])
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,7 @@ class Seconds:
 
     def __post_init__(self) -> None:
         stop_s = math.inf if self.stop_s is None else self.stop_s
-        numbers = all(isinstance(each, int | float) for each in (self.start_s, stop_s))
+        numbers = all(isinstance(each, Real) for each in (self.start_s, stop_s))
         infinite = self.stop_s is not None and stop_s == math.inf
         if not numbers or not 0 <= self.start_s < stop_s or infinite:
             raise ConfigError(
@@ -58,7 +59,7 @@ def frames_of(
         require_times(table.selection.blocks, feature)
     times = RecordingTimes(table, rows, Alignment())
     wanted = [
-        end if cut.stop_s is None else cut.stop_s
+        max(end, cut.start_s) if cut.stop_s is None else cut.stop_s  # or it begins beyond the end
         for cut, end in zip(cuts, times.ends_s, strict=True)
     ]
     stop_s = times.stops_s(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import permutations
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,10 +27,10 @@ MOST_EXCHANGES = 1000
 
 def sampled_rows(table: FeatureTable, amount: float, seed: int) -> Ints:
     """Return some rows at random, in their order: a share of them (float), or a number (int)."""
-    whole = isinstance(amount, int | np.integer) and not isinstance(amount, bool)
-    if not whole and not isinstance(amount, float):
+    whole = isinstance(amount, Integral)
+    if isinstance(amount, bool) or not isinstance(amount, Real):
         raise ConfigError(f"a sample is a share, 0.1, or a number of utterances, not {amount!r}")
-    count = int(amount) if whole else round(amount * len(table)) if 0 <= amount <= 1 else -1
+    count = int(amount) if whole else round(float(amount) * len(table)) if 0 <= amount <= 1 else -1
     if not 0 <= count <= len(table):
         raise ConfigError(
             f"a sample of {amount!r} cannot be drawn from {len(table)} utterances; give a share "
@@ -71,7 +72,7 @@ def _check_shares(shares: Mapping[str, float]) -> None:
     if not isinstance(shares, Mapping) or not shares:
         raise ConfigError(f"a split is a mapping of names to shares, not {shares!r}")
     for name, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, int | float) or not share > 0:
+        if isinstance(share, bool) or not isinstance(share, Real) or not share > 0:
             raise ConfigError(f"the share of {name!r} is a number above 0, not {share!r}")
     if abs(sum(shares.values()) - 1) > ROUNDING:
         raise ConfigError(

@@ -72,6 +72,9 @@ def test_seconds_beyond_the_end_are_refused_by_name(tmp_path: Path) -> None:
         "'fbank' ends at 2 s",
     ):
         dataset["a", Seconds(1.5, 2.1)]
+    with pytest.raises(WindowError, match="'fbank' ends at 2 s"):
+        dataset["a", Seconds(2.5)]  # to the end, which is before that
+    assert len(dataset["a", Seconds(np.float32(1.5))]["fbank"]) == 50  # type: ignore[arg-type]
 
 
 def test_seconds_that_are_none_are_refused() -> None:

@@ -80,6 +80,20 @@ def test_readers_see_the_new_feature_once_it_is_complete(cache: Path) -> None:
     assert list(featcache.open(cache)) == [id_of(0)]
 
 
+def test_a_set_without_utterances_hides_none_of_the_others(cache: Path) -> None:
+    with CacheWriter(cache, [ENERGY]):
+        pass
+    before = featcache.open(cache)
+    assert len(before) > 0
+    assert ENERGY.name not in before.features
+    with CacheWriter(cache, [ENERGY]) as writer:
+        for id in before:
+            writer.write(id, {ENERGY.name: np.zeros((1, 1))})
+    after = featcache.open(cache)
+    assert ENERGY.name in after.features
+    assert list(after) == list(before)
+
+
 def test_rows_are_the_ids_that_all_sets_have_and_the_rest_is_listed(cache: Path) -> None:
     add(cache, range(4, 12))
     opened = featcache.open(cache, verify="arrays", check_reads=True)

@@ -94,7 +94,15 @@ def test_a_feature_without_frames_is_no_column(tmp_path: Path) -> None:
 
 def test_a_sample_depends_on_ids_and_seed_alone(tables: list[FeatureTable]) -> None:
     amount: Any
-    for amount, count in ((0.1, 4), (7, 7), (0.0, 0), (0, 0), (1.0, 40), (np.int64(40), 40)):
+    for amount, count in (
+        (0.1, 4),
+        (7, 7),
+        (0.0, 0),
+        (0, 0),
+        (1.0, 40),
+        (np.int64(40), 40),
+        (np.float32(0.5), 20),
+    ):
         views = [table.sample(amount, seed=3) for table in tables]
         assert {frozenset(view) for view in views} == {frozenset(views[0])}
         for table, view in zip(tables, views, strict=True):

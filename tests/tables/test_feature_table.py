@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,11 +67,29 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
             ask("fbnk")
     with pytest.raises(KeyNotFoundError, match="not the one string"):
         table.find(id_of(7))
+    others: tuple[Any, ...] = (None, 3)
+    for nothing in others:
+        for take in (table.find, table.rows, lambda ids: table.read_batch(ids, "fbank")):
+            with pytest.raises(KeyNotFoundError, match=f"a list of strings, not {nothing}"):
+                take(nothing)
+        with pytest.raises(ConfigError, match=f"list of ids or rows, not by {nothing}"):
+            table.select(nothing)
     for row in (9, -1):
         with pytest.raises(RowError, match=f"no row {row}: there are 9 utterances"):
             table.id(row)
         with pytest.raises(RowError, match=f"no row {row}"):
             table.numbers([0, row, 1])
+
+
+def test_a_mask_is_not_taken_for_rows(tmp_path: Path) -> None:
+    table = FeatureTable.of(make_cache(tmp_path, range(2)))
+    masks: tuple[Any, ...] = ([True, False], [False, True], np.array([True, False]))
+    for mask in masks:
+        with pytest.raises(RowError, match="chosen by id"):
+            table.select(mask)
+    others: tuple[Any, ...] = ([], np.array([]), np.array([], bool))
+    for nothing in others:
+        assert len(table.select(nothing)) == 0
 
 
 def test_ids_that_may_be_absent_are_found_without_an_error(tmp_path: Path) -> None:

@@ -192,3 +192,19 @@ def test_a_view_of_an_unfinished_cache_says_which(tmp_path: Path) -> None:
     assert not view.complete
     with pytest.raises(featcache.IncompleteError, match=f"cache '{tmp_path}' is incomplete"):
         featcache.GlobalMVN.from_cache(view, "x")
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_cache_without_rows_has_statistics_of_none(tmp_path: Path, beside: bool) -> None:
+    write(tmp_path, {"a": np.ones((2, 3), "float32"), "b": np.ones((4, 3), "float32")})
+    if beside:  # a feature set that has no utterance in common with the first one
+        with CacheWriter(tmp_path, [FeatureStorageConfig("y")]) as writer:
+            writer.write("c", {"y": np.ones(5)})
+    else:
+        featcache.open(tmp_path).delete(["a", "b"])
+    table = FeatureTable.of(tmp_path)
+    assert len(table) == 0
+    assert table.dims("x") == (3,)
+    assert table.stats("x").count == 0
+    assert table.stats("x").mean.shape == (3,)
+    assert table.read_batch([], "x").data.shape == (0, 0, 3)

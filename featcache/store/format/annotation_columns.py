@@ -147,12 +147,19 @@ def joined(columns: Sequence[Column], kind: str) -> Column:
     return Column(kind, body, mask if mask.any() else None)
 
 
-def stored_columns(name: str, column: Column) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Give the columns of a file that an annotation becomes; none if no row has a value."""
+def stored_columns(
+    name: str, column: Column, *, always: bool = False
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Give the columns of a file that an annotation becomes; none if no row has a value.
+
+    With `always`, some for an annotation without any value, too.
+    """
+    if column.null is not None and column.null.all():
+        if not always:
+            return
+        column = Column.missing(len(column), column.kind)
     null, body = column.null, column.body
     if null is not None:
-        if null.all():
-            return
         yield f"{PREFIX}{name}/null", null
     if isinstance(body, Codes):
         body = used(body, null)

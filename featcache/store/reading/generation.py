@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from featcache._checks import listed_ids, not_an_id
 from featcache.errors import (
     CacheError,
     CorruptCacheError,
@@ -194,11 +195,11 @@ class Generation:
 
         Raises `KeyNotFoundError` for what is no list of strings.
         """
-        return self.index.find_many(self._listed(ids))
+        return self.index.find_many(listed_ids(ids))
 
     def rows(self, ids: Iterable[str]) -> Ints:
         """Return the rows of many ids; raises `KeyNotFoundError` for an unknown one."""
-        listed = self._listed(ids)
+        listed = listed_ids(ids)
         rows = self.index.find_many(listed)
         if len(rows) and rows.min() < 0:
             raise self._not_found(listed[int(rows.argmin())])
@@ -237,20 +238,9 @@ class Generation:
         for each in self.sets.values() or (self,):
             each.containers.close()
 
-    def _listed(self, ids: Iterable[str]) -> list[str]:
-        if isinstance(ids, str):
-            raise KeyNotFoundError(f"ids are a list of strings, not the one string {ids!r}")
-        listed = list(ids)
-        if others := [id for id in listed if not isinstance(id, str)]:
-            raise self._not_found(others[0])
-        return listed
-
     def _not_found(self, id: str) -> KeyNotFoundError:
         if not isinstance(id, str):
-            return KeyNotFoundError(
-                f"utterance ids are strings, not {id!r}; rows by number are what "
-                "featcache.FeatureDataset gives"
-            )
+            return KeyNotFoundError(not_an_id(id))
         more = "" if self.manifest.complete else "; it is incomplete, more may come"
         return KeyNotFoundError(
             f"no utterance {id!r} in cache {str(self.path)!r}",

@@ -20,13 +20,17 @@ from featcache.store.format.annotation_columns import (
     joined,
     read_column,
     stored_columns,
+    stored_kinds,
 )
+from featcache.store.format.annotations import kinds_of, wider_kind
 from featcache.store.format.column_file import ColumnFile, save_columns
 from featcache.store.format.disk_errors import explained
 from featcache.store.format.index import Index, read_index
+from featcache.store.format.journal import read_journal
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
     ANNOTATIONS,
+    PARTS,
     Manifest,
     check_writable,
     index_file,
@@ -35,6 +39,7 @@ from featcache.store.format.manifest import (
     with_needed,
 )
 from featcache.store.format.manifest_entries import AnnotationEntry
+from featcache.store.format.part import SealedPart, list_parts
 from featcache.store.reading.verify import raise_damage
 from featcache.store.writing.annotation_sources import AnnotationSource, Entry, entries_of
 from featcache.store.writing.given_annotations import Given, GivenAnnotations
@@ -62,21 +67,21 @@ def annotate(
         raise ConfigError(f"unknown is 'raise' or 'skip', not {unknown!r}")
     with ExitStack() as stack:
         places = [stack.enter_context(_locked(cache)) for cache in caches]
-        known = {name: each for _, before, _ in places[::-1] for name, each in _kinds(before)}
+        kinds = [_kinds(cache, before) for cache, before, _ in places]
+        known = {name: kind for each in kinds[::-1] for name, kind in each.items()}
         features = {name for _, before, _ in places for name in before.features}
         entries: Iterable[Entry] = entries_of(source, known)
         if len(places) == 1:
-            after = {caches[0]: _annotated(*places[0], entries, features, unknown)}
+            after = {caches[0]: _annotated(*places[0], entries, (known, features), unknown)}
         else:
             entries = list(entries)
             if unknown == "raise":
                 _refuse_strangers(path, [file for _, _, file in places], entries)
             after = {}
-            for number, (cache, before, file) in enumerate(places):
-                mine = set(before.annotations) if number else None
-                others = {*known}.difference(before.annotations)
-                some = _of_names(entries, others, mine)
-                after[cache] = _annotated(cache, before, file, some, features, "skip")
+            for number, (place, mine) in enumerate(zip(places, kinds, strict=True)):
+                others = {*known}.difference(mine)
+                some = _of_names(entries, others, mine if number else None)
+                after[place[0]] = _annotated(*place, some, (mine, features), "skip")
         changed = {cache: manifest for cache, manifest in after.items() if manifest is not None}
         with explained(path, lambda: "the cache is as it was"):
             write_together(path, changed)
@@ -97,9 +102,22 @@ def _locked(cache: Path) -> Iterator[tuple[Path, Manifest, ColumnFile]]:
             lock.release()
 
 
-def _kinds(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    for name, entry in manifest.annotations.items():
-        yield name, entry.kind
+def _kinds(cache: Path, manifest: Manifest) -> dict[str, str]:
+    """Return the kinds of annotations, also of those that are committed and not yet published."""
+    kinds = {name: entry.kind for name, entry in manifest.annotations.items()}
+    published = {entry.name for entry in manifest.parts}
+    for name, sealed in list_parts(cache):
+        part = None if name in published else sealed or read_journal(cache, f"{PARTS}/{name}")
+        if part is None or not manifest.is_building(part.header.build, part.header.fingerprint):
+            continue
+        if isinstance(part, SealedPart):
+            with part.open_columns(cache) as file:
+                found = stored_kinds(file)
+        else:
+            found = kinds_of((each.id, each.annotations) for each in part.utterances)
+        for annotation, kind in found.items():
+            kinds[annotation] = wider_kind(kinds.get(annotation), kind) or kind
+    return kinds
 
 
 def _of_names(
@@ -131,14 +149,14 @@ def _annotated(
     before: Manifest,
     file: ColumnFile,
     entries: Iterable[Entry],
-    features: Collection[str],
+    known: tuple[Mapping[str, str], Collection[str]],
     unknown: Unknown,
 ) -> Manifest | None:
     """Return the manifest of a generation of the same parts, with what entries say of its rows.
 
-    Its index is durable, and the manifest yet to be written. None: nothing is said.
+    Its index is durable, and the manifest yet to be written. None: nothing is said. `known` are the
+    kinds of annotations that are there, and the names of the features.
     """
-    known = dict(_kinds(before)), features
     index = read_index(file, [])
     given, kinds = _given(cache, index, iter(entries), known, unknown)
     if not any(each.rows for each in given.values()):
@@ -150,9 +168,11 @@ def _annotated(
             if not name.startswith(PREFIX):
                 yield name, file.column(name, np.dtype(dtype).type)
         for name, kind in sorted(kinds.items()):
-            carried = name in given or before.annotations[name].carried
+            there = name in before.annotations
+            carried = name in given or (there and before.annotations[name].carried)
             column = _changed(before, file, name, kind, given.get(name, Given()))
-            for stored in stored_columns(name, column):
+            # taken away from all rows, it must not be forgotten: parts may have values of it
+            for stored in stored_columns(name, column, always=there):
                 annotations[name] = AnnotationEntry(kind, carried)
                 yield stored
 

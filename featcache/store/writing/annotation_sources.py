@@ -18,9 +18,9 @@ from featcache.store.format.ids import as_id, check_id
 Entry = tuple[str, Mapping[str, object]]  # an id, and what is said of it by name
 IDS = ("id", "ID")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# numbers that have one spelling: "007" is none, but text
+# numbers that have one spelling: "007" is none, but text, and so are digits that no int64 holds
 _INT = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"-0|-?(0|[1-9][0-9]*)(\.[0-9]+([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)")
 _NEEDED = (
     "annotations are read out of a mapping of ids to {name: value}, a .csv or .tsv file with a "
     "header, a .jsonl file, or an Arrow table"

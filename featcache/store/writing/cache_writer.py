@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from featcache._checks import directory
+from featcache._checks import are_listed, directory
 from featcache._closing import close_after
 from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import ConfigError, KeyNotFoundError
@@ -180,7 +180,7 @@ class CacheWriter:
         not so while a cache is overwritten, which is published in the end. No `PartWriter` may be
         open. Raises `KeyNotFoundError` for an id that is not stored.
         """
-        if isinstance(ids, str):
+        if not are_listed(ids):
             raise ConfigError(f"the ids are a list of strings, not {ids!r}")
         listed = list(ids)
         self._check_stored(listed)
@@ -214,7 +214,7 @@ class CacheWriter:
         however the writer is closed.
         """
         self._parts.check_open()
-        if isinstance(ids, str | int):
+        if not are_listed(ids):
             raise ConfigError(f"the expected ids are a list of strings, not {ids!r}")
         self._work.expected = ids if isinstance(ids, Sequence) else tuple(ids)  # may be millions
 

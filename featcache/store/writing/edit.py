@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from featcache._checks import are_listed
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import (
     CacheError,
@@ -59,7 +60,7 @@ def delete(cache: Path, ids: Iterable[str]) -> None:
     who work in the cache. A probe that names one goes, too. Raises `KeyNotFoundError`, and deletes
     nothing, if one is neither stored nor has failed.
     """
-    if isinstance(ids, str):
+    if not are_listed(ids):
         raise ConfigError(f"the ids are a list of strings, not {ids!r}")
     listed = list(dict.fromkeys(ids))
     with ExitStack() as stack:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,11 @@ class GenerationAnnotations:
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Give the columns of all annotations, one annotation at a time."""
         for name, kind in self._kinds.items():
-            for stored in stored_columns(name, self._joined(name, kind)):
+            # taken away from all rows, it must not be forgotten: parts may have values of it
+            told = name in self._carried and any(
+                name in each.annotations for _, each in self._parts
+            )
+            for stored in stored_columns(name, self._joined(name, kind), always=told):
                 self.entries[name] = AnnotationEntry(kind, name in self._carried)
                 yield stored
 
@@ -125,26 +129,53 @@ def widest_kinds(
 ) -> dict[str, str]:
     """Return the kinds of annotations that hold those of all parts, by name.
 
-    Raises `FeatureError` for an annotation of several kinds.
+    A part whose rows that count have no value of an annotation has no say in its kind where that of
+    others does not fit. Raises `FeatureError` for an annotation of several kinds.
     """
+    listed = list(parts)
     kinds = dict(known)
-    for part, index in parts:
-        for name, kind in index.annotations.items():
-            wider = wider_kind(kinds.get(name), kind)
-            if wider is None:
-                raise FeatureError(
-                    f"annotation {name!r} is {kind} in part {part.entry.name!r} of "
-                    f"{str(cache)!r} and {kinds[name]} in others; remove the wrong one"
-                )
-            kinds[name] = wider
+    for name in dict.fromkeys(name for _, index in listed for name in index.annotations):
+        having = [(part, index) for part, index in listed if name in index.annotations]
+        try:
+            kinds[name] = _widest(cache, having, name, known.get(name))
+        except FeatureError:
+            having = [each for each in having if _has_values(cache, *each, name)]
+            kinds[name] = _widest(cache, having, name, known.get(name))
     return kinds
 
 
+def _widest(
+    cache: Path, parts: Iterable[tuple[SealedPart, Index]], name: str, known: str | None
+) -> str:
+    widest = known
+    for part, index in parts:
+        kind = index.annotations[name]
+        wider = wider_kind(widest, kind)
+        if wider is None:
+            raise FeatureError(
+                f"annotation {name!r} is {kind} in part {part.entry.name!r} of "
+                f"{str(cache)!r} and {widest} in others; remove the wrong one"
+            )
+        widest = wider
+    return cast(str, widest)
+
+
+def _has_values(cache: Path, part: SealedPart, index: Index, name: str) -> bool:
+    """Tell whether any row of a part that counts has a value of an annotation."""
+    null = part.annotation(cache, name, index.annotations[name]).null
+    missing = np.zeros(len(index), np.uint8) if null is None else null
+    return not np.delete(missing, part.tombstones(cache)).all()
+
+
 def annotation_of(cache: Path, part: SealedPart, index: Index, name: str, kind: str) -> Column:
-    """Return an annotation of all rows of a part, of its own kind; of `kind` where it has none."""
-    if name in index.annotations:
-        return part.annotation(cache, name, index.annotations[name])
-    return Column.missing(len(index), kind)
+    """Return an annotation of all rows of a part, of its own kind.
+
+    Of `kind`, and without any value, where the part has none that `kind` can hold.
+    """
+    own = index.annotations.get(name)
+    if own is None or wider_kind(own, kind) != kind:
+        return Column.missing(len(index), kind)
+    return part.annotation(cache, name, own)
 
 
 def rows_in(index: Index, ids: Strings, hashes: Hashes) -> Ints:

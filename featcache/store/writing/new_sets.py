@@ -98,12 +98,15 @@ def directory_to_write(cache: Path, features: Iterable[str]) -> Path:
 def name_set(directory: Path) -> None:
     """Let readers of a cache see a set, which is whole now; does nothing for a plain cache.
 
-    What is left of the plain cache that it once was goes.
+    A set without utterances stays aside, or the cache would have none, either. What is left of the
+    plain cache that it once was goes.
     """
     cache = cache_of_set(directory)
     if cache is None:
         return
     if directory.name not in (set_names(cache) or ()):
+        if not read_manifest(directory).rows:
+            return
         with explained(cache, lambda: "all that was committed is kept"), locked_sets(cache):
             known = set_names(cache)
             if known is None:  # it was lost

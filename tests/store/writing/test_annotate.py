@@ -179,16 +179,18 @@ def featcache_stamps() -> Any:
 def test_a_table_of_text_becomes_numbers_where_all_of_a_column_are(tmp_path: Path) -> None:
     make_cache(tmp_path / "cache", range(4))
     rows = [
-        '\ufeffID, words,speaker,"n",snr,code,empty',
-        f'{id_of(0)},"said, ""so""",1089,3,1,007,',
-        f"{id_of(1)}, größe ,61,-4,2.5e1,1,",
+        '\ufeffID, words,speaker,"n",snr,code,long,empty',
+        f'{id_of(0)},"said, ""so""",1089,3,1,007,1234567890123456781,',
+        f"{id_of(1)}, größe ,61,-4,2.5e1,1,1234567890123456782,",
         "",
-        f"{id_of(2)},,,,,,",
+        f"{id_of(2)},,,,,,,",
     ]
     annotate(tmp_path / "cache", table(tmp_path / "a.csv", "\r\n".join(rows)))
+    first = {"words": 'said, "so"', "speaker": 1089, "n": 3, "snr": 1.0, "code": "007"}
+    second = {"words": "größe ", "speaker": 61, "n": -4, "snr": 25.0, "code": "1"}
     assert found_in(tmp_path / "cache") == {
-        id_of(0): {"words": 'said, "so"', "speaker": 1089, "n": 3, "snr": 1.0, "code": "007"},
-        id_of(1): {"words": "größe ", "speaker": 61, "n": -4, "snr": 25.0, "code": "1"},
+        id_of(0): first | {"long": "1234567890123456781"},  # a float would hold neither
+        id_of(1): second | {"long": "1234567890123456782"},
         id_of(2): {},
         id_of(3): {},
     }

@@ -227,6 +227,8 @@ def test_a_tag_is_opened_after_whatever_came_later(path: Path) -> None:
     assert_holds(again(pickle.dumps(tagged)), oracle(ALL))
     with pytest.raises(CacheError, match=r"version 'v1' .* does not change"):
         tagged.delete([id_of(1)])
+    with pytest.raises(CacheError, match=r"version 'v1' .* does not change; .* to annotate it"):
+        tagged.annotate({id_of(1): {"speaker": "anna"}})
 
 
 def test_untagging_removes_what_the_tag_kept(path: Path) -> None:
