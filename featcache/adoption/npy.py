@@ -5,9 +5,7 @@ Ids are the paths below the folder without `.npy`: `speaker/utt-1.npy` is `speak
 
 from __future__ import annotations
 
-import itertools
-
-from featcache.adoptable import Found, Options, Place
+from featcache.adoptable import Found, Options, Place, data_files
 from featcache.adoption import espnet, fairseq
 from featcache.adoption.npy_files import npy_feature
 from featcache.errors import AdoptionError
@@ -27,7 +25,7 @@ class NpyFolder:
         if what:
             return False
         try:
-            first = list(itertools.islice(place.files(), _LOOK_AT))
+            first = data_files(place, _LOOK_AT)
         except AdoptionError:
             return False
         arrays = bool(first) and all(path.endswith(SUFFIX) for path in first)
@@ -39,6 +37,8 @@ class NpyFolder:
         if not paths:
             raise AdoptionError(f"there is no {SUFFIX} file in {place.name!r}")
         ids = [path.removesuffix(SUFFIX) for path in paths]
+        if nameless := [path for path in paths if path.rpartition("/")[2] == SUFFIX]:
+            raise AdoptionError(f"{nameless[0]!r} has no name to make an id of; rename it")
         numbers = range(len(paths))
         feature = npy_feature(place, options.feature, ids, paths, numbers, options.time_axis)
         return Found(paths, ids, {options.feature: feature})

@@ -48,6 +48,8 @@ class PtKind:
         """Find the tensors of all files."""
         paths = [path for path in ([what] if what else place.files()) if path.endswith(END)]
         ids = [path.removesuffix(END) for path in paths]
+        if nameless := [path for path in paths if path.rpartition("/")[2] == END]:
+            raise AdoptionError(f"{nameless[0]!r} has no name to make an id of; rename it")
         tensors: dict[str, _Tensors] = {}
         values = GatheredValues()
         for number, (id, path) in enumerate(zip(ids, paths, strict=True)):

@@ -240,7 +240,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
                 f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
                 "cache without version= to delete from it"
             )
-        edit.delete(self.path, ids)
+        edit.delete(self.path, ids, self.opened.roots)
 
     def collect(self) -> None:
         """Read all bytes of adopted sources once: their checksums and statistics are kept.

@@ -46,6 +46,8 @@ class WebDatasetKind:
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Go through the headers of all shards."""
         shards = [what] if what else [path for path in place.files() if path.endswith(".tar")]
+        if not shards:
+            raise AdoptionError(f"there is no .tar file in {place.name!r}")
         found = _Shards(options.feature)
         for number, path in enumerate(shards):
             with place.open(path) as source:
