@@ -38,10 +38,10 @@ def adopt(
     """Make a cache of a store that others wrote, where it lies, without a copy.
 
     The source is never written to. Each file is compared, by size and time of change, when it is
-    first read, so one that changes is an error; where a file may be cut short while it is open, open
-    the cache with `mapped=False`, or the system ends the process. `Cache.collect` gives the cache
-    checksums and statistics, which take one pass over all bytes. `CacheWriter(cache, features,
-    {"adopted": kind})` appends to it.
+    first read, so one that changes is an error. Where a file may be cut short while it is open,
+    open the cache with `mapped=False`, or the system ends the process. `Cache.collect` gives the
+    cache checksums and statistics, which take one pass over all bytes. To append to it, give
+    `CacheWriter` the fingerprint `{"adopted": kind}`.
 
     Args:
         source: a folder, a file, or files of a folder by a pattern with `*`.

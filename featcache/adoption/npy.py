@@ -8,6 +8,7 @@ from __future__ import annotations
 from featcache.adoptable import Found, Options, Place, data_files
 from featcache.adoption import espnet, fairseq
 from featcache.adoption.npy_files import npy_feature
+from featcache.adoption.place import ids_of
 from featcache.errors import AdoptionError
 
 SUFFIX = ".npy"
@@ -36,9 +37,7 @@ class NpyFolder:
         paths = [path for path in place.files() if path.endswith(SUFFIX)]
         if not paths:
             raise AdoptionError(f"there is no {SUFFIX} file in {place.name!r}")
-        ids = [path.removesuffix(SUFFIX) for path in paths]
-        if nameless := [path for path in paths if path.rpartition("/")[2] == SUFFIX]:
-            raise AdoptionError(f"{nameless[0]!r} has no name to make an id of; rename it")
+        ids = ids_of(paths, SUFFIX)
         numbers = range(len(paths))
         feature = npy_feature(place, options.feature, ids, paths, numbers, options.time_axis)
         return Found(paths, ids, {options.feature: feature})
