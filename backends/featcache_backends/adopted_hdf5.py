@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 
-from featcache.adoptable import Found, Options, Place
+from featcache.adoptable import Found, Options, Place, data_files
 from featcache.adoptable.placed_arrays import ArrayColumns
 from featcache.errors import AdoptionError, ConfigError, FeatcacheError
 from featcache_backends._hdf5_datasets import Hdf5Datasets
@@ -22,17 +22,19 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCKS = (0, 512, 1024, 2048)  # the signature is behind a block of the user's
 SUFFIXES = (".h5", ".hdf5", ".hdf")
 IN_ROOT = "{id}"
+LOOK_AT = 64  # files of a folder
 
 
 class AdoptedHdf5:
     """HDF5 files with one dataset an array."""
 
     name = "hdf5"
+    takes_pattern = True
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether it is an HDF5 file, or all files are called so and the first one is."""
+        """Tell whether it is an HDF5 file, or the first files are called so and the first is."""
         try:
-            paths = [what] if what else list(place.files())
+            paths = [what] if what else data_files(place, LOOK_AT)
             named = bool(what) or all(path.endswith(SUFFIXES) for path in paths)
             return bool(paths) and named and _is_hdf5(place, paths[0])
         except (FeatcacheError, OSError):

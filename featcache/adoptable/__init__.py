@@ -16,18 +16,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePath
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from featcache.errors import AdoptionError
+from featcache.errors import AdoptionError, ConfigError
 from featcache.interface import Ints, storage_dtype
 
 # the end of a message about what is not adopted as it lies
 CONVERT = "read it with its own library and write a cache of it (featcache.CacheWriter)"
 RAW = "raw"
+# suffixes of files that people keep beside their arrays; README has none
+_BESIDE = frozenset({"", ".md", ".txt", ".rst", ".log", ".json", ".yaml", ".yml"})
 MOST_NUMBERS = 1 << 56  # of an array: bytes are counted in 64 bits
 Value = str | int | float | bool | list[int] | list[float] | None  # of an annotation
 
@@ -82,6 +85,14 @@ class Options:
     # `stored_as` decides
     time_axis: Literal[0, "auto"] | None = "auto"
 
+    def __post_init__(self) -> None:
+        if self.time_axis is not None and self.time_axis not in (0, "auto"):
+            raise ConfigError(f"time_axis is 0, None or 'auto', not {self.time_axis!r}")
+        if not (self.pattern is None or isinstance(self.pattern, str)):
+            raise ConfigError(
+                f"a pattern is a string such as '{{feature}}/{{id}}', not {self.pattern!r}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class FoundFeature:
@@ -122,10 +133,24 @@ class Found:
     annotations: Mapping[str, Sequence[Value]] = field(default_factory=dict)
 
 
+def data_files(place: Place, most: int) -> list[str]:
+    """Return the first files of a place, to recognise it.
+
+    Without hidden ones, READMEs and the like. Raises `AdoptionError` where files cannot be listed.
+    """
+    of_data = (path for path in place.files() if _is_data(path.rpartition("/")[2]))
+    return list(islice(of_data, most))
+
+
+def _is_data(name: str) -> bool:
+    return name[:1] != "." and PurePath(name).suffix.lower() not in _BESIDE
+
+
 class Kind(Protocol):
     """A kind of store that can be adopted.
 
-    Its module and `recognises` need no library of the format.
+    Its module and `recognises` need no library of the format. One that reads `Options.pattern` has
+    `takes_pattern = True`; a pattern for any other is an error.
     """
 
     name: str  # as registered

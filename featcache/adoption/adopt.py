@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,9 +16,11 @@ from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import AdoptionError, ConfigError
 from featcache.registry import backend_names, get_backend, get_kind, kind_names, only_reads
 from featcache.store.cache import Cache, CachePath
+from featcache.store.format.manifest import NAME as MANIFEST
 from featcache.store.opening import open as open_cache
 from featcache.store.writing.adopted_source import Source, publish_adopted
 
+MOST_TOLD = 4  # files
 OWN = "memmap"  # format of arrays that are appended to adopted ones
 
 
@@ -35,8 +38,10 @@ def adopt(
     """Make a cache of a store that others wrote, where it lies, without a copy.
 
     The source is never written to. Each file is compared, by size and time of change, when it is
-    first read, so one that changes is an error. `Cache.collect` gives the cache checksums and
-    statistics, which take one pass over all bytes.
+    first read, so one that changes is an error. Where a file may be cut short while it is open,
+    open the cache with `mapped=False`, or the system ends the process. `Cache.collect` gives the
+    cache checksums and statistics, which take one pass over all bytes. To append to it, give
+    `CacheWriter` the fingerprint `{"adopted": kind}`.
 
     Args:
         source: a folder, a file, or files of a folder by a pattern with `*`.
@@ -69,10 +74,19 @@ def adopt(
             f"the cache {str(path)!r} would lie in its source {str(folder)!r}, where nothing is "
             "written; give another directory"
         )
+    options = Options(feature, pattern, time_axis)
+    FeatureStorageConfig(feature, nonfinite=nonfinite)  # a wrong name is told before files are read
     chosen = _recognised(place, what) if kind is None else get_kind(kind)
-    found = chosen.index(place, what, Options(feature, pattern, time_axis))
-    adopted = _source_of(place, found.containers, chosen.name, is_folder=not what)
-    check_found(found, adopted.sizes)
+    if pattern is not None and not getattr(chosen, "takes_pattern", False):
+        raise ConfigError(f"kind {chosen.name!r} takes no pattern")
+    try:
+        found = chosen.index(place, what, options)
+        adopted = _source_of(place, found.containers, chosen.name, is_folder=not what)
+        check_found(found, adopted.sizes)
+    except AdoptionError as error:
+        if place.name in str(error):
+            raise
+        raise AdoptionError(f"{place.name!r}, as kind {chosen.name!r}: {error}") from error
     declared = {name: _declared(name, each, nonfinite) for name, each in found.features.items()}
     publish_adopted(path, declared, found, adopted, overwrite=overwrite)
     return open_cache(path)
@@ -127,7 +141,8 @@ def _place_of(source: Path) -> tuple[LocalPlace, str]:
         return LocalPlace(source.parent, source.name), source.name
     if is_pattern(source.name) and source.parent.is_dir():
         return LocalPlace(source.parent, source.name), ""
-    raise AdoptionError(f"the source {str(source)!r} does not exist")
+    braces = "; '*' stands for what differs in names" if "{" in source.name else ""
+    raise AdoptionError(f"the source {str(source)!r} does not exist{braces}")
 
 
 def _recognised(place: LocalPlace, what: str) -> Kind:
@@ -145,9 +160,21 @@ def _recognised(place: LocalPlace, what: str) -> Kind:
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(kind.name) for kind in found)
-    told = f"it may be of kinds {names}" if found else "it is of no installed kind"
+    told = f"it may be of kinds {names}" if found else _what_it_holds(place)
     more = f" ({'; '.join(broken)})" if broken else ""
     raise AdoptionError(
         f"the source {place.name!r} is not recognised: {told}{more}; give kind=, one of "
         f"{', '.join(map(repr, kind_names()))}"
     )
+
+
+def _what_it_holds(place: LocalPlace) -> str:
+    """Say why nothing recognises a place; raises `AdoptionError` if its files cannot be listed."""
+    some = list(itertools.islice(place.files(), MOST_TOLD + 1))
+    if MANIFEST in some:
+        return "it is a cache of featcache, which featcache.open reads"
+    if not some:
+        return "no file is there"
+    more = ", ..." * (len(some) > MOST_TOLD)
+    told = ", ".join(map(repr, some[:MOST_TOLD]))
+    return f"it is of no installed kind, with files such as {told}{more}"

@@ -39,9 +39,7 @@ class EspnetKind:
             raise AdoptionError(
                 f"{place.name!r} has no stats_keys, nor feats.scp; name one scp of collect_feats"
             )
-        read = {
-            path.rpartition("/")[2].removesuffix(".scp"): read_scp(place, path) for path in scps
-        }
+        read = {_key(path): read_scp(place, path) for path in scps}
         ids = next(iter(read.values())).ids
         containers: dict[str, int] = {}
         features = {}

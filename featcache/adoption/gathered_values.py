@@ -8,12 +8,14 @@ from featcache.adoptable import Value
 from featcache.errors import FeatureError
 from featcache.store.format.annotations import check_annotations, kind_of, wider_kind
 
+MOST_NAMES = 256  # each name costs a value of every utterance
+
 
 class GatheredValues:
     """Values by name and utterance, from JSON or the like, which holds more than annotations can.
 
     What is none (objects, lists of text), and names whose values are of different kinds, are left
-    out.
+    out; of very many names, as JSON by word or by id has, all but those of the most utterances.
     """
 
     def __init__(self) -> None:
@@ -35,8 +37,10 @@ class GatheredValues:
 
     def columns(self, count: int, without: Container[str] = ()) -> dict[str, list[Value]]:
         """Return the values of `count` utterances, by name; names of features are left out."""
-        return {
-            name: [values.get(number) for number in range(count)]
+        found = {
+            name: values
             for name, values in self._values.items()
             if self._kinds[name] is not None and name not in without
         }
+        often = sorted(found, key=lambda name: len(found[name]), reverse=True)[:MOST_NAMES]
+        return {name: [found[name].get(number) for number in range(count)] for name in often}

@@ -67,6 +67,8 @@ class KaldiKind:
             annotations = read_annotations(place, path, scp.ids)
         else:
             archives = [what] if what else [each for each in place.files() if _is_ark(each)]
+            if not archives:
+                raise AdoptionError(f"there is no {SCP} nor .ark file in {place.name!r}")
             scp, objects = _walked(place, archives)
             annotations = {}
         feature = _feature(scp, objects, options, _frame_s(place, path))

@@ -24,7 +24,7 @@ from featcache.adoptable import CONVERT, Place
 from featcache.adoptable.placed_arrays import NO_OPTIONS, NamedArrays, NamesArrays, PlacedArray
 from featcache.adoption.lhotse_manifest import StoredArray
 from featcache.adoption.npy_files import npy_header_of
-from featcache.adoption.npy_header import MOST, NpyHeader, read_npy_header
+from featcache.adoption.npy_header import NpyHeader, read_npy_header
 from featcache.adoption.webdataset.tar_walk import Member, Window, members
 from featcache.errors import AdoptionError, ConfigError
 from featcache.registry import get_kind
@@ -130,9 +130,9 @@ class LhotseStorage:
             raise AdoptionError(f"{stored.path!r} has no data of it")
         if member.name.endswith(LILCOM):
             return stored.path, _lilcom(stored, [(member.offset, member.nbytes)])
+        where = f"{stored.path!r}, {member.name!r}"
         with self._place.open(stored.path) as source:
-            front = source.read(member.offset, min(MOST, member.nbytes))
-        header = read_npy_header(front, member.nbytes, f"{stored.path!r}, {member.name!r}")
+            header = read_npy_header(source.read, member.offset, member.nbytes, where)
         return stored.path, _npy(header, member.offset)
 
     def _data_members(self, path: str) -> dict[str, Member]:

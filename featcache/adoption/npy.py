@@ -5,11 +5,10 @@ Ids are the paths below the folder without `.npy`: `speaker/utt-1.npy` is `speak
 
 from __future__ import annotations
 
-import itertools
-
-from featcache.adoptable import Found, Options, Place
+from featcache.adoptable import Found, Options, Place, data_files
 from featcache.adoption import espnet, fairseq
 from featcache.adoption.npy_files import npy_feature
+from featcache.adoption.place import ids_of
 from featcache.errors import AdoptionError
 
 SUFFIX = ".npy"
@@ -27,7 +26,7 @@ class NpyFolder:
         if what:
             return False
         try:
-            first = list(itertools.islice(place.files(), _LOOK_AT))
+            first = data_files(place, _LOOK_AT)
         except AdoptionError:
             return False
         arrays = bool(first) and all(path.endswith(SUFFIX) for path in first)
@@ -38,7 +37,7 @@ class NpyFolder:
         paths = [path for path in place.files() if path.endswith(SUFFIX)]
         if not paths:
             raise AdoptionError(f"there is no {SUFFIX} file in {place.name!r}")
-        ids = [path.removesuffix(SUFFIX) for path in paths]
+        ids = ids_of(paths, SUFFIX)
         numbers = range(len(paths))
         feature = npy_feature(place, options.feature, ids, paths, numbers, options.time_axis)
         return Found(paths, ids, {options.feature: feature})

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 from featcache.adoptable import FoundFeature, Place, one_piece, stored_as
-from featcache.adoption.npy_header import MOST, NpyHeader, header_bytes, read_npy_header
+from featcache.adoption.npy_header import NpyHeader, read_npy_header
 from featcache.adoption.scp import is_there
 
 LENGTHS = (".len", ".lengths")  # of files beside an array that is cut into utterances
@@ -19,10 +19,7 @@ def npy_header_of(place: Place, path: str, id: str) -> NpyHeader:
     """Return the header of a file; raises `AdoptionError`, naming the id, if it has none."""
     where = f"utterance {id!r}, {path!r}"
     with place.open(path) as source:
-        front = source.read(0, min(MOST, source.size))
-        if len(front) >= 12 and header_bytes(front, where) > len(front):
-            front = source.read(0, min(header_bytes(front, where), source.size))
-        return read_npy_header(front, source.size, where)
+        return read_npy_header(source.read, 0, source.size, where)
 
 
 def lengths_beside(place: Place, path: str) -> str:

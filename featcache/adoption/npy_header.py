@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,7 +13,7 @@ from featcache.adoptable import CONVERT
 from featcache.errors import AdoptionError
 from featcache.interface import storage_dtype
 
-MOST = 256  # bytes that hold the header of an ordinary array, with all before it
+_MOST = 256  # bytes that hold the header of an ordinary array, with all before it
 _MAGIC = b"\x93NUMPY"
 _PLAIN = re.compile(
     rb"\{'descr': '([<|][biuf][1248])', 'fortran_order': (False|True), "
@@ -30,22 +31,32 @@ class NpyHeader:
     nbytes: int
 
 
-def read_npy_header(front: bytes, size: int, where: str) -> NpyHeader:
-    """Read the header of a `.npy` file.
+def read_npy_header(
+    read: Callable[[int, int], bytes], begin: int, size: int, where: str
+) -> NpyHeader:
+    """Read the header of a `.npy` file, which may be a member of another file.
 
     Args:
-        front: the first bytes of the file, `MOST` of them, or more if `header_bytes` says so.
-        size: all bytes of the file.
+        read: gives bytes of the file that holds it: the first one, and how many.
+        begin: the first byte of the `.npy` file.
+        size: all bytes of the `.npy` file.
         where: names the file in messages, such as its id and path.
 
     Raises `AdoptionError` for what is no `.npy` file of a plain array in C order, or cut short.
     """
+    front = read(begin, min(_MOST, size))
+    if len(front) >= 12 and _header_bytes(front, where) > len(front):
+        front = read(begin, min(_header_bytes(front, where), size))
+    return _header(front, size, where)
+
+
+def _header(front: bytes, size: int, where: str) -> NpyHeader:
     begin = _begin(front, where)
     try:
-        dtype, shape = _parsed(front[begin : header_bytes(front, where)])
+        dtype, shape = _parsed(front[begin : _header_bytes(front, where)])
     except ValueError as error:
         raise AdoptionError(f"{where}: {error}") from None
-    offset = header_bytes(front, where)
+    offset = _header_bytes(front, where)
     nbytes = storage_dtype(dtype).itemsize * math.prod(shape)
     if offset + nbytes != size:
         raise AdoptionError(
@@ -56,7 +67,7 @@ def read_npy_header(front: bytes, size: int, where: str) -> NpyHeader:
     return NpyHeader(dtype, shape, offset, nbytes)
 
 
-def header_bytes(front: bytes, where: str) -> int:
+def _header_bytes(front: bytes, where: str) -> int:
     """Return how many bytes lie before the array; `front` has 12 bytes at least, or the file."""
     begin = _begin(front, where)
     return begin + int.from_bytes(front[8:begin], "little")

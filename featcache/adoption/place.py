@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import lru_cache
@@ -125,6 +125,14 @@ class _OpenFile:
 def is_pattern(path: str) -> bool:
     """Tell whether a path stands for several files."""
     return "*" in path
+
+
+def ids_of(paths: Sequence[str], suffix: str) -> list[str]:
+    """Return the ids of files of one array each: their paths without the suffix."""
+    for path in paths:
+        if path.rpartition("/")[2] == suffix:
+            raise AdoptionError(f"{path!r} has no name to make an id of; rename it")
+    return [path.removesuffix(suffix) for path in paths]
 
 
 def _files_below(root: str, folder: str, depth: int = 1) -> Iterator[str]:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from featcache.adoptable import CONVERT, ByteSource, Found, Options, Place, one_piece, stored_as
 from featcache.adoption.gathered_values import GatheredValues
+from featcache.adoption.place import ids_of
 from featcache.adoption.torch_pickles import SavedTensor, saved
 from featcache.errors import AdoptionError
 from featcache.interface import storage_dtype
@@ -47,7 +48,7 @@ class PtKind:
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the tensors of all files."""
         paths = [path for path in ([what] if what else place.files()) if path.endswith(END)]
-        ids = [path.removesuffix(END) for path in paths]
+        ids = ids_of(paths, END)
         tensors: dict[str, _Tensors] = {}
         values = GatheredValues()
         for number, (id, path) in enumerate(zip(ids, paths, strict=True)):

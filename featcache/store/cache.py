@@ -237,7 +237,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         `CacheLockedError` while the cache is written.
         """
         self._refuse_version("delete from it")
-        edit.delete(self.path, ids)
+        edit.delete(self.path, ids, self.opened.roots)
 
     def collect(self) -> None:
         """Read all bytes of adopted sources once: their checksums and statistics are kept.

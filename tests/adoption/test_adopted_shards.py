@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from foreign_stores import adopted, annotation, assert_holds, contents, random_a
 from featcache import AdoptionError, CacheWriter, FeatureStorageConfig
 from featcache.adoptable import Options
 from featcache.adoption.checked_found import check_found
+from featcache.adoption.gathered_values import MOST_NAMES
 from featcache.adoption.place import LocalPlace
 from featcache.adoption.webdataset import KIND
 
@@ -187,3 +189,13 @@ def test_names_and_shapes_that_no_cache_can_have_are_refused(tmp_path: Path) -> 
         path = write_tar(tmp_path / f"{number}.tar", [(name, data)])
         with pytest.raises(AdoptionError, match=r"u1|feats|of no sample"):
             adopted(path, tmp_path / str(number))
+
+
+def test_names_of_single_samples_do_not_cost_a_column_each(tmp_path: Path) -> None:
+    members = []
+    for number in range(MOST_NAMES + 50):
+        data = json.dumps({f"word-{number}": 1, "snr": number}).encode()
+        members += [(f"utt-{number}.npy", npy(np.ones((2, 3)))), (f"utt-{number}.json", data)]
+    with adopted(write_tar(tmp_path / "a.tar", members), tmp_path) as cache:
+        assert annotation(cache, "snr") == {id: int(id[4:]) for id in cache}
+        assert len(cache.opened.manifest.annotations) == MOST_NAMES

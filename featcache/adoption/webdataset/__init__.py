@@ -16,7 +16,7 @@ import numpy as np
 
 from featcache.adoptable import CONVERT, Found, FoundFeature, Options, Place, one_piece, stored_as
 from featcache.adoption.gathered_values import GatheredValues
-from featcache.adoption.npy_header import MOST, header_bytes, read_npy_header
+from featcache.adoption.npy_header import read_npy_header
 from featcache.adoption.webdataset.samples import annotation_of, id_of, samples
 from featcache.adoption.webdataset.tar_walk import Member, Window
 from featcache.errors import AdoptionError
@@ -46,6 +46,8 @@ class WebDatasetKind:
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Go through the headers of all shards."""
         shards = [what] if what else [path for path in place.files() if path.endswith(".tar")]
+        if not shards:
+            raise AdoptionError(f"there is no .tar file in {place.name!r}")
         found = _Shards(options.feature)
         for number, path in enumerate(shards):
             with place.open(path) as source:
@@ -106,10 +108,7 @@ class _Shards:
                 f"{where}: webdataset cuts a name at its first dot, so this is the field {name!r} "
                 f"of the sample {key!r}, and no feature has such a name; {CONVERT}"
             )
-        front = file.read(member.offset, min(MOST, member.nbytes))
-        if len(front) >= 12 and header_bytes(front, where) > len(front):
-            front = file.read(member.offset, min(header_bytes(front, where), member.nbytes))
-        header = read_npy_header(front, member.nbytes, where)
+        header = read_npy_header(file.read, member.offset, member.nbytes, where)
         arrays = self._arrays.setdefault(feature, _Arrays())
         arrays.sample.append(number)
         arrays.container.append(shard)

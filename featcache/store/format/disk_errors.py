@@ -25,6 +25,13 @@ _REMEDIES = {
     errno.EFBIG: f"the file is larger than is allowed (`ulimit -f`): raise that, and {GO_ON}",
 }
 
+_TO_READ = {
+    errno.EACCES: "get the right to read it",
+    errno.EPERM: "get the right to read it",
+    errno.EMFILE: "close files of this process, or raise `ulimit -n`",
+    errno.ENFILE: "close files of this machine",
+}
+
 
 def reading(path: Path) -> AbstractContextManager[None]:
     """Raise a system error while a cache is read as a `CacheError`: which path, what to do."""
@@ -37,8 +44,7 @@ def reading(path: Path) -> AbstractContextManager[None]:
 
 def read_remedy(error: OSError) -> str:
     """Say what went wrong with reading, and what to do, as the end of a message."""
-    refused = error.errno in (errno.EACCES, errno.EPERM)
-    remedy = "get the right to read it" if refused else "see to the disk"
+    remedy = _TO_READ.get(error.errno or 0, "see to the disk")
     return f"{error.strerror or error}; {remedy}, and try again"
 
 

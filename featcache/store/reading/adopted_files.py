@@ -69,6 +69,11 @@ class AdoptedFiles:
             raise CorruptCacheError(
                 f"adopted file {self.path(number)!r} is not there; if {_moved(root)}"
             ) from error
+        except CorruptCacheError as error:
+            raise CorruptCacheError(
+                f"adopted file {self.path(number)!r} is another one now (a link, or no regular "
+                "file); adopt its source again"
+            ) from error
         status = os.fstat(descriptor)
         if status.st_size != size or not _is_same(status.st_mtime_ns, self._mtimes[number]):
             os.close(descriptor)

@@ -71,11 +71,11 @@ class Containers:
         """Give the bytes of the containers that an index names."""
         return cls(root, columns.path, cast(Sequence[int], columns.sizes.data), mapped, adopted)
 
-    def mapped(self, container: int) -> Bytes | None:
+    def mapped(self, container: int) -> memoryview | None:
         """Return the read-only bytes of a whole container; None unless it is mapped."""
         file = self._open.get(container) or self._start(container)
         file.used = True
-        return file.mapped
+        return file.memory
 
     def view(self, container: int, offset: int, nbytes: int) -> Bytes:
         """Return read-only bytes, without a copy where the container is mapped."""
@@ -203,9 +203,8 @@ class Containers:
                 f"{remedy(self._root, self._path_of(container))}"
             )
         if self._mapped and size:
-            file.mapped = np.frombuffer(
-                mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8
-            )
+            file.memory = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+            file.mapped = np.frombuffer(file.memory, np.uint8)
         return file
 
 
@@ -214,6 +213,7 @@ class _File:
 
     def __init__(self, descriptor: int, path: str) -> None:
         self.mapped: Bytes | None = None
+        self.memory: memoryview | None = None  # the same: arrays are made of it in less time
         self.used = True
         self._descriptor = descriptor
         self._path = path

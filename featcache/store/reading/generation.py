@@ -213,14 +213,16 @@ class Generation:
         Raises `KeyNotFoundError` for an unknown id, `WindowError` unless 0 <= start <= stop <=
         frames.
         """
-        row = self.row(id)
+        row = self.index.find(id) if isinstance(id, str) else -1
+        if row < 0:
+            raise self._not_found(id)
         if start is None and stop is None:
             return arrays.read(row)
         if not arrays.has_frames:
             raise WindowError(
                 f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
             )
-        length = int(arrays.lengths[row])
+        length: int = arrays.lengths.item(row)
         return arrays.read(row, *window(id, arrays.name, length, start, stop))
 
     def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:

@@ -17,7 +17,7 @@ from featcache.store.format.disk_errors import explained
 from featcache.store.format.feature_sets import stored_sets
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Index, hash_of
 from featcache.store.format.journal_lines import Header
-from featcache.store.format.manifest import read_manifest
+from featcache.store.format.manifest import ADOPTED, read_manifest
 from featcache.store.format.manifest_entries import Adopted
 from featcache.store.format.pages import DIGEST_BYTES
 from featcache.store.format.roots import read_roots, write_root
@@ -27,8 +27,6 @@ from featcache.store.writing.new_sets import directory_to_write
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.publish import sealed_parts
 from featcache.store.writing.session import WriteSession
-
-KIND = "adopted"  # key of a fingerprint: the kind of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def publish_adopted(
         )
     with explained(directory, lambda: "the source is as it was"):
         owner = _Owner()
-        session = WriteSession(owner, directory, features, {KIND: source.kind}, overwrite)
+        session = WriteSession(owner, directory, features, {ADOPTED: source.kind}, overwrite)
         try:
             key = _key_of((directory, *(each for each, _ in stored_sets(cache))), source)
             write_root(directory, key, source.root)

@@ -16,6 +16,7 @@ from featcache.store.format.column_file import save_columns
 from featcache.store.format.manifest import Manifest
 from featcache.store.format.manifest_entries import Restamps
 from featcache.store.format.part import SealedPart
+from featcache.store.format.roots import NO_ROOTS, Roots
 from featcache.store.format.stamps import StampColumns, Stamps
 from featcache.store.writing.tombstones import without_rows
 
@@ -33,6 +34,7 @@ class Changes:
     files: Collection[str] = ()  # names of files of roles that go
     untagged: Collection[str] = ()  # names of tags that go
     alone: bool = False  # the generation before is not kept
+    roots: Roots = field(default_factory=lambda: NO_ROOTS)  # of adopted parts, where they moved
 
 
 def with_changes(
@@ -44,7 +46,10 @@ def with_changes(
         ids = list(changes.deleted)
         rows = (_rows_of(cache, part, ids) for part in parts)
         found = zip(parts, rows, strict=True)
-        parts = [without_rows(cache, part, some[some >= 0], manifest) for part, some in found]
+        parts = [
+            without_rows(cache, part, some[some >= 0], manifest, changes.roots)
+            for part, some in found
+        ]
     return [_restamped(cache, part, changes.stamps) for part in parts] if changes.stamps else parts
 
 

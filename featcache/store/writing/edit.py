@@ -37,8 +37,9 @@ from featcache.store.format.manifest import (
 )
 from featcache.store.format.named_generations import tags_of
 from featcache.store.format.part import SEAL
-from featcache.store.format.roots import Roots
+from featcache.store.format.roots import NO_ROOTS, Roots
 from featcache.store.reading.generation import Generation
+from featcache.store.writing.changes import Changes
 from featcache.store.writing.collect import collect_parts
 from featcache.store.writing.compact import compact as compact_parts
 from featcache.store.writing.compact import refused_tags
@@ -53,7 +54,7 @@ _MOST_TOLD = 5
 _MOST_LOOKED_FOR = 100  # ids in a probe: each look goes through all of it
 
 
-def delete(cache: Path, ids: Iterable[str]) -> None:
+def delete(cache: Path, ids: Iterable[str], roots: Roots = NO_ROOTS) -> None:
     """Delete utterances, durably, from all feature sets at once; they are no more expected.
 
     Those that have failed are forgotten, and so are lines that name one of them in files of those
@@ -85,7 +86,9 @@ def delete(cache: Path, ids: Iterable[str]) -> None:
             if mine or not its.isdisjoint(listed):
                 manifest = read_manifest(place)
                 outcome = _without(manifest, its, listed)
-                after[place] = session.without(mine, outcome, _probes(place, manifest, listed))
+                probes = _probes(place, manifest, listed)
+                changes = Changes(deleted=mine, files=probes, roots=roots)
+                after[place] = session.without(outcome, changes)
         for place in after:
             forget_lines(place, listed)
         with explained(cache, lambda: "nothing was deleted"):

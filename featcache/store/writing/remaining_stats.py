@@ -14,6 +14,7 @@ from featcache.stats import FeatureStats
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.manifest import Manifest
 from featcache.store.format.part import SealedPart
+from featcache.store.format.roots import NO_ROOTS, Roots
 from featcache.store.reading.adopted_files import AdoptedFiles
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
@@ -25,7 +26,12 @@ _MOST_DEVIATIONS = 1000.0
 
 
 def remaining_stats(
-    cache: Path, part: SealedPart, left_out: Ints, name: str, manifest: Manifest
+    cache: Path,
+    part: SealedPart,
+    left_out: Ints,
+    name: str,
+    manifest: Manifest,
+    roots: Roots = NO_ROOTS,
 ) -> FeatureStats:
     """Return the statistics of a feature over the rows of a part that remain.
 
@@ -33,7 +39,7 @@ def remaining_stats(
     """
     index = part.index(cache, [name])
     alone = dataclasses.replace(manifest, dims=part.header.dims, parts=(part.entry,))
-    adopted = AdoptedFiles.of(cache, [part.entry], index.containers)
+    adopted = AdoptedFiles.of(cache, [part.entry], index.containers, roots)
     containers = Containers.of(cache / part.directory, index.containers, adopted=adopted)
     arrays = FeatureArrays(alone, name, index, containers)
     nbytes = index.features[name].nbytes  # of extents, which are in the order of the rows

@@ -14,6 +14,7 @@ from featcache.store.format.fingerprint import cache_fingerprint, differences, f
 from featcache.store.format.kept_files import role_of
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
+    ADOPTED,
     NAME,
     PARTS,
     Manifest,
@@ -97,16 +98,9 @@ class WriteSession:
             if self._manifest.complete:
                 name_set(self.path)
 
-    def without(self, ids: Collection[str], outcome: Outcome, files: Collection[str]) -> Manifest:
-        """Delete utterances that are stored in sealed parts; the caller writes the manifest.
-
-        Args:
-            ids: the utterances.
-            outcome: what is expected then.
-            files: those of roles that go with them.
-        """
+    def without(self, outcome: Outcome, changes: Changes) -> Manifest:
+        """Delete utterances that are stored in sealed parts; the caller writes the manifest."""
         with explained(self.path, _kept):
-            changes = Changes(self.stamps, ids, files=files)
             return prepared(self.path, self._manifest, outcome, changes)
 
     def delete(self, ids: Collection[str]) -> None:
@@ -263,7 +257,10 @@ class WriteSession:
 
 
 def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[str]) -> str:
-    """Offer to add features alone, where nothing but them is new."""
+    """Offer to append to adopted arrays, or to add features alone, where that is what is new."""
+    if len(changed) == 1 and ADOPTED in before.fingerprint and ADOPTED not in content:
+        kind = {ADOPTED: before.fingerprint[ADOPTED]}
+        return f"give the fingerprint {kind!r} to append to adopted arrays, "
     new = {*content["features"]} - before.features.keys()
     if len(new) < len(changed) or not new:
         return ""

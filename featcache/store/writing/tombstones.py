@@ -19,6 +19,7 @@ from featcache.store.format.index_writer import stats_columns
 from featcache.store.format.manifest import Manifest
 from featcache.store.format.manifest_entries import Tombstones
 from featcache.store.format.part import SealedPart
+from featcache.store.format.roots import NO_ROOTS, Roots
 from featcache.store.reading.verify import raise_damage
 from featcache.store.writing.remaining_stats import remaining_stats
 
@@ -62,13 +63,15 @@ def find_tombstones(cache: Path, part: SealedPart, manifest: Manifest) -> Sealed
     return without_rows(cache, part, found, manifest)
 
 
-def without_rows(cache: Path, part: SealedPart, rows: Ints, manifest: Manifest) -> SealedPart:
+def without_rows(
+    cache: Path, part: SealedPart, rows: Ints, manifest: Manifest, roots: Roots = NO_ROOTS
+) -> SealedPart:
     """Leave rows out of a part: write them beside it, with the statistics of what remains."""
     if not len(rows):
         return part
     out = np.union1d(part.tombstones(cache), rows).astype(np.int64)
     stats = (
-        stats_columns(name, remaining_stats(cache, part, out, name, manifest))
+        stats_columns(name, remaining_stats(cache, part, out, name, manifest, roots))
         for name, feature in manifest.features.items()
         if feature["stats"] and part.entry.is_collected
     )

@@ -1,0 +1,110 @@
+"""Sources that no kind recognises, or that the arguments do not fit: what is said, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from npy_folders import check_arrays, save_all, some_arrays
+
+import featcache
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import AdoptionError, ConfigError, CorruptCacheError, StaleCacheError
+
+ARRAYS = some_arrays()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_all(tmp_path / "fbank", ARRAYS)
+
+
+@pytest.mark.parametrize("name", ["README", "readme.md", ".DS_Store", "spk1/notes.TXT"])
+def test_a_readme_beside_the_arrays_is_no_other_kind(
+    tmp_path: Path, folder: Path, name: str
+) -> None:
+    (folder / name).write_text("of whom these are")
+    check_arrays(featcache.adopt(folder, tmp_path / "cache"), ARRAYS)
+
+
+def test_a_readme_beside_files_of_hdf5_is_no_other_kind(tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    with h5py.File(tmp_path / "all/feats.h5", "w") as file:
+        file["utt-1"] = np.ones((3, 5), np.float32)
+    (tmp_path / "all/README.md").write_text("of whom these are")
+    assert list(featcache.adopt(tmp_path / "all", tmp_path / "cache")) == ["utt-1"]
+
+
+def test_what_an_unknown_folder_holds_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "all"
+    folder.mkdir()
+    with pytest.raises(AdoptionError, match="no file is there"):
+        featcache.adopt(folder, tmp_path / "cache")
+    for number in range(9):
+        (folder / f"{number}.npz").touch()
+    with pytest.raises(AdoptionError, match=r"with files such as '0\.npz', .*\.\.\.; give kind="):
+        featcache.adopt(folder, tmp_path / "cache")
+
+
+def test_a_link_is_the_reason_that_is_told(tmp_path: Path, folder: Path) -> None:
+    (folder / "spk0").mkdir(exist_ok=True)
+    (folder / "spk0/other.npy").symlink_to(folder / "utt-4.npy")
+    with pytest.raises(AdoptionError, match=r"spk0/other\.npy' is a link"):
+        featcache.adopt(folder, tmp_path / "cache")
+
+
+def test_a_cache_is_opened_not_adopted(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path / "own", [FeatureStorageConfig("feats")]) as writer:
+        writer.write("utt-1", {"feats": np.ones((3, 5), np.float32)})
+    with pytest.raises(AdoptionError, match=r"a cache of featcache, which featcache\.open reads"):
+        featcache.adopt(tmp_path / "own", tmp_path / "cache")
+
+
+def test_braces_are_no_pattern(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(AdoptionError, match=r"does not exist; '\*' stands for"):
+        featcache.adopt(folder / "{000..009}.tar", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", ["kaldi", "webdataset", "espnet", "fairseq", "lhotse", "pt"])
+def test_the_wrong_kind_is_refused_with_the_source(tmp_path: Path, folder: Path, kind: str) -> None:
+    with pytest.raises(AdoptionError, match=str(folder)):
+        featcache.adopt(folder, tmp_path / "cache", kind=kind)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"time_axis": 1}, {"time_axis": "no"}, {"pattern": 3}, {"pattern": "{id}"}, {"feature": "a/b"},
+     {"feature": 3}, {"nonfinite": "no"}],
+)  # fmt: skip
+def test_wrong_arguments_are_told_before_files_are_read(
+    tmp_path: Path, folder: Path, wrong: dict[str, Any]
+) -> None:
+    (folder / "bad.npy").write_bytes(b"no array")
+    with pytest.raises(ConfigError):
+        featcache.adopt(folder, tmp_path / "cache", **wrong)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".pt"])
+def test_a_file_without_a_name_is_no_utterance(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "all/spk1").mkdir(parents=True)
+    (tmp_path / f"all/spk1/{suffix}").touch()
+    with pytest.raises(AdoptionError, match=f"'spk1/{suffix}' has no name"):
+        featcache.adopt(tmp_path / "all", tmp_path / "cache", kind=suffix[1:])
+
+
+def test_an_array_that_became_a_link_is_told(tmp_path: Path, folder: Path) -> None:
+    cache = featcache.adopt(folder, tmp_path / "cache")
+    (folder / "utt-4.npy").rename(folder / "aside")
+    (folder / "utt-4.npy").symlink_to(folder / "aside")
+    with pytest.raises(CorruptCacheError, match=r"utt-4\.npy' is another one now.*adopt"):
+        cache.read("utt-4", "feats")
+
+
+def test_an_append_without_the_fingerprint_says_which_one(tmp_path: Path, folder: Path) -> None:
+    cache = featcache.adopt(folder, tmp_path / "cache")
+    with pytest.raises(StaleCacheError, match=r"give the fingerprint {'adopted': 'npy'} to append"):
+        CacheWriter(cache.path, [FeatureStorageConfig("feats")])
