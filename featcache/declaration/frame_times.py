@@ -3,15 +3,16 @@
 Frame k stands for the time from `offset_s + k * frame_s` to `offset_s + (k + 1) * frame_s`. A cut
 at a time goes between two frames, at the boundary nearest to it; half-way it goes to the later one:
 
-    boundary(t) = max(0, floor((t - offset_s) / frame_s + 1 / 2))
+    boundary(t) = max(0, floor((t - offset_s) / frame_s + 1 / 2)), and boundary(0) = 0
 
 A segment from s to e holds frames boundary(s) to before boundary(e). So
 
 - neighbours neither share a frame nor leave one out: both have the same boundary between them, and
   boundaries never descend, as t grows;
-- each cut is at most half a frame off its time, however far into a recording, so that features of
-  any two rates stay aligned to half a frame of each; where a time is a multiple of the frames of
-  both, to the same instant;
+- each cut but those at 0 is at most half a frame off its time, however far into a recording, so
+  that features of any two rates stay aligned to half a frame of each; where a time is a multiple
+  of the frames of both, to the same instant;
+- a segment from 0 leaves no frame out, also where the first one begins before 0;
 - lhotse has the same numbers (`compute_num_frames`: to the nearest, a half goes up).
 
 In float64 a half may look like a little less (1.005 / 0.01 is 100.49999999999999). What lacks at
@@ -66,7 +67,7 @@ class FrameTimes:
     def boundaries(self, seconds: Seconds64) -> Ints:
         """Return the frame that begins at the boundary nearest to each time; never below 0."""
         frames = np.floor((seconds - self.offset_s) / self.frame_s + _HALF)
-        return np.maximum(frames, 0).astype(np.int64)
+        return np.where(seconds <= 0, 0, np.maximum(frames, 0)).astype(np.int64)
 
     def ends_s(self, lengths: Ints) -> Seconds64:
         """Return the time at which the last of so many frames ends."""

@@ -37,7 +37,9 @@ def test_a_cut_is_within_half_a_frame_of_its_time_however_far_into_a_recording(
 ) -> None:
     (frame,) = FrameTimes(frame_s, offset_s).boundaries(np.array([time])).tolist()
     off = abs(Fraction(offset_s) + frame * Fraction(frame_s) - Fraction(time))
-    assert off <= Fraction(frame_s) * Fraction(500002, 1000000) or (frame == 0 and time < offset_s)
+    assert off <= Fraction(frame_s) * Fraction(500002, 1000000) or (
+        frame == 0 and time <= max(offset_s, 0)
+    )
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**5))
@@ -55,6 +57,11 @@ def test_features_of_three_rates_stay_aligned_at_multiples_of_the_longest_frame(
 
 def test_no_frame_is_before_the_first() -> None:
     assert FrameTimes(0.01, 0.3).boundaries(np.array([0.0, 0.29, 0.31])).tolist() == [0, 0, 1]
+
+
+@given(RATES, OFFSETS)
+def test_a_cut_at_the_beginning_leaves_no_frame_out(frame_s: float, offset_s: float) -> None:
+    assert FrameTimes(frame_s, offset_s).boundaries(np.array([0.0])).tolist() == [0]
 
 
 @given(RATES, OFFSETS, st.integers(0, 10**8))
