@@ -40,6 +40,7 @@ class Plan:
     # settings of features that nobody declares
     storage: Mapping[str, object] = field(default_factory=dict)
     read_only: bool = False
+    accept: bool = False  # a change of code or settings, if an utterance comes out the same
     expected: Sequence[str] | None = None  # ids
 
     @property
