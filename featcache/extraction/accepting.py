@@ -24,14 +24,23 @@ _log = logging.getLogger("featcache")
 
 def may_be_accepted(changed: Sequence[str], comparison: Comparison | None) -> bool:
     """Tell whether differences are ones of code and settings, and the probe computes the same."""
+    compared = comparison is not None and len(comparison.ids) > 0 and comparison.same_bits
+    return compared and are_code_or_settings(changed)
+
+
+def are_code_or_settings(changed: Sequence[str]) -> bool:
+    """Tell whether differences are ones of code and settings, and none of weights.
+
+    >>> are_code_or_settings(["source.f: was 1, now 2", "torch: was (absent), now {}"])
+    True
+    >>> are_code_or_settings(["modules.hubert.weights: was 1, now 2"])
+    False
+    """
     fields = [line.partition(": was ")[0] for line in changed]
-    return (
-        comparison is not None
-        and len(comparison.ids) > 0
-        and comparison.same_bits
-        and all(line.partition(".")[0] in _SECTIONS or says_when(line) for line in changed)
-        and not any(field.endswith(".weights") for field in fields)
-    )
+    return all(
+        field.partition(".")[0] in _SECTIONS or says_when(line)
+        for field, line in zip(fields, changed, strict=True)
+    ) and not any(field.endswith(".weights") for field in fields)
 
 
 def is_more_code(changed: Sequence[str]) -> bool:

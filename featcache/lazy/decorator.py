@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
@@ -25,6 +26,7 @@ def cache(
     compression: str | int | None = None,
     features: Features | None = None,
     fingerprint: Mapping[str, object] | None = None,
+    accept: bool = False,
 ) -> Callable[[F], F]:
     """Decorate a function of an utterance id, or a SpeechBrain dynamic item: `through` its cache.
 
@@ -38,7 +40,7 @@ def cache(
         cache_filename: a cache of that name, less its suffix, within `cache_location`.
         compression: "gzip", or a level from 0 to 9, stores losslessly compressed HDF5; None: raw
             numbers. For anything else declare `features`.
-        features, fingerprint: as of `featcache.through`.
+        features, fingerprint, accept: as of `featcache.through`.
 
     >>> import tempfile, featcache
     >>> @featcache.cache(tempfile.mkdtemp())
@@ -65,8 +67,9 @@ def cache(
         item: Any = function
         is_item = all(hasattr(item, name) for name in ("takes", "provides", "next_takes"))
         plan = plan_of(path, item.func if is_item else item, features, fingerprint)
-        plan = replace(plan, storage=storage, read_only=file_mode == "r")
+        plan = replace(plan, storage=storage, read_only=file_mode == "r", accept=accept)
         if not is_item:
+            _check_first(item)
             return cast(F, ReadThrough(item, plan))
         plan = replace(plan, names=_names(item) or plan.names)
         item = copy.copy(item)
@@ -86,6 +89,19 @@ def _names(item: Any) -> tuple[str, ...]:
     if not item.takes or item.takes[0] != "id":
         raise ConfigError(f"the first key that a cached item takes is 'id', not {item.takes!r}")
     return tuple(item.provides)
+
+
+def _check_first(function: Callable[..., object]) -> None:
+    """Raise `ConfigError` for a function that visibly takes something else before the id."""
+    try:
+        names = [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):  # some builtins tell nothing
+        return
+    if "id" in names[1:] or names[:1] == ["self"]:
+        raise ConfigError(
+            f"{function!r} takes {names[0]!r} first, and a cached function takes the utterance id; "
+            "give a method of an object by a call: featcache.through(directory, thing.method)"
+        )
 
 
 def _storage(compression: str | int | None) -> dict[str, object]:

@@ -17,10 +17,10 @@ from featcache.errors import (
 )
 from featcache.interface import Array
 from featcache.lazy.results import ONE, Features, Results
+from featcache.lazy.stale import changed_since, stale
 from featcache.store.format.committed import committed_builds
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import set_of
-from featcache.store.format.fingerprint import canonical, differences
 from featcache.store.format.manifest import NAME, FeatureSetsError
 from featcache.store.reading.expectation import note_compared
 from featcache.store.reading.generation import Generation
@@ -84,21 +84,11 @@ class LiveCache:
             except NotACacheError:
                 return None
             manifest = generation.manifest
-            expected: dict[str, object] = {**fingerprint()}
-            expected["features"] = manifest.fingerprint["features"]
-            if features is not None:
-                expected["features"] = {name: each.to_json() for name, each in features.items()}
-            if "results" in manifest.fingerprint:  # of the first result
-                expected["results"] = manifest.fingerprint["results"]
-            changed = differences(manifest.fingerprint, canonical(expected))
+            changed = changed_since(manifest, features, fingerprint())
             if changed and not (manifest.rows or committed_builds(place)):
                 return None
         if changed:
-            lines = "".join(f"\n  {line}" for line in changed)
-            raise StaleCacheError(
-                f"cache {str(place)!r} was made from something else than is declared now:{lines}\n"
-                "remove it to compute everything again, or give another directory"
-            )
+            raise stale(place, manifest, changed)
         note_compared(place, manifest)
         return cls(place, generation)
 

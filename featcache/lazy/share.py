@@ -16,8 +16,10 @@ from featcache.interface import Array
 from featcache.lazy.claims import Claims
 from featcache.lazy.live_cache import ABSENT, LiveCache
 from featcache.lazy.results import Results, as_read_back, declared_for
+from featcache.store.format.disk_errors import explained
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.casts import ArrayLike, check_features, to_storage
+from featcache.store.writing.claim import claim_directory
 from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish_sealed import publish_sealed
 
@@ -38,6 +40,7 @@ class Plan:
     # settings of features that nobody declares
     storage: Mapping[str, object] = field(default_factory=dict)
     read_only: bool = False
+    accept: bool = False  # a change of code or settings, if an utterance comes out the same
     expected: Sequence[str] | None = None  # ids
 
     @property
@@ -155,7 +158,9 @@ class Share:
             if id in self._computing:  # another thread does
                 return late
             if self._claims is None:
-                self._claims = Claims(self._plan.path)
+                with explained(self._plan.path, lambda: "all that was committed before is kept"):
+                    claim_directory(self._plan.path)
+                    self._claims = Claims(self._plan.path)
             holder = self._claims.take(id)
             if holder is not None and late:
                 self._claims.wait_no_more(holder)
@@ -208,11 +213,7 @@ class Share:
             except DuplicateIdError:  # another process was as quick, or it was deleted since
                 return
             self._fresh[id] = {name: array.copy() for name, array in read.items()}
-            # a cache in which nothing is durable may be begun anew by who computes something else
-            if len(writer) == 1:
-                writer.commit()
-            else:
-                writer.show()
+            writer.show()
 
     def _created(self, id: str, value: object) -> LiveCache:
         """Make the cache, declared as its first result is, unless another process was quicker."""

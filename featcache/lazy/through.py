@@ -7,7 +7,7 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
@@ -15,6 +15,7 @@ from featcache._checks import directory
 from featcache.declaration.feature_config import Features, by_name
 from featcache.errors import ConfigError
 from featcache.lazy.share import Plan, Share
+from featcache.lazy.stale import accept_if_same
 from featcache.store.format.ids import as_id, check_id
 from featcache.store.writing.unclosed import close_at_exit
 
@@ -72,12 +73,18 @@ class ReadThrough:
 
     def __call__(self, id: str, *args: object, **kwargs: object) -> object:
         """Return the result for an utterance; the function gets all arguments, the id first."""
-        share = self._share
-        if share is None or share.pid != os.getpid():
-            share = self._begin()
         if not isinstance(id, str):
             id = cast(str, as_id(id))
             check_id(id)
+        share = self._share
+        if share is None or share.pid != os.getpid():
+            plan = self._plan
+            if plan.accept:
+                compute = functools.partial(self._compute, id, *args, **kwargs)
+                accept_if_same(
+                    plan.path, plan.known_names, plan.features, plan.fingerprint, id, compute
+                )
+            share = self._begin()
         return share.get(id, self._compute, *args, **kwargs)
 
     def publish(self, *, complete: bool = False) -> None:
@@ -145,6 +152,7 @@ def through(
     *,
     features: Features | None = None,
     fingerprint: Mapping[str, object] | None = None,
+    accept: bool = False,
 ) -> ReadThrough: ...
 @overload
 def through(
@@ -154,6 +162,7 @@ def through(
     features: Features | None = None,
     fingerprint: Mapping[str, object] | None = None,
     ids: Sequence[str] | None = None,
+    accept: bool = False,
 ) -> ReadThroughDataset: ...
 def through(
     cache: str | PathLike[str],
@@ -162,6 +171,7 @@ def through(
     features: Features | None = None,
     fingerprint: Mapping[str, object] | None = None,
     ids: Sequence[str] | None = None,
+    accept: bool = False,
 ) -> ReadThrough | ReadThroughDataset:
     """Return `compute` with a cache before it: what is there is read, the rest computed and stored.
 
@@ -178,6 +188,9 @@ def through(
             `compute`, and the modules, constants and settings that it names, are found by
             themselves.
         ids: of the items of a data set; None: its `data_ids` or `ids`, or else their numbers.
+        accept: keeps the cache after a change of code or settings, if the first utterance that is
+            asked for, a stored one, comes out the same to the bit. So does it for an adopted cache,
+            to which it adds what is missing.
 
     Calls raise `StaleCacheError`, with the differences, if the cache was made by another function,
     or by this one before it was changed; `FeatureError` for a result that cannot be stored.
@@ -193,7 +206,8 @@ def through(
     array([0, 1, 4, 9])
     """
     if callable(compute) and ids is None:
-        return ReadThrough(compute, plan_of(cache, compute, features, fingerprint))
+        plan = plan_of(cache, compute, features, fingerprint)
+        return ReadThrough(compute, replace(plan, accept=accept))
     if not (hasattr(compute, "__getitem__") and hasattr(compute, "__len__")):
         raise ConfigError(
             "through needs a function of an utterance id, or a data set with items by number and a "
@@ -201,7 +215,7 @@ def through(
         )
     from featcache.lazy.items import ReadThroughDataset
 
-    plan = plan_of(cache, compute, features, fingerprint)
+    plan = replace(plan_of(cache, compute, features, fingerprint), accept=accept)
     return ReadThroughDataset(cast("SizedItems", compute), plan, ids)
 
 

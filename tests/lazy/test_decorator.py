@@ -184,6 +184,15 @@ def test_what_cannot_work_is_said_when_it_is_declared(tmp_path: Path) -> None:
         featcache.cache(tmp_path)(generator)
     with pytest.raises(featcache.ConfigError, match="first key that a cached item takes is 'id'"):
         featcache.cache(tmp_path)(DynamicItem(["wav"], len, ["n"]))
+    with pytest.raises(featcache.ConfigError, match="takes 'self' first"):
+
+        class Model:
+            @featcache.cache(tmp_path)
+            def embed(self, utterance: str) -> list[int]:
+                return [1]
+
+    with pytest.raises(featcache.ConfigError, match="takes 'number' first"):
+        featcache.cache(tmp_path)(lambda number, id: [1])
     with pytest.raises(featcache.ConfigError, match="file_mode is 'a' or 'r', not 'w'"):
         featcache.cache(tmp_path, "w")  # type: ignore[arg-type]
     with pytest.raises(featcache.ConfigError, match=r"compression is .gzip.*lzf"):

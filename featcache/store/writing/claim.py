@@ -31,5 +31,7 @@ def claim_directory(path: Path) -> None:
     foreign = [name for name in names if not ours.fullmatch(name)]
     if NAME not in names and foreign:
         raise NotACacheError(
-            f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory"
+            f"{str(path)!r} holds other files ({foreign[0]!r}); give a new or empty directory, or, "
+            "if these are features, a cache that reads them where they lie: "
+            f"featcache.adopt({str(path)!r}, {str(path) + '-cache'!r})"
         )

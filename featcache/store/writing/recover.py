@@ -8,6 +8,7 @@ removed: its directory is set aside.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import cast
@@ -20,7 +21,7 @@ from featcache.store.format.files import remove_unfinished
 from featcache.store.format.journal import read_journal
 from featcache.store.format.journal_lines import Placed, Utterance
 from featcache.store.format.lock import NAME as LOCK
-from featcache.store.format.lock import WriterLock, holder, holder_text, may_live
+from featcache.store.format.lock import WriterLock, holder, holder_text, is_locked, may_live
 from featcache.store.format.manifest import PARTS, Manifest
 from featcache.store.format.part import SEAL, list_parts, read_part, remove_part
 from featcache.store.writing.container_groups import container_groups
@@ -53,10 +54,7 @@ def recover_parts(
         except CacheLockedError as error:
             if pass_live:
                 continue
-            raise CacheLockedError(
-                f"part {str(directory)!r} is still being written by {holder_text(directory)}; "
-                "end that first"
-            ) from error
+            raise _still_written(directory) from error
         try:
             if read_part(cache, name) is None:
                 # where locks count for nothing, its writer may live, and go on
@@ -67,6 +65,22 @@ def recover_parts(
             held.release()
         if (directory / SEAL).exists():
             (directory / LOCK).unlink(missing_ok=True)
+
+
+def check_none_lives(cache: Path) -> None:
+    """Raise `CacheLockedError` if a part is being written, be anything of it durable or not."""
+    for name, sealed in list(list_parts(cache)):
+        directory = cache / PARTS / name
+        with contextlib.suppress(FileNotFoundError):  # its writer has removed it
+            if sealed is None and is_locked(directory):
+                raise _still_written(directory)
+
+
+def _still_written(directory: Path) -> CacheLockedError:
+    return CacheLockedError(
+        f"part {str(directory)!r} is still being written by {holder_text(directory)}; end that "
+        "first"
+    )
 
 
 def _recover(

@@ -36,7 +36,7 @@ from featcache.store.writing.new_sets import name_set
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
 from featcache.store.writing.publish import prepared, publish, sealed_parts
-from featcache.store.writing.recover import recover_parts
+from featcache.store.writing.recover import check_none_lives, recover_parts
 from featcache.store.writing.superseded import remove_superseded
 from featcache.store.writing.tombstones import find_tombstones
 from featcache.store.writing.unclosed import close_at_exit
@@ -67,6 +67,7 @@ class WriteSession:
             claim_directory(path)
             self._lock = WriterLock(path)
             try:
+                check_none_lives(path)  # before anything is begun anew: its rows would be lost
                 self._manifest = self._start(content, fingerprint_digest(content), overwrite)
                 note_compared(path, self._manifest)
                 # if the last writer died before it came to that

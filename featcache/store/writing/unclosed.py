@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, is_exiting
 from typing import TypeVar
 
 from featcache.store.writing.background import THREAD
@@ -15,8 +15,10 @@ from featcache.store.writing.background import THREAD
 W = TypeVar("W")
 CACHES = 10  # before multiprocessing waits for child processes, which may wait for the lock
 PARTS = 11  # before the writers of caches, which publish them
+PATIENCE_S = 5.0  # of who drops a writer, which goes on being closed then
 _log = logging.getLogger("featcache")
 _unclosed: list[tuple[int, Finalize]] = []  # priority, and what closes a writer
+_ending = False  # the process
 
 
 def close_at_exit(
@@ -55,15 +57,35 @@ def close_before_libraries_end() -> None:
 
 
 def _close_all() -> None:
+    global _ending
+    _ending = True
     for _, finalizer in sorted(_unclosed, key=lambda each: -each[0]):
         finalizer()
 
 
 def _close(writer: W, what: str, close: Callable[[W], None], expected: bool) -> None:
-    if threading.current_thread().name == THREAD:  # its own, maybe, for which closing would wait
-        threading.Thread(target=_close, args=(writer, what, close, expected)).start()
-        return
-    told = (
+    """Close a writer when its process ends, or from the middle of whatever collected it.
+
+    That may be its own thread, for which closing would wait, or a call of h5py, whose lock its
+    thread would wait for. So another thread closes it.
+    """
+    told: list[str] = []
+    thread = threading.Thread(target=_closed, args=(writer, what, close, expected, told))
+    if _ending or is_exiting():
+        thread.run()
+    else:
+        thread.start()
+        if threading.current_thread().name != THREAD:
+            thread.join(PATIENCE_S)
+    for text in told:
+        warnings.warn(text, ResourceWarning, stacklevel=2)
+
+
+def _closed(
+    writer: W, what: str, close: Callable[[W], None], expected: bool, told: list[str]
+) -> None:
+    """Close a writer, and log and note what there is to tell of it."""
+    text = (
         f"{what} was not closed: what it had taken is stored now; close it, or use it in a `with` "
         "block"
     )
@@ -72,6 +94,6 @@ def _close(writer: W, what: str, close: Callable[[W], None], expected: bool) -> 
         if expected:
             return
     except Exception as error:  # there is nobody to raise it to
-        told = f"{what} was not closed, and closing it now failed: {error}"
-    _log.warning("%s", told)
-    warnings.warn(told, ResourceWarning, stacklevel=2)
+        text = f"{what} was not closed, and closing it now failed: {error}"
+    _log.warning("%s", text)
+    told.append(text)

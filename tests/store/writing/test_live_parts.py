@@ -29,6 +29,7 @@ import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
 from featcache.store.format.lock import WriterLock, is_locked
+from featcache.store.format.manifest import NAME
 from featcache.store.writing import open_part, part_writer, recover
 from featcache.store.writing.part_writer import PartWriter
 
@@ -194,3 +195,18 @@ def test_a_lock_that_another_holds_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CacheLockedError):
         WriterLock(tmp_path)
     held.release()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_cache_is_not_begun_anew_while_a_part_of_it_is_written(
+    tmp_path: Path, overwrite: bool
+) -> None:
+    make_cache(tmp_path, range(2) if overwrite else [])
+    before = (tmp_path / NAME).read_bytes()
+    with PartWriter(tmp_path, two_features(), FINGERPRINT) as part:
+        part.write(id_of(5), arrays_of(5))  # nothing of it is durable
+        with pytest.raises(CacheLockedError, match="is still being written by process"):
+            CacheWriter(tmp_path, two_features(), {"made": "otherwise"}, overwrite=overwrite)
+        assert (tmp_path / NAME).read_bytes() == before
+    make_cache(tmp_path, [])
+    check_cache(tmp_path, [*range(2), 5] if overwrite else [5])

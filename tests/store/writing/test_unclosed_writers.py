@@ -9,6 +9,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from store_helpers import (
     FINGERPRINT,
@@ -22,8 +23,9 @@ from store_helpers import (
 from store_scripts import HEAD, run_script
 
 import featcache
-from featcache import CacheWriter
+from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError
+from featcache.store.writing import unclosed
 from featcache.store.writing.part_writer import PartWriter
 
 TOLD = "was not closed: what it had taken is stored now; close it, or use it in a `with` block"
@@ -260,6 +262,21 @@ def test_a_writer_in_a_cycle_may_be_collected_by_its_own_thread(
         gc.enable()
     wait_until(lambda: not thread.is_alive())
     check_cache(tmp_path, [1], complete=False)
+
+
+def test_a_writer_may_be_collected_by_who_holds_the_lock_that_closing_needs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from h5py._hl.base import phil  # held while any of its calls runs
+
+    monkeypatch.setattr(unclosed, "PATIENCE_S", 0.2)
+    writer = CacheWriter(tmp_path, [FeatureStorageConfig("fbank", backend="hdf5")])
+    writer.write("utt-1", {"fbank": np.ones((3, 2))})
+    with phil:
+        del writer
+        assert TOLD not in caplog.text
+    wait_until(lambda: TOLD in caplog.text)
+    assert len(featcache.open(tmp_path)) == 1
 
 
 def wait_until(condition: object) -> None:
