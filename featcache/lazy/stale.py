@@ -14,10 +14,9 @@ from featcache.lazy.results import Features, Results, as_read_back
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import set_of
 from featcache.store.format.fingerprint import canonical, differences
-from featcache.store.format.manifest import FeatureSetsError, Manifest
+from featcache.store.format.manifest import ADOPTED, FeatureSetsError, Manifest
 from featcache.store.reading.generation import Generation
 from featcache.store.writing.accept import accept
-from featcache.store.writing.adopted_source import KIND
 from featcache.store.writing.casts import check_features
 
 _PAUSE_S, _PATIENCE_S = 0.05, 60.0  # for another process that has the lock
@@ -48,7 +47,7 @@ def stale(path: Path, manifest: Manifest, changed: Sequence[str], why: str = "")
 
 def may_be_accepted(manifest: Manifest, changed: Sequence[str]) -> bool:
     """Tell whether differences are ones of code and settings, or the cache is an adopted one."""
-    if KIND in manifest.fingerprint:  # nothing is known of what made it
+    if ADOPTED in manifest.fingerprint:  # nothing is known of what made it
         return not any(line.startswith("features.") for line in changed)
     return are_code_or_settings(changed)
 
