@@ -13,12 +13,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from places import ROOT
 
 import featcache
 from featcache import FeatureStorageConfig
+from featcache.declaration.feature_config import by_name
 from featcache.lazy import share
 from featcache.store.format.journal import NAME as JOURNAL
+from featcache.store.format.lock import NAME as LOCK
+from featcache.store.format.lock import WriterLock
+from featcache.store.format.manifest import read_manifest
+from featcache.store.reading.unpublished import Unpublished
 
 HERE = Path(__file__).parent
 EPOCH = """
@@ -192,6 +198,45 @@ def test_what_a_killed_one_had_claimed_is_computed_by_another(tmp_path: Path) ->
     assert not (tmp_path / "cache" / "work-through").exists()
 
 
+def test_what_a_killed_one_had_not_committed_is_not_served_while_others_hold_its_lock(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path, WRITES)
+    assert run.stdout is not None
+    assert run.stdout.readline() == "written\n"
+    os.killpg(run.pid, signal.SIGKILL)
+    run.communicate()
+    (journal,) = open_journals(tmp_path / "cache")
+    manifest = read_manifest(tmp_path / "cache")
+    features = [FeatureStorageConfig.from_json(each) for each in manifest.features.values()]
+    for name in (LOCK, None):  # who looks whether it lives holds the file alone; recovery all of it
+        held = WriterLock(journal.parent) if name is None else FileLock(journal.parent / name)
+        if isinstance(held, FileLock):
+            held.acquire()
+        unpublished = Unpublished(tmp_path / "cache", by_name(features))
+        unpublished.look(manifest)
+        assert "utt-1" in unpublished
+        assert unpublished.read("utt-1") is None
+        held.release()
+
+
+WRITES = """
+import os, sys, time
+sys.path.insert(0, os.environ["PYTHONPATH"].split(os.pathsep)[2])
+import featcache
+from pathlib import Path
+from featcache.store.writing import part_writer
+
+def length_of(id):
+    return [len(id)]
+
+part_writer.COMMIT_INTERVAL_S = 600
+read = featcache.through(Path(os.environ["PLACE"]) / "cache", length_of)
+read("utt-1")
+time.sleep(0.5)
+print("written", flush=True)
+time.sleep(600)
+"""
 HANGS = """
 import os, sys, time
 sys.path.insert(0, os.environ["PYTHONPATH"].split(os.pathsep)[2])

@@ -20,8 +20,9 @@ from featcache.errors import CorruptCacheError
 from featcache.interface import Array, EncodedArray, Ints
 from featcache.store.format.files import open_within
 from featcache.store.format.index import Index
+from featcache.store.format.journal import NAME as JOURNAL
 from featcache.store.format.journal_lines import Header, Placed, Utterance
-from featcache.store.format.lock import is_locked
+from featcache.store.format.lock import HOLDER, holder, is_locked, may_live
 from featcache.store.format.manifest import PARTS, Manifest
 from featcache.store.format.part import (
     PART_NAME,
@@ -124,12 +125,21 @@ class Unpublished:
         return noted.number >= tail.committed and self._is_lost(noted.part)
 
     def _is_lost(self, part: str) -> bool:
-        """Tell whether a writer died, and with it what it had not committed."""
+        """Tell whether a writer died, and with it what it had not committed.
+
+        Its lock alone does not tell: whoever looks takes it for a moment, and recovery holds it
+        longer, and names itself as the holder after the last line of the journal was written.
+        """
         directory = self._cache / PARTS / part
         try:
-            return not ((directory / SEAL).exists() or is_locked(directory))
+            if (directory / SEAL).exists():
+                return False
+            journal = (directory / JOURNAL).stat().st_mtime_ns
+            if not may_live(holder(directory)) or (directory / HOLDER).stat().st_mtime_ns > journal:
+                return True
+            return not is_locked(directory)
         except FileNotFoundError:
-            return True
+            return not (directory / SEAL).exists()
 
     def _look_at(self, name: str, manifest: Manifest) -> None:
         part = f"{PARTS}/{name}"
