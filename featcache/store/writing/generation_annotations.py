@@ -68,7 +68,8 @@ class GenerationAnnotations:
         self._rows = rows
         kinds = {name: each.kind for name, each in before.annotations.items() if each.carried}
         self._carried = {*kinds}
-        self._kinds = dict(sorted(widest_kinds(cache, self._parts, kinds).items()))
+        of_parts = ((part.entry.name, index.annotations) for part, index in self._parts)
+        self._kinds = dict(sorted(widest_kinds(cache, of_parts, kinds).items()))
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Give the columns of all annotations, one annotation at a time."""
@@ -121,19 +122,21 @@ class GenerationAnnotations:
 
 
 def widest_kinds(
-    cache: Path, parts: Iterable[tuple[SealedPart, Index]], known: Mapping[str, str]
+    cache: Path, parts: Iterable[tuple[str, Mapping[str, str]]], known: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the kinds of annotations that hold those of all parts, by name.
+
+    `parts` are names of parts, each with its kinds; `known` are kinds from elsewhere.
 
     Raises `FeatureError` for an annotation of several kinds.
     """
     kinds = dict(known)
-    for part, index in parts:
-        for name, kind in index.annotations.items():
+    for part, of_part in parts:
+        for name, kind in of_part.items():
             wider = wider_kind(kinds.get(name), kind)
             if wider is None:
                 raise FeatureError(
-                    f"annotation {name!r} is {kind} in part {part.entry.name!r} of "
+                    f"annotation {name!r} is {kind} in part {part!r} of "
                     f"{str(cache)!r} and {kinds[name]} in others; remove the wrong one"
                 )
             kinds[name] = wider

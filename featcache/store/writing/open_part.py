@@ -143,7 +143,7 @@ class OpenPart:
     def append_many(
         self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
     ) -> dict[str, Extents]:
-        """Store what other parts hold, for a part that replaces them; tell where it lies.
+        """Store what is stored elsewhere, too; tell where it lies.
 
         The journal does not name it: without a seal the part is removed. To seal it, `seal` is
         given its columns.
@@ -161,9 +161,15 @@ class OpenPart:
 
     def add_to_stats(self, arrays: Mapping[str, Array]) -> None:
         """Take arrays as they are stored into the statistics."""
-        for name in self.stats:
+        for name in arrays.keys() & self.stats.keys():
             frames = from_storage(arrays[name], self._specs[name].dtype)
             self.stats[name] = self.stats[name].merge(FeatureStats.of(frames))
+
+    def count_many(self, arrays: Mapping[str, EncodedArrays]) -> None:
+        """Take arrays that `append_many` stored into the statistics."""
+        for name in self.stats:
+            for array in arrays[name]:
+                self.add_to_stats({name: self.decode(name, array)})
 
     def decode(self, name: str, array: EncodedArray) -> Array:
         """Return an array of shape (rows, *dims), storage dtype, that `append_encoded` takes."""
