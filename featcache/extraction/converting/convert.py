@@ -39,15 +39,14 @@ def convert(
 
     Values stay as they are, to the bit, unless a declaration asks for less: a smaller dtype, or a
     lossy codec. Then the largest difference of a number is measured, and kept under "converted" in
-    `featcache.made_from(dst)["recorded"]`. All that was written is read back and compared with the
-    source before the cache is published as complete. Stopped or killed at any moment, the same call
-    goes on.
+    `featcache.made_from(dst)["recorded"]`. All that was written is compared with the source before
+    the cache is published as complete. Stopped or killed at any moment, the same call goes on.
 
     Annotations, stamps, failed ids, the record of what made the features and the fingerprint are
     those of the source. So `extract` and `cache_features`, with the new declarations, go on with a
     converted cache, unless numbers were rounded on their way that would not have been otherwise:
     then the fingerprint has the key "converted". Where no byte of an array changes, encoded blocks
-    are copied as they are. A log line tells bytes and time before it begins.
+    are copied as they are, and compared with their checksums on the way. A log line tells bytes and time before it begins.
 
     Returns the new cache. One that is not complete stays so.
 

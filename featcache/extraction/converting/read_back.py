@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from featcache.store.reading.stored_blocks import stored_blocks
 from featcache.store.writing.casts import to_storage
 from featcache.store.writing.copied_arrays import StoredArrays
 from featcache.store.writing.publish import sealed_parts
+
+SAMPLED = 64  # of so many arrays one is read, where digests tell of the bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,35 @@ class ReadBack:
         parts = self.sealed()
         self.parts(part for part in parts if part.entry.name not in self.compared)
         return sum(part.entry.rows - len(part.tombstones(self.cache)) for part in parts)
+
+    def copied(self, sealed: SealedPart, hashed: Collection[str]) -> None:
+        """Compare a part with the arrays that were copied into it just now.
+
+        These were compared with their checksums on the way. Files in `hashed` have the digests of
+        the very bytes that were written then, so only some of their arrays are read, to see
+        that they lie where the index says; of other files all.
+
+        Raises what `parts` raises.
+        """
+        index = sealed.index(self.cache, [*self.features])
+        rows = self.find([*index.ids])
+        every = np.arange(len(index))
+        for name, columns in index.features.items():
+            if not self._has_the_bytes(columns, every, name, rows):
+                self.parts([sealed])
+                return
+        arrays = StoredArrays(self.cache, sealed.directory, index, self.features)
+        in_order = arrays.in_order_of_bytes(every)
+        read = np.zeros(len(index), bool)
+        read[in_order[::SAMPLED]] = read[in_order[-1]] = True
+        paths = index.containers.paths
+        told = np.array([path in hashed for path in paths], bool)
+        for columns in index.features.values():
+            extents = np.flatnonzero(~told[columns.container])
+            read[columns.first.searchsorted(extents, "right") - 1] = True
+        for _ in arrays.batches(in_order[read[in_order]]):
+            pass  # what is read is compared with the checksums
+        self.compared.add(sealed.entry.name)
 
     def parts(self, parts: Iterable[SealedPart]) -> None:
         """Compare parts.

@@ -64,7 +64,7 @@ class _Copied:
 
 
 class CopiedPart:
-    """An open part that rows of sealed ones are copied into; counts for nothing without its seal.
+    """An open part that stored rows are copied into; counts for nothing without its seal.
 
     Args:
         cache: the cache directory.
@@ -114,6 +114,11 @@ class CopiedPart:
         if sealed is None:
             raise CorruptCacheError(f"nothing was copied to {str(self._cache)!r}")
         return sealed
+
+    @property
+    def hashed(self) -> set[str]:
+        """Paths of the files whose pages were hashed while they were written, once it is sealed."""
+        return self._part.hashed
 
     def discard(self) -> None:
         """Remove the part."""

@@ -105,8 +105,10 @@ class PartCopies:
 
     def copy(
         self, rows: Ints, tell: Callable[[int, int], object] = lambda utterances, nbytes: None
-    ) -> SealedPart:
-        """Copy rows into a new part and seal that; `tell` is called with counts of both.
+    ) -> tuple[SealedPart, set[str]]:
+        """Copy rows into a new part and seal that; `tell` is called with utterances and bytes.
+
+        Also returns the paths of its files whose pages were hashed on their way to the disk.
 
         Raises `CorruptCacheError` for an array that is not what was written; then nothing is left.
         """
@@ -117,7 +119,7 @@ class PartCopies:
         copy = CopiedPart(self.cache, self.features, header)
         try:
             copy.copy(_as_source(self.source), rows, tell, count=stats is None)
-            return copy.seal(stats)
+            return copy.seal(stats), copy.hashed
         except BaseException:
             copy.discard()
             raise

@@ -48,6 +48,8 @@ class OpenPart:
 
     Attributes:
         stats: those of the utterances so far, by feature; sealed with the part.
+        hashed: paths of the files whose pages were hashed on their way to the disk, once it is
+            sealed; the others were read for that.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class OpenPart:
         self.nbytes = 0
         self._containers: list[tuple[str, list[str], ContainerWriter]] = []
         self._checking: list[tuple[list[str], ChecksArrays]] = []  # those of them that check
+        self.hashed: set[str] = set()
         self._held = ExitStack()
         self.name, held = _new_directory(cache, name)
         self.directory = cache / PARTS / self.name
@@ -205,6 +208,7 @@ class OpenPart:
             if isinstance(container, SupportsPages):
                 pages |= {prefix + path: each for path, each in container.pages().items()}
             self._containers.pop()
+        self.hashed = {*pages}
         sealed = seal_directory(self._cache, self.name, self._header, content, self.stats, pages)
         self.release()
         (self.directory / lock.NAME).unlink(missing_ok=True)
