@@ -12,7 +12,7 @@ from convert_helpers import KINDS, assert_same, make_source
 
 import featcache
 from featcache import CorruptCacheError, FeatureStorageConfig
-from featcache.container_files import Extents
+from featcache.container_files import Extents, append_many
 from featcache.store.format.part import SealedPart
 from featcache.store.writing import copied_arrays, open_part, part_writer
 from featcache.store.writing.copied_part import CopiedPart
@@ -76,10 +76,8 @@ def test_parts_are_no_larger_than_they_need_be(
 def test_an_array_that_lies_elsewhere_than_told_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    right = open_part.append_many
-
     def shifted(*args: object) -> Mapping[str, Extents]:
-        placed = right(*args)  # type: ignore[arg-type]
+        placed = append_many(*args)  # type: ignore[arg-type]
         return {
             name: dataclasses.replace(each, offset=np.roll(each.offset, 1))
             for name, each in placed.items()
