@@ -26,7 +26,7 @@ from featcache.store.writing.open_part import Declarations, OpenPart
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """What rows are copied from: a sealed part, or a generation.
+    """Source of rows that are copied: a sealed part, or a generation.
 
     Args:
         cache: the cache directory.
