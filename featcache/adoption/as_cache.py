@@ -32,21 +32,21 @@ def as_cache(source: Path, beside: Path, settings: Mapping[str, Any]) -> Iterato
     The cache is removed at the end. A copy stays if anything is raised: the same call goes on with
     it. `settings` are those of `adopt`; raises what that raises.
     """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings of featcache.adopt are a mapping by name, not {settings!r}")
     if others := settings.keys() - {*SETTINGS}:
         told = ", ".join(map(repr, SETTINGS))
         raise ConfigError(f"no setting {sorted(others)[0]!r} of featcache.adopt; there are {told}")
     is_new = not beside.exists()
     try:
-        cache = _cache_of(source, beside, settings)
-    except BaseException:
+        with _cache_of(source, beside, settings) as cache:
+            yield cache
+        shutil.rmtree(cache.path)
+    finally:
+        shutil.rmtree(beside / NAME, ignore_errors=True)
         if is_new:
-            with suppress(OSError):
-                shutil.rmtree(beside / NAME, ignore_errors=True)
-                beside.rmdir()  # but for what a copy has come to
-        raise
-    with cache:
-        yield cache
-    shutil.rmtree(cache.path)
+            with suppress(OSError):  # where anything was written
+                beside.rmdir()
 
 
 def _cache_of(source: Path, beside: Path, settings: Mapping[str, Any]) -> Cache:

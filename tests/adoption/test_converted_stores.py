@@ -11,7 +11,13 @@ import pytest
 from foreign_stores import contents, random_arrays
 
 import featcache
-from featcache import AdoptionError, ConfigError, FeatureStorageConfig, NotACacheError
+from featcache import (
+    AdoptionError,
+    ConfigError,
+    FeatureStorageConfig,
+    KeyNotFoundError,
+    NotACacheError,
+)
 
 h5py = pytest.importorskip("h5py")
 
@@ -56,6 +62,11 @@ def test_what_can_be_adopted_is_converted(tmp_path: Path) -> None:
         (tmp_path / "npy" / id).parent.mkdir(exist_ok=True)
         np.save(tmp_path / "npy" / f"{id}.npy", array)
     assert_is(converted(tmp_path / "npy", tmp_path / "c"), arrays)
+    (tmp_path / "npy").rename(tmp_path / "parts")  # as a directory of a cache is called
+    (tmp_path / "npy").mkdir()
+    (tmp_path / "parts").rename(tmp_path / "npy" / "parts")
+    named = {f"parts/{id}": array for id, array in arrays.items()}
+    assert_is(converted(tmp_path / "npy", tmp_path / "d"), named)
 
 
 def test_settings_of_adoption_are_given_on(tmp_path: Path) -> None:
@@ -68,6 +79,11 @@ def test_settings_of_adoption_are_given_on(tmp_path: Path) -> None:
     assert_is(cache, arrays, "fbank")
     with pytest.raises(ConfigError, match=r"no setting 'patern'.*'pattern'"):
         converted(source, tmp_path / "c", adopting={"patern": "{id}"})
+    with pytest.raises(ConfigError, match="a mapping by name, not 'hdf5'"):
+        converted(source, tmp_path / "c", adopting="hdf5")
+    with pytest.raises(KeyNotFoundError, match="'mfcc'"):
+        converted(source, tmp_path / "c", features=["mfcc"], adopting={"pattern": "fbank/{id}"})
+    assert not (tmp_path / "c").exists()
 
 
 OTHERWISE: dict[str, dict[str, Any]] = {

@@ -100,7 +100,7 @@ def _foreign(src: FeatureTable | Cache | CachePath) -> Path | None:
     if isinstance(src, FeatureTable | Cache):
         return None
     path = directory(src, "a source").absolute()
-    if path.is_dir() and any((path / name).exists() for name in (MANIFEST, PARTS, MANIFESTS)):
+    if (path / MANIFEST).exists() or all((path / name).is_dir() for name in (PARTS, MANIFESTS)):
         return None
     return path if path.exists() or "*" in path.name else None
 
@@ -134,10 +134,11 @@ def _converted(
 
 
 def _refuse_source(table: FeatureTable, path: Path) -> None:
-    """Raise `ConfigError` for a cache that would be converted onto itself."""
+    """Raise `ConfigError` for a cache that would be converted onto itself, or into itself."""
     for cache in table.selection.blocks.as_opened:
-        if path.resolve() == cache.path.resolve():
-            raise ConfigError(f"{str(path)!r} is the source itself; give another directory")
+        if path.resolve().is_relative_to(cache.path.resolve()):
+            where = "is" if path.resolve() == cache.path.resolve() else "lies in"
+            raise ConfigError(f"{str(path)!r} {where} the source itself; give another directory")
 
 
 def _failed(table: FeatureTable) -> list[str]:
