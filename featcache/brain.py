@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from featcache.cluster.config import ParallelConfig, config_or_client
+from featcache.extraction.brain_comparison import compare
 from featcache.extraction.brain_environment import (
     collate_fn_of,
     computing,
@@ -16,6 +17,7 @@ from featcache.extraction.brain_environment import (
     probe_source_of,
     provenance_of,
 )
+from featcache.extraction.brain_estimate import estimate_of
 from featcache.extraction.brain_loaders import taking_loaders
 from featcache.extraction.brain_settings import (
     find_storage,
@@ -30,6 +32,8 @@ from featcache.extraction.dataset_annotations import DatasetAnnotations
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
 from featcache.extraction.destination import Destination
+from featcache.extraction.estimating.estimate_table import Estimate
+from featcache.extraction.estimating.forecast import TRIAL_UTTERANCES
 from featcache.extraction.local_executor import LocalExecutor
 from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.record import Record
@@ -171,10 +175,9 @@ class FeatureCacheMixin:
         or belongs to another split; `CacheError` for a cache that lacks something and cannot be
         written to. What was computed before is kept in each case.
         """
-        kwargs = loader_kwargs or {}
         check_settings(on_error, on_changed, retries, publish_every_s)
         check_source(dataset)
-        check_loader_kwargs(kwargs)
+        check_loader_kwargs(kwargs := loader_kwargs or {})
         check = check_of(check)
         split, stage = split_and_stage(self, split, stage)
         storage = find_storage(self) if storage is None else storage
@@ -236,23 +239,21 @@ class FeatureCacheMixin:
 
         Raises `StaleCacheError` with what differs, `NotACacheError` if nothing is cached.
         """
-        check_source(dataset)
-        split, stage = split_and_stage(self, split, stage)
-        storage = find_storage(self) if storage is None else storage
-        kwargs = loader_kwargs or {}
-        again = partial(provenance_of, self, collate_fn_of(dataset, kwargs))
-        made_with = again()
-        made_from = {"stage": name_of(stage), **settings_of(self), **(fingerprint or {})}
-        with kept_random_state(), computing(made_with, again):
-            for share in shares_of(storage, split, overwrite=False):
-                ids = visible_ids(dataset)
-                to = Destination(storage, split, ids, False, False, shared=True, share=share)
-                source = probe_source_of(
-                    self, dataset, stage, kwargs, to, mentioned=made_with.mentioned
-                )
-                record = Record(to, partial(witnesses, made_with, self, dataset))
-                checking = Checking(to, source, check_of(check), record)
-                checking.compare_only(made_with.fingerprint(made_from))
+        given = loader_kwargs or {}, fingerprint or {}
+        compare(self, dataset, stage, split, storage, *given, check)
+
+    def estimate_features(
+        self,
+        dataset: object,
+        stage: object = None,
+        *,
+        split: str | None = None,
+        storage: FeatureStorage | None = None,
+        loader_kwargs: Mapping[str, object] | None = None,
+        utterances: int = TRIAL_UTTERANCES,
+    ) -> Estimate:
+        """Tell bytes and hours of `cache_features`, as `featcache.estimate` does."""
+        return estimate_of(self, dataset, stage, split, storage, loader_kwargs or {}, utterances)
 
     def expectation(
         self,

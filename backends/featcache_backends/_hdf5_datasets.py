@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
-from featcache.adoptable import CONVERT
+from featcache.adoptable import CONVERT, COPY
 from featcache.adoptable.placed_arrays import PlacedArray
 from featcache.errors import AdoptionError, describe
 from featcache_backends._hdf5_heap import GlobalHeap
@@ -91,7 +93,40 @@ class Hdf5Datasets:
 
         Raises `AdoptionError` for a link to somewhere else.
         """
-        yield from self._below("", self._root, set())
+        for name, dataset in self._below("", self._root, set()):
+            yield name, partial(self._placed, name, dataset)
+
+    def readable(self) -> Iterator[tuple[str, tuple[int, ...], str]]:
+        """Yield name, shape and dtype of each dataset that HDF5 reads without another file.
+
+        Raises `AdoptionError` for any other.
+        """
+        layouts = (self._h5py.h5d.CONTIGUOUS, self._h5py.h5d.CHUNKED, self._h5py.h5d.COMPACT)
+        for name, dataset in self._below("", self._root, set()):
+            try:
+                made, shape = dataset.get_create_plist(), dataset.shape
+                dtype = self._numbers(name, dataset.get_type())
+                if made.get_layout() not in layouts or made.get_external_count():
+                    self._refuse(name, "is stored in other files")
+                if shape is None:
+                    self._refuse(name, "has no shape")
+                if math.prod(shape) and not dataset.get_storage_size():
+                    self._refuse(name, "was made, but never written")
+            except BROKEN as error:
+                if isinstance(error, AdoptionError):
+                    raise
+                self._refuse(name, f"cannot be read ({describe(error)})")
+            yield name, shape, dtype.newbyteorder("=").name
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Read the array of a dataset, in the byte order of this machine."""
+        try:
+            array = self._h5py.Dataset(self._opened(name))[()]
+            return np.asarray(array, array.dtype.newbyteorder("="))
+        except (*BROKEN, MemoryError) as error:
+            if isinstance(error, AdoptionError):
+                raise
+            self._refuse(name, f"cannot be read ({describe(error)})")
 
     def _opened(self, name: str) -> h5py.h5d.DatasetID:
         try:
@@ -110,7 +145,7 @@ class Hdf5Datasets:
 
     def _below(
         self, prefix: str, group: h5py.h5g.GroupID, seen: set[int]
-    ) -> Iterator[tuple[str, Callable[[], PlacedArray]]]:
+    ) -> Iterator[tuple[str, h5py.h5d.DatasetID]]:
         for link, kind in self._links(prefix, group):
             name = prefix + self._text(prefix, link)
             if kind != self._h5py.h5l.TYPE_HARD:
@@ -120,7 +155,7 @@ class Hdf5Datasets:
             except BROKEN as error:
                 self._refuse(name, f"cannot be opened ({describe(error)})")
             if isinstance(member, self._h5py.h5d.DatasetID):
-                yield name, lambda name=name, member=member: self._placed(name, member)  # type: ignore[misc]
+                yield name, member
             elif isinstance(member, self._h5py.h5g.GroupID):
                 if name.count("/") >= DEPTH:
                     self._refuse(name, f"lies more than {DEPTH} groups deep")
@@ -177,14 +212,19 @@ class Hdf5Datasets:
         for known, dtype in self._types:
             if kind.equal(known):
                 return dtype
-        found = np.dtype(kind.dtype)
+        found = self._numbers(name, kind)
         if found.byteorder == ">":
-            self._refuse(name, f"has big-endian numbers ({found.str})")
+            self._refuse(name, f"has big-endian numbers ({found.str})", COPY)
+        self._types.append((kind, found.name))
+        return str(found.name)
+
+    def _numbers(self, name: str, kind: h5py.h5t.TypeID) -> np.dtype[np.generic]:
+        """Return numpy's dtype of a dataset's type; refuses all but plain numbers."""
+        found: np.dtype[np.generic] = np.dtype(kind.dtype)
         plain = found.kind in "biuf" and found.itemsize <= 8
         if not plain or not kind.equal(self._h5py.h5t.py_create(found, logical=True)):
             self._refuse(name, f"has elements of type {_described(kind, found)}, no plain numbers")
-        self._types.append((kind, found.name))
-        return str(found.name)
+        return found
 
     def _in_chunks(
         self, name: str, dataset: h5py.h5d.DatasetID, dtype: str, shape: tuple[int, ...]
@@ -193,12 +233,11 @@ class Hdf5Datasets:
         if made.get_layout() == self._h5py.h5d.CONTIGUOUS and not made.get_external_count():
             self._refuse(name, "was made, but never written")
         if made.get_layout() != self._h5py.h5d.CHUNKED:
-            self._refuse(name, "is stored neither in one piece of this file nor in chunks")
+            self._refuse(name, "is stored neither in one piece of this file nor in chunks", COPY)
         chunk = made.get_chunk()
         if chunk[1:] != shape[1:]:
-            self._refuse(
-                name, f"of shape {shape} has chunks of shape {chunk}, which cut another axis than 0"
-            )
+            cut = f"of shape {shape} has chunks of shape {chunk}, which cut another axis than 0"
+            self._refuse(name, cut, COPY)
         codec, options = self._codec(name, made)
         extents = self._chunks(name, dataset, chunk, shape)
         row_bytes = np.dtype(dtype).itemsize * math.prod(chunk[1:])
@@ -216,7 +255,7 @@ class Hdf5Datasets:
             return None, {}
         if filters not in ([DEFLATE], [SHUFFLE, DEFLATE]):
             names = ", ".join(FILTERS.get(code, f"number {code}") for code in filters)
-            self._refuse(name, f"has the filters {names}, and only deflate is known")
+            self._refuse(name, f"has the filters {names}, and only deflate is known", COPY)
         return "gzip", {"shuffle": len(filters) == 2}
 
     def _chunks(
@@ -227,20 +266,20 @@ class Hdf5Datasets:
         shape: tuple[int, ...],
     ) -> list[tuple[int, int]]:
         if self._has_userblock:
-            self._refuse(name, "has chunks in a file with a user block")
+            self._refuse(name, "has chunks in a file with a user block", COPY)
         found: list[tuple[int, int, int, int]] = []
         dataset.chunk_iter(
             lambda at: found.append((at.chunk_offset[0], at.byte_offset, at.size, at.filter_mask))
         )
         found.sort()
         if [at[0] for at in found] != list(range(0, shape[0], chunk[0])):
-            self._refuse(name, "has chunks that were never written")
+            self._refuse(name, "has chunks that were never written", COPY)
         if any(at[3] for at in found):
-            self._refuse(name, "has chunks whose filters were left out")
+            self._refuse(name, "has chunks whose filters were left out", COPY)
         return [(offset, nbytes) for _, offset, nbytes, _ in found]
 
-    def _refuse(self, name: str, what: str) -> NoReturn:
-        raise AdoptionError(f"{str(self._path)!r}: dataset {name!r} {what}; {CONVERT}")
+    def _refuse(self, name: str, what: str, remedy: str = CONVERT) -> NoReturn:
+        raise AdoptionError(f"{str(self._path)!r}: dataset {name!r} {what}; {remedy}")
 
 
 def _described(kind: h5py.h5t.TypeID, found: np.dtype[np.generic]) -> str:

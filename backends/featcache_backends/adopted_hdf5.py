@@ -11,9 +11,13 @@ lie in the root, and its name is the id, as in lhotse's `numpy_hdf5` and SpeechB
 from __future__ import annotations
 
 import re
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, NamedTuple
 
-from featcache.adoptable import Found, Options, Place, data_files
+from numpy.typing import NDArray
+
+from featcache.adoptable import Found, Options, Place, Readable, data_files, stored_as
 from featcache.adoptable.placed_arrays import ArrayColumns
 from featcache.errors import AdoptionError, ConfigError, FeatcacheError
 from featcache_backends._hdf5_datasets import Hdf5Datasets
@@ -60,12 +64,60 @@ class AdoptedHdf5:
         ids = next(iter(features.values())).ids
         return Found(containers, ids, {name: array.found(ids) for name, array in features.items()})
 
+    @contextmanager
+    def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
+        """Read datasets by HDF5, in whatever chunks, filters and byte order."""
+        paths = [what] if what else _named_so(place)
+        names = _Names(options, place.name)
+        found: dict[str, dict[str, _Named]] = {}  # by feature, then by id
+        with ExitStack() as opened:
+            for path in paths:
+                file = opened.enter_context(closing(self.open(place, path)))
+                for name, shape, dtype in file.readable():
+                    if (matched := names.match(name)) is not None:
+                        feature, id = matched
+                        known = found.setdefault(feature, {})
+                        if id in known:
+                            raise AdoptionError(f"utterance {id!r} is there twice, in {path!r} too")
+                        known[id] = _Named(file, name, shape, dtype)
+            if not found:
+                raise AdoptionError(f"{place.name!r} has no dataset called like {names.pattern!r}")
+            ids = list(next(iter(found.values())))
+            for feature, known in found.items():
+                for id in {*ids} ^ known.keys():
+                    raise AdoptionError(f"utterance {id!r} has not all features, as {feature!r}")
+            features = {
+                feature: stored_as(
+                    feature,
+                    ids,
+                    [known[id].shape for id in ids],
+                    [known[id].dtype for id in ids],
+                    options.time_axis,
+                )
+                for feature, known in found.items()
+            }
+
+            def read(number: int) -> dict[str, NDArray[Any]]:
+                each = {feature: known[ids[number]] for feature, known in found.items()}
+                return {feature: named.file.read(named.name) for feature, named in each.items()}
+
+            yield Readable(paths, ids, features, read)
+
     def open(self, place: Place, path: str) -> Hdf5Datasets:
         """Open a file whose datasets can be placed by name."""
         return Hdf5Datasets(place.local(path))
 
 
 KIND = AdoptedHdf5()
+
+
+class _Named(NamedTuple):
+    """A dataset."""
+
+    file: Hdf5Datasets
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
 class _Names:

@@ -34,11 +34,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from featcache.container_files import sync_directory, sync_file, write_all
+from featcache.container_files import (
+    AT_ONCE_BYTES,
+    start_writing,
+    sync_directory,
+    sync_file,
+    write_all,
+)
 from featcache.errors import FeatureError
 from featcache.interface import Blocks, EncodedArray, Extent, FeatureSpec
 from featcache_backends._hdf5_gzip import GzipCodec as GzipCodec  # its entry point is here
@@ -86,9 +92,7 @@ class Hdf5Writer:
         self._path = path = directory / f"{name}.h5"
         with _system_errors(path):
             self._file = h5py.File(path, "x", alignment_threshold=1, alignment_interval=ALIGNMENT)
-        # the same file once more: bytes are written beside HDF5, and made durable after HDF5 has
-        # closed it
-        self._bytes = path.open("r+b", buffering=0)
+        self._bytes = _Bytes(path)
         sync_directory(directory)
         self._groups = {f.name: _Group(h5py, self._file, self._bytes, path, f) for f in features}
 
@@ -114,13 +118,13 @@ class Hdf5Writer:
     def flush(self) -> None:
         """Make all datasets durable, and the file readable as it is now."""
         self.write_out()
-        sync_file(self._bytes)
+        self._bytes.flush()
 
     def close(self) -> None:
         """Close the HDF5 file durably."""
         with _system_errors(self._path):
             self._file.close()
-        sync_file(self._bytes)
+        self._bytes.flush()
         self._bytes.close()
 
     def abort(self) -> None:
@@ -131,6 +135,31 @@ class Hdf5Writer:
         self._bytes.close()
 
 
+class _Bytes:
+    """The same file once more: bytes are written beside HDF5.
+
+    And made durable after HDF5 has closed it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("r+b", buffering=0)
+        self._on_its_way = 0  # bytes that the system was asked to bring to the disk
+
+    def write(self, offset: int, block: bytes | memoryview) -> None:
+        self._file.seek(offset)
+        write_all(self._file, block)
+        end = offset + len(block)
+        if end - self._on_its_way >= AT_ONCE_BYTES:
+            start_writing(self._file, self._on_its_way, end - self._on_its_way)
+            self._on_its_way = end
+
+    def flush(self) -> None:
+        sync_file(self._file)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class _Group:
     """The datasets of one feature.
 
@@ -139,7 +168,7 @@ class _Group:
     """
 
     def __init__(
-        self, h5py: ModuleType, file: h5py.File, octets: BinaryIO, path: Path, feature: FeatureSpec
+        self, h5py: ModuleType, file: h5py.File, octets: _Bytes, path: Path, feature: FeatureSpec
     ) -> None:
         group = file.create_group(feature.name)
         if feature.dtype == "bfloat16":
@@ -188,8 +217,7 @@ class _Group:
             number, shape = self._h5py.h5t.py_create(np.dtype(f"V{array.nbytes}")), ()
         (block,) = array.blocks
         offset = self._create(name, number, shape).get_offset()
-        self._bytes.seek(offset)
-        write_all(self._bytes, block)
+        self._bytes.write(offset, block)
         return (Extent(self._path.name, offset, len(block)),)
 
     def _append_chunks(self, name: bytes, array: EncodedArray) -> tuple[Extent, ...]:

@@ -6,19 +6,20 @@ columns, reading, checks and deleting belong to the store. It reads through `Pla
 store behind a URL is adopted in the same way.
 
 What a kind cannot make a cache of, it refuses with an `AdoptionError` that names the id, or the
-file and the place in it, and ends with `CONVERT` where another library can still read it. Sources
-are untrusted: a truncated file or a header that lies is an `AdoptionError`, too.
+file and the place in it, and ends with `CONVERT` where another library can still read it; with
+`COPY` where the kind `ReadsArrays` by that library itself. Sources are untrusted: a truncated file
+or a header that lies is an `AdoptionError`, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +29,7 @@ from featcache.interface import Ints, storage_dtype
 
 # the end of a message about what is not adopted as it lies
 CONVERT = "read it with its own library and write a cache of it (featcache.CacheWriter)"
+COPY = "featcache.convert makes a cache of it, by a copy"
 RAW = "raw"
 # suffixes of files that people keep beside their arrays; README has none
 _BESIDE = frozenset({"", ".md", ".txt", ".rst", ".log", ".json", ".yaml", ".yml"})
@@ -178,6 +180,29 @@ class Stored:
     dims: tuple[int, ...]
     has_frames: bool
     rows: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """Arrays that a format's own library reads, wherever they lie."""
+
+    files: Sequence[str]  # paths as `Place.local` took them
+    ids: Sequence[str]  # each one once, in any order
+    features: Mapping[str, Stored]
+    # returns the arrays of an utterance, by its number in `ids`; raises `AdoptionError`
+    read: Callable[[int], Mapping[str, NDArray[Any]]]
+
+
+@runtime_checkable
+class ReadsArrays(Protocol):
+    """A `Kind` that reads what it cannot adopt, so that `featcache.convert` copies it."""
+
+    name: str
+
+    def readable(
+        self, place: Place, what: str, options: Options
+    ) -> AbstractContextManager[Readable]:
+        """Open the arrays of a source; raises what `Kind.index` raises."""
 
 
 def stored_as(

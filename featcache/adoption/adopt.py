@@ -68,7 +68,7 @@ def adopt(
     """
     folder = directory(source, "a source").absolute()
     path = directory(cache, "a cache").absolute()
-    place, what = _place_of(folder)
+    place, what = place_of(folder)
     if folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
             f"the cache {str(path)!r} would lie in its source {str(folder)!r}, where nothing is "
@@ -76,7 +76,7 @@ def adopt(
         )
     options = Options(feature, pattern, time_axis)
     FeatureStorageConfig(feature, nonfinite=nonfinite)  # a wrong name is told before files are read
-    chosen = _recognised(place, what) if kind is None else get_kind(kind)
+    chosen = kind_of(place, what, kind)
     if pattern is not None and not getattr(chosen, "takes_pattern", False):
         raise ConfigError(f"kind {chosen.name!r} takes no pattern")
     try:
@@ -133,7 +133,7 @@ def _declared(name: str, feature: FoundFeature, nonfinite: str) -> FeatureStorag
     )
 
 
-def _place_of(source: Path) -> tuple[LocalPlace, str]:
+def place_of(source: Path) -> tuple[LocalPlace, str]:
     """Return the place that a kind may look at, and the file in it that the user named."""
     if source.is_dir():
         return LocalPlace(source), ""
@@ -145,8 +145,12 @@ def _place_of(source: Path) -> tuple[LocalPlace, str]:
     raise AdoptionError(f"the source {str(source)!r} does not exist{braces}")
 
 
+def kind_of(place: LocalPlace, what: str, name: str | None) -> Kind:
+    """Return the kind of that name, or the one that recognises a source."""
+    return _recognised(place, what) if name is None else get_kind(name)
+
+
 def _recognised(place: LocalPlace, what: str) -> Kind:
-    """Return the one kind that recognises a source."""
     found: list[Kind] = []
     broken: list[str] = []
     for name in kind_names():

@@ -2,7 +2,8 @@
 
 A format that keeps the arrays of each feature in files of their own needs no more than a
 `FeatureFile` on top of a `PagedFile`, and a `FeatureFilesWriter` around these. Formats that another
-library writes (HDF5) use `create`, `write_all`, `sync_file` and `sync_directory`. Writers that are
+library writes (HDF5) use `create`, `write_all`, `start_writing` after every `AT_ONCE_BYTES`,
+`sync_file` and `sync_directory`. Writers that are
 faster where they get many utterances at once have the method of `AppendsMany`. Backends that finish
 the files of a dead writer where they lie use `open_left`, `end_file` and `remove_left`.
 """
@@ -15,6 +16,7 @@ from featcache.container_files.many_arrays import AppendsMany as AppendsMany
 from featcache.container_files.many_arrays import EncodedArrays as EncodedArrays
 from featcache.container_files.many_arrays import Extents as Extents
 from featcache.container_files.many_arrays import append_many as append_many
+from featcache.container_files.paged_file import AT_ONCE_BYTES as AT_ONCE_BYTES
 from featcache.container_files.paged_file import PAGE_BYTES as PAGE_BYTES
 from featcache.container_files.paged_file import FeatureFile as FeatureFile
 from featcache.container_files.paged_file import FeatureFilesWriter as FeatureFilesWriter
@@ -23,6 +25,7 @@ from featcache.container_files.paged_file import Pages as Pages
 from featcache.container_files.system import bytes_at as bytes_at
 from featcache.container_files.system import create as create
 from featcache.container_files.system import read_at as read_at
+from featcache.container_files.system import start_writing as start_writing
 from featcache.container_files.system import sync_directory as sync_directory
 from featcache.container_files.system import sync_file as sync_file
 from featcache.container_files.system import write_all as write_all

@@ -89,6 +89,7 @@ def test_encoded_blocks_are_copied_as_they_are(tmp_path: Path) -> None:
 def test_names_and_declarations_choose_features_and_keep_their_times(tmp_path: Path) -> None:
     make_source(tmp_path / "a", ["fbank", "units", "voiced"])
     half = FeatureStorageConfig("fbank", "float16", backend="hdf5")
+    assert converted(tmp_path / "a", tmp_path / "alone", half).features == ("fbank",)
     cache = converted(tmp_path / "a", tmp_path / "b", ["voiced", half])
     declared = cache.fingerprint["features"]
     assert set(declared) == {"voiced", "fbank"}
@@ -279,6 +280,8 @@ def test_what_cannot_work_is_refused_with_a_sentence(tmp_path: Path) -> None:
     source = make_source(tmp_path / "a", ["fbank", "speaker", "units"])
     with pytest.raises(ConfigError, match="is the source itself"):
         converted(source, source)
+    with pytest.raises(ConfigError, match="lies in the source itself"):
+        converted(source, source / "sub")
     with pytest.raises(KeyNotFoundError, match=r"no feature 'mfcc'.*'fbank'"):
         converted(source, tmp_path / "b", ["mfcc"])
     with pytest.raises(ConfigError, match="time_axis=None"):

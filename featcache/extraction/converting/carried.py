@@ -40,7 +40,7 @@ def declared_as(
     time axis that is another one.
     """
     asked: Iterable[object] = table.features if features is None else features
-    if isinstance(features, str):
+    if isinstance(features, str | FeatureStorageConfig):
         asked = [features]
     elif isinstance(features, Mapping):
         asked = by_name(features).values()

@@ -94,7 +94,7 @@ class ConversionRun:
     def _copy(self, copies: PartCopies, rows: Ints, bar: ProgressBar) -> None:
         done = _Done(bar)
         for some in copies.groups(self.conversion.rows.rows_below(rows)):
-            self._back.parts([copies.copy(some, lambda nbytes: done.tell(1, nbytes))])
+            self._back.copied(*copies.copy(some, done.tell))
         done.end()
 
     def _write(self, rows: Ints, coming: Forecast, bar: ProgressBar) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featcache._checks import directory
+from featcache.adoption.as_cache import as_cache
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.declaration.feature_config import Features, FeatureStorageConfig
 from featcache.errors import ConfigError
@@ -17,6 +18,8 @@ from featcache.extraction.converting.conversion import Conversion
 from featcache.extraction.converting.conversion_run import ConversionRun
 from featcache.extraction.table_rows import TableRows, table_of
 from featcache.store.cache import Cache, CachePath
+from featcache.store.format.manifest import MANIFESTS, PARTS
+from featcache.store.format.manifest import NAME as MANIFEST
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.tables.table import FeatureTable
 
@@ -32,6 +35,7 @@ def convert(
     *,
     features: Features | Iterable[str | FeatureStorageConfig] | None = None,
     parallel: ParallelConfig | Mapping[str, object] | Client | None = None,
+    adopting: Mapping[str, object] | None = None,
     overwrite: bool = False,
     progressbar: bool = True,
 ) -> Cache:
@@ -39,25 +43,31 @@ def convert(
 
     Values stay as they are, to the bit, unless a declaration asks for less: a smaller dtype, or a
     lossy codec. Then the largest difference of a number is measured, and kept under "converted" in
-    `featcache.made_from(dst)["recorded"]`. All that was written is read back and compared with the
-    source before the cache is published as complete. Stopped or killed at any moment, the same call
-    goes on.
+    `featcache.made_from(dst)["recorded"]`. All that was written is compared with the source before
+    the cache is published as complete. Stopped or killed at any moment, the same call goes on.
 
     Annotations, stamps, failed ids, the record of what made the features and the fingerprint are
     those of the source. So `extract` and `cache_features`, with the new declarations, go on with a
     converted cache, unless numbers were rounded on their way that would not have been otherwise:
     then the fingerprint has the key "converted". Where no byte of an array changes, encoded blocks
-    are copied as they are. A log line tells bytes and time before it begins.
+    are copied as they are, and compared with their checksums on the way. A log line tells bytes and
+    time before it begins.
+
+    A source that is no cache is adopted for the while, as by `featcache.adopt`. What cannot be
+    adopted as it lies, such as an HDF5 file whose chunks cut frames, is first copied, where its
+    own library can read it: that takes room at `dst` for all arrays, uncompressed.
 
     Returns the new cache. One that is not complete stays so.
 
     Args:
-        src: a cache or its path; or a view, segments or caches put together, whose rows become
-            utterances.
+        src: a cache or its path; a view, segments or caches put together, whose rows become
+            utterances; or a file or folder of features that others wrote.
         dst: the directory of the new cache.
         features: names of features that stay as they are declared, and declarations of those that
             change; `frame_s` and `dims` need not be said again. None: all as they are.
         parallel: encodes on Dask's workers, as `extract` does; None: in this process.
+        adopting: settings of `featcache.adopt` for a source that is no cache, such as
+            `{"pattern": "{feature}/{id}"}`.
         overwrite: begins a cache at `dst` anew; readers have the old one until the new one is
             whole.
         progressbar: shows one bar over the utterances.
@@ -76,8 +86,34 @@ def convert(
     >>> new["utt-1"]["f"].dtype
     dtype('float16')
     """
-    table, path = table_of(src), directory(dst, "a cache").absolute()
+    path = directory(dst, "a cache").absolute()
     workers = None if parallel is None else config_or_client(parallel)
+    foreign = _foreign(src)
+    if foreign is None:
+        return _converted(src, path, features, workers, overwrite, progressbar)
+    with as_cache(foreign, path, adopting or {}) as source:
+        return _converted(source, path, features, workers, overwrite, progressbar)
+
+
+def _foreign(src: FeatureTable | Cache | CachePath) -> Path | None:
+    """Return the path of a source that is there and is no cache."""
+    if isinstance(src, FeatureTable | Cache):
+        return None
+    path = directory(src, "a source").absolute()
+    if (path / MANIFEST).exists() or all((path / name).is_dir() for name in (PARTS, MANIFESTS)):
+        return None
+    return path if path.exists() or "*" in path.name else None
+
+
+def _converted(
+    src: FeatureTable | Cache | CachePath,
+    path: Path,
+    features: Features | Iterable[str | FeatureStorageConfig] | None,
+    workers: ParallelConfig | Client | None,
+    overwrite: bool,
+    progressbar: bool,
+) -> Cache:
+    table = table_of(src)
     _refuse_source(table, path)
     declared = declared_as(table, features)
     rows = TableRows(table, tuple(declared))
@@ -98,10 +134,11 @@ def convert(
 
 
 def _refuse_source(table: FeatureTable, path: Path) -> None:
-    """Raise `ConfigError` for a cache that would be converted onto itself."""
+    """Raise `ConfigError` for a cache that would be converted onto itself, or into itself."""
     for cache in table.selection.blocks.as_opened:
-        if path.resolve() == cache.path.resolve():
-            raise ConfigError(f"{str(path)!r} is the source itself; give another directory")
+        if path.resolve().is_relative_to(cache.path.resolve()):
+            where = "is" if path.resolve() == cache.path.resolve() else "lies in"
+            raise ConfigError(f"{str(path)!r} {where} the source itself; give another directory")
 
 
 def _failed(table: FeatureTable) -> list[str]:

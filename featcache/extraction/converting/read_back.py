@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from featcache.interface import Ints
 from featcache.registry import RAW
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.fingerprint import cache_fingerprint
-from featcache.store.format.index import Index
+from featcache.store.format.index import FeatureColumns, Index
 from featcache.store.format.manifest import read_manifest
 from featcache.store.format.part import SealedPart, as_known, checksum
 from featcache.store.reading.containers import Containers
 from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.store.reading.generation import Generation
 from featcache.store.reading.stored_blocks import stored_blocks
 from featcache.store.writing.casts import to_storage
+from featcache.store.writing.copied_arrays import StoredArrays
 from featcache.store.writing.publish import sealed_parts
+
+SAMPLED = 64  # of so many arrays one is read, where digests tell of the bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +73,76 @@ class ReadBack:
         manifest = read_manifest(self.cache)
         return as_known(sealed_parts(self.cache, manifest), manifest)
 
-    def rest(self, tell: Callable[[int], object] = lambda nbytes: None) -> int:
+    def rest(self) -> int:
         """Compare all parts that were not compared yet; return how many rows there are in all."""
         parts = self.sealed()
-        self.parts((part for part in parts if part.entry.name not in self.compared), tell)
+        self.parts(part for part in parts if part.entry.name not in self.compared)
         return sum(part.entry.rows - len(part.tombstones(self.cache)) for part in parts)
 
-    def parts(
-        self, parts: Iterable[SealedPart], tell: Callable[[int], object] = lambda nbytes: None
-    ) -> None:
-        """Compare parts; `tell` is called with the bytes of each row.
+    def copied(self, sealed: SealedPart, hashed: Collection[str]) -> None:
+        """Compare a part with the arrays that were copied into it just now.
+
+        These were compared with their checksums on the way. Files in `hashed` have the digests of
+        the very bytes that were written then, so only some of their arrays are read, to see
+        that they lie where the index says; of other files all.
+
+        Raises what `parts` raises.
+        """
+        index = sealed.index(self.cache, [*self.features])
+        rows = self.find([*index.ids])
+        every = np.arange(len(index))
+        for name, columns in index.features.items():
+            if not self._has_the_bytes(columns, every, name, rows):
+                self.parts([sealed])
+                return
+        arrays = StoredArrays(self.cache, sealed.directory, index, self.features)
+        in_order = arrays.in_order_of_bytes(every)
+        read = np.zeros(len(index), bool)
+        read[in_order[::SAMPLED]] = read[in_order[-1]] = True
+        paths = index.containers.paths
+        told = np.array([path in hashed for path in paths], bool)
+        for columns in index.features.values():
+            extents = np.flatnonzero(~told[columns.container])
+            read[columns.first.searchsorted(extents, "right") - 1] = True
+        for _ in arrays.batches(in_order[read[in_order]]):
+            pass  # what is read is compared with the checksums
+        self.compared.add(sealed.entry.name)
+
+    def parts(self, parts: Iterable[SealedPart]) -> None:
+        """Compare parts.
 
         Raises `CorruptCacheError` for an array that is not what the source has,
         `KeyNotFoundError` for an utterance that it has not.
         """
         for sealed in parts:
-            part = self._open(sealed)
+            index = sealed.index(self.cache, [*self.features])
             inner = np.setdiff1d(np.arange(sealed.entry.rows), sealed.tombstones(self.cache))
-            ids = [part.index.id(row) for row in inner.tolist()]
-            for id, row, place in zip(ids, self.find(ids).tolist(), inner.tolist(), strict=True):
-                tell(sum(self._compare(part, place, id, row, name) for name in self.features))
+            rows = self.find([*index.ids.take(inner)])
+            same = {
+                name: feature
+                for name, feature in self.features.items()
+                if self._has_the_bytes(index.features[name], inner, name, rows)
+            }
+            if same:
+                arrays = StoredArrays(self.cache, sealed.directory, index, same)
+                for _ in arrays.batches(arrays.in_order_of_bytes(inner)):
+                    pass  # what is read is compared with the checksums
+            part = self._open(sealed, index)
+            for name in self.features.keys() - same.keys():
+                for row, place in zip(rows.tolist(), inner.tolist(), strict=True):
+                    self._compare(part, place, row, name)
             part.containers.close()
             self.compared.add(sealed.entry.name)
+
+    def _has_the_bytes(self, columns: FeatureColumns, inner: Ints, name: str, rows: Ints) -> bool:
+        """Tell whether arrays are to have the very bytes that rows of the source have."""
+        source = self.rows.plain()
+        if source is None or not self._same[name]:
+            return False
+        theirs, below = source.index.features[name], self.rows.rows_below(rows)
+        return np.array_equal(columns.rows[inner], theirs.rows[below]) and np.array_equal(
+            columns.checksum[inner], theirs.checksum[below]
+        )
 
     def find(self, ids: list[str]) -> Ints:
         """Return the rows of ids; raises `KeyNotFoundError` for those that the source has not."""
@@ -105,9 +155,7 @@ class ReadBack:
             )
         return found
 
-    def _open(self, sealed: SealedPart) -> _Part:
-        names = list(self.features)
-        index = sealed.index(self.cache, names)
+    def _open(self, sealed: SealedPart, index: Index) -> _Part:
         containers = Containers.of(self.cache / sealed.directory, index.containers)
         manifest = replace(
             read_manifest(self.cache),
@@ -115,18 +163,15 @@ class ReadBack:
             dims=sealed.header.dims,
             parts=(sealed.entry,),
         )
-        arrays = {name: FeatureArrays(manifest, name, index, containers) for name in names}
+        arrays = {name: FeatureArrays(manifest, name, index, containers) for name in self.features}
         return _Part(sealed.entry.name, index, containers, arrays)
 
-    def _compare(self, part: _Part, place: int, id: str, row: int, name: str) -> int:
-        """Compare an array with the source's, by its checksum where that tells; return its size."""
-        columns = part.index.features[name]
+    def _compare(self, part: _Part, place: int, row: int, name: str) -> None:
+        """Compare an array with the source's, and its bytes with their checksum."""
+        columns, id = part.index.features[name], part.index.id(place)
         blocks = stored_blocks(columns, place, part.containers)
-        expected = int(columns.checksum[place])
-        if checksum(blocks.blocks) != expected:
+        if checksum(blocks.blocks) != int(columns.checksum[place]):
             raise self._unlike(part, id, name, "its bytes are not what was written")
-        if self._same[name] and expected == self._checksum(row, name):
-            return blocks.nbytes
         source = self.rows.array(row, name)
         stored = part.arrays[name].read(place)
         wanted = to_storage(id, source, self.features[name])
@@ -139,13 +184,6 @@ class ReadBack:
         if not self._exact[name]:
             found = from_storage(stored, self.features[name].dtype)
             self.errors[name] = max(self.errors[name], _largest_difference(found, source))
-        return blocks.nbytes
-
-    def _checksum(self, row: int, name: str) -> int | None:
-        opened: Generation | None = self.rows.plain()
-        if opened is None:
-            return None
-        return int(opened.index.features[name].checksum[self.rows.rows_below(np.array([row]))[0]])
 
     def _is_lossless(self, name: str) -> bool:
         codec = self.features[name].make_codec()

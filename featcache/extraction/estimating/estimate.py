@@ -39,7 +39,7 @@ def estimate(
     temporary files: as declared, and in each other way that can hold it. Bytes are those of all
     files of the cache; raw ones are within 3 %, and those of codecs as far as the sample is like
     the rest. Hours are those of one process on this machine and that disk: computing or reading,
-    then writing.
+    then writing. For a `Brain` there is `FeatureCacheMixin.estimate_features`.
 
     Args:
         source: a cache, its path or a view; or what would compute: an `EnvironmentProvider`, or an

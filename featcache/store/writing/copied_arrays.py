@@ -1,4 +1,4 @@
-"""Arrays of a sealed part, many at a time, read as they are stored and compared with its index."""
+"""Arrays of an index, many at a time, read as they are stored and compared with their checksums."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 from featcache.container_files import EncodedArrays
 from featcache.errors import CorruptCacheError
 from featcache.interface import Bytes, Ints
+from featcache.registry import RAW
 from featcache.store.format.files import remedy
 from featcache.store.format.index import FeatureColumns, Index, hash_of
-from featcache.store.format.part import SealedPart
+from featcache.store.format.manifest import PARTS
 from featcache.store.format.strings import ends_of
 from featcache.store.reading.containers import Containers
 from featcache.store.writing.open_part import Declarations
@@ -26,33 +27,38 @@ T = TypeVar("T")
 
 
 class Batch(NamedTuple):
-    """Some rows of a part, with all their features."""
+    """Some rows of an index, with all their features."""
 
-    rows: Ints  # of the part's index
+    rows: Ints
     arrays: Mapping[str, EncodedArrays]  # until the next batch but one is taken
 
 
-class PartArrays:
-    """The arrays of a sealed part.
+class StoredArrays:
+    """The arrays of an index.
 
     Args:
         cache: the cache directory.
-        part: the part.
-        index: its index.
+        directory: that of the part, relative to it; "": the index is that of a generation.
+        index: the index.
         features: the declarations, by name.
     """
 
-    def __init__(self, cache: Path, part: SealedPart, index: Index, features: Declarations) -> None:
+    def __init__(self, cache: Path, directory: str, index: Index, features: Declarations) -> None:
         self._cache = cache
-        self._part = part
+        self._directory = directory
         self._index = index
-        self._coded = {
-            name: feature.spec(part.header.dims[name]).codec is not None
-            for name, feature in features.items()
-        }
+        self._coded = {name: feature.codec != RAW for name, feature in features.items()}
         # not mapped: reading into memory that is there costs no fault a page
-        directory = cache / part.directory
-        self._containers = Containers.of(directory, index.containers, mapped=False)
+        self._containers = Containers.of(cache / directory, index.containers, mapped=False)
+
+    def in_order_of_bytes(self, rows: Ints) -> Ints:
+        """Sort rows by where the bytes of their first feature lie."""
+        columns = self._index.features[next(iter(self._coded))]
+        if not len(columns.offset):
+            return rows
+        # of arrays without bytes, any place will do
+        first = np.minimum(columns.first[rows], len(columns.offset) - 1)
+        return rows[np.lexsort((columns.offset[first], columns.container[first]))]
 
     def batches(self, rows: Ints) -> Iterator[Batch]:
         """Give the arrays of rows, in their order; another thread reads ahead.
@@ -63,8 +69,8 @@ class PartArrays:
 
     def _batches(self, rows: Ints) -> Iterator[Batch]:
         nbytes = np.zeros(len(rows), np.int64)
-        for columns in self._index.features.values():
-            nbytes += self._sizes(columns)[rows]
+        for name in self._coded:
+            nbytes += self._sizes(self._index.features[name])[rows]
         ends = ends_of(nbytes)
         room = cycle([_Room(), _Room()])  # of one batch while the other one is written
         start = 0
@@ -88,8 +94,8 @@ class PartArrays:
 
     def _read(self, rows: Ints, out: Bytes) -> Batch:
         arrays, begin = {}, 0
-        for name, columns in self._index.features.items():
-            arrays[name] = self._read_feature(name, columns, rows, out[begin:])
+        for name in self._coded:
+            arrays[name] = self._read_feature(name, self._index.features[name], rows, out[begin:])
             begin += len(arrays[name].data)
         return Batch(rows, arrays)
 
@@ -127,9 +133,9 @@ class PartArrays:
         wrong = np.flatnonzero(np.array(found, np.uint64) != columns.checksum[rows])
         if len(wrong):
             raise CorruptCacheError(
-                f"utterance {self._index.id(int(rows[wrong[0]]))!r}, feature {name!r}, in part "
-                f"{self._part.entry.name!r} is not what was written; "
-                f"{remedy(self._cache, self._part.directory)}"
+                f"utterance {self._index.id(int(rows[wrong[0]]))!r}, feature {name!r}, in "
+                f"{str(self._cache / self._directory)!r} is not what was written; "
+                f"{remedy(self._cache, self._directory or PARTS)}"
             )
 
 

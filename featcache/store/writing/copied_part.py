@@ -1,14 +1,15 @@
-"""A part that replaces others: columns of what is copied into it, from its opening to its seal."""
+"""A part that rows of others are copied into: their columns, from its opening to its seal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from featcache.container_files import Extents
+from featcache.errors import CorruptCacheError
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.annotation_columns import joined, stored_columns
@@ -18,22 +19,46 @@ from featcache.store.format.journal_lines import Header
 from featcache.store.format.part import SealedPart
 from featcache.store.format.stamps import StampColumns
 from featcache.store.format.strings import Strings, ends_of, joined_ends
-from featcache.store.writing.copied_arrays import PartArrays
-from featcache.store.writing.generation_annotations import annotation_of, widest_kinds
+from featcache.store.writing.annotated_rows import AnnotatedRows, widest_kinds
+from featcache.store.writing.copied_arrays import StoredArrays
 from featcache.store.writing.open_part import Declarations, OpenPart
 
 
 @dataclass(frozen=True, slots=True)
-class _Copied:
-    """Rows of a part that were copied."""
+class CopySource:
+    """Source of rows that are copied: a sealed part, or a generation.
 
-    part: SealedPart
+    Args:
+        cache: the cache directory.
+        directory: that of the part, relative to it; "" for a generation.
+        name: for messages.
+        index: its index, with the stamps that count now.
+        kinds: of its annotations, by name.
+        column: returns an annotation of all its rows.
+    """
+
+    cache: Path
+    directory: str
     index: Index
+    annotated: AnnotatedRows
+
+    @classmethod
+    def of_part(cls, cache: Path, part: SealedPart, names: list[str]) -> CopySource:
+        """Copy from a sealed part."""
+        index = part.stamped_index(cache, names)
+        return cls(cache, part.directory, index, AnnotatedRows.of_part(cache, part, index))
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Rows that were copied."""
+
+    source: CopySource
     rows: Ints  # in the order of copying
 
 
 class CopiedPart:
-    """An open part that rows of sealed ones are copied into; counts for nothing without its seal.
+    """An open part that stored rows are copied into; counts for nothing without its seal.
 
     Args:
         cache: the cache directory.
@@ -48,23 +73,46 @@ class CopiedPart:
         self._placed: dict[str, list[Extents]] = {name: [] for name in features}
         self._part = OpenPart(cache, features, header)
 
-    def copy(self, part: SealedPart, rows: Ints) -> None:
-        """Copy rows of a part, its blocks as they are, in the order in which their bytes lie.
+    def copy(
+        self,
+        source: CopySource,
+        rows: Ints,
+        tell: Callable[[int, int], object] = lambda utterances, nbytes: None,
+        *,
+        count: bool = False,
+    ) -> None:
+        """Copy rows, their blocks as they are, in the order in which their bytes lie.
 
-        Raises `CorruptCacheError` for an array that is not what was written.
+        `tell` is called with numbers of utterances and bytes; `count` takes the arrays into the
+        statistics. Raises `CorruptCacheError` for an array that is not what was written.
         """
-        index = part.stamped_index(self._cache, list(self._features))
-        rows = rows[_in_order_of_bytes(next(iter(index.features.values())), rows)]
-        for batch in PartArrays(self._cache, part, index, self._features).batches(rows):
-            ids = [*index.ids.take(batch.rows)]
+        arrays = StoredArrays(source.cache, source.directory, source.index, self._features)
+        rows = arrays.in_order_of_bytes(rows)
+        for batch in arrays.batches(rows):
+            ids = [*source.index.ids.take(batch.rows)]
             for name, extents in self._part.append_many(ids, batch.arrays).items():
                 self._placed[name].append(extents)
-        self._copied.append(_Copied(part, index, rows))
+            if count:
+                self._part.count_many(batch.arrays)
+            tell(len(ids), sum(len(each.data) for each in batch.arrays.values()))
+        self._copied.append(_Copied(source, rows))
 
-    def seal(self, stats: Mapping[str, FeatureStats]) -> None:
-        """Finish the part; from then on it counts in the place of those that it replaces."""
-        self._part.stats = dict(stats)
-        self._part.seal(_Content(self._cache, self._copied, self._placed))
+    def seal(self, stats: Mapping[str, FeatureStats] | None = None) -> SealedPart:
+        """Finish the part; from then on it counts, in the place of those that it replaces.
+
+        `stats` are those of all that was copied, where they were not counted.
+        """
+        if stats is not None:
+            self._part.stats = {name: stats[name] for name in self._part.stats}
+        sealed = self._part.seal(_Content(self._copied, self._placed))
+        if sealed is None:
+            raise CorruptCacheError(f"nothing was copied to {str(self._cache)!r}")
+        return sealed
+
+    @property
+    def hashed(self) -> set[str]:
+        """Paths of the files whose pages were hashed while they were written, once it is sealed."""
+        return self._part.hashed
 
     def discard(self) -> None:
         """Remove the part."""
@@ -74,10 +122,7 @@ class CopiedPart:
 class _Content:
     """The rows that were copied, as they are sealed."""
 
-    def __init__(
-        self, cache: Path, copied: Sequence[_Copied], placed: Mapping[str, Sequence[Extents]]
-    ) -> None:
-        self._cache = cache
+    def __init__(self, copied: Sequence[_Copied], placed: Mapping[str, Sequence[Extents]]) -> None:
         self._copied = copied
         self._placed = placed
 
@@ -97,9 +142,9 @@ class _Content:
         names: Sequence[str],
     ) -> Index:
         """Return the index of all rows in the order of copying."""
-        ids = [each.index.ids.take(each.rows) for each in self._copied]
+        ids = [each.source.index.ids.take(each.rows) for each in self._copied]
         hashes: Hashes = np.concatenate(
-            [each.index.hashes_of_rows()[each.rows] for each in self._copied]
+            [each.source.index.hashes_of_rows()[each.rows] for each in self._copied]
         )
         numbers = {path: number for number, path in enumerate(containers.paths)}
         return Index(
@@ -116,16 +161,16 @@ class _Content:
 
     def annotations(self, order: Ints) -> Columns:
         """Give the annotations of all rows as columns, in another order."""
-        parts = [(each.part, each.index) for each in self._copied]
-        for name, kind in sorted(widest_kinds(self._cache, parts, {}).items()):
+        sources = [each.source for each in self._copied]
+        kinds = widest_kinds(sources[0].cache, [each.annotated for each in sources], {})
+        for name, kind in sorted(kinds.items()):
             columns = [
-                annotation_of(self._cache, each.part, each.index, name, kind).take(each.rows)
-                for each in self._copied
+                each.source.annotated.of_kind(name, kind).take(each.rows) for each in self._copied
             ]
             yield from stored_columns(name, joined(columns, kind).take(order))
 
     def _columns(self, name: str, numbers: Mapping[str, int]) -> FeatureColumns:
-        sources = [(each.index.features[name], each.rows) for each in self._copied]
+        sources = [(each.source.index.features[name], each.rows) for each in self._copied]
         placed = self._placed[name]
         container = [
             np.array([numbers[path] for path in each.containers], np.int32)[each.container]
@@ -143,17 +188,9 @@ class _Content:
     def _stamps(self) -> StampColumns | None:
         known = [
             StampColumns.unknown(len(each.rows))
-            if each.index.stamps is None
-            else StampColumns(*(column[each.rows] for column in each.index.stamps))
+            if each.source.index.stamps is None
+            else StampColumns(*(column[each.rows] for column in each.source.index.stamps))
             for each in self._copied
         ]
         joined = StampColumns(*(np.concatenate(columns) for columns in zip(*known, strict=True)))
         return joined if any(column.any() for column in joined) else None
-
-
-def _in_order_of_bytes(columns: FeatureColumns, rows: Ints) -> Ints:
-    first = columns.first[rows]
-    if not len(columns.offset):
-        return np.arange(len(rows))
-    first = np.minimum(first, len(columns.offset) - 1)  # of arrays without bytes, any place will do
-    return np.lexsort((columns.offset[first], columns.container[first]))

@@ -6,29 +6,26 @@ copied: then their statistics are those of the copies, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.errors import CorruptCacheError
-from featcache.interface import EncodedArray, Ints
+from featcache.interface import Ints
 from featcache.registry import RAW
 from featcache.stats import FeatureStats
-from featcache.store.format.annotations import Values
-from featcache.store.format.files import remedy
-from featcache.store.format.manifest import PARTS
-from featcache.store.format.part import SealedPart, as_known, checksum, header_for, read_part
-from featcache.store.format.stamps import UNKNOWN, Stamps
-from featcache.store.reading.annotation import Annotation
+from featcache.store.format.annotation_columns import Column
+from featcache.store.format.part import SealedPart, as_known, header_for, read_part
 from featcache.store.reading.generation import Generation
-from featcache.store.reading.stored_blocks import stored_blocks
-from featcache.store.writing import part_writer
+from featcache.store.writing.annotated_rows import AnnotatedRows
+from featcache.store.writing.copied_part import CopiedPart, CopySource
 from featcache.store.writing.known_ids import find_stored
-from featcache.store.writing.open_part import Declarations, OpenPart
+from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.publish import merged_stats
+from featcache.store.writing.small_parts import LARGE, fullness
 
 
 def keeps_its_bytes(source: Generation, feature: FeatureStorageConfig) -> bool:
@@ -72,7 +69,8 @@ class PartCopies:
     def groups(self, rows: Ints) -> Iterator[Ints]:
         """Cut rows into those of one new part each, in the order of their bytes.
 
-        Rows of one old part stay together.
+        Rows of one old part stay together. Parts are as small as they may be: one that is killed
+        is copied again.
         """
         if not len(rows):
             return
@@ -86,9 +84,12 @@ class PartCopies:
         counts = np.diff(np.append(starts, len(rows))).tolist()
         begin = end = held = 0
         for size, count in zip(sizes, counts, strict=True):
-            full = held + size > part_writer.PART_BYTES
-            if end > begin and (full or end - begin + count > part_writer.PART_ROWS):
-                yield rows[order[begin:end]]
+            if (
+                fullness(end - begin, held) >= LARGE
+                or fullness(end - begin + count, held + size) > 1
+            ):
+                if end > begin:
+                    yield rows[order[begin:end]]
                 begin, held = end, 0
             end, held = end + count, held + size
         if end > begin:
@@ -103,49 +104,26 @@ class PartCopies:
             total += ends[columns.first[rows + 1]] - ends[columns.first[rows]]
         return total
 
-    def copy(self, rows: Ints, tell: Callable[[int], object] = lambda nbytes: None) -> SealedPart:
-        """Copy rows into a new part and seal that; `tell` is called with the bytes of each row.
+    def copy(
+        self, rows: Ints, tell: Callable[[int, int], object] = lambda utterances, nbytes: None
+    ) -> tuple[SealedPart, set[str]]:
+        """Copy rows into a new part and seal that; `tell` is called with utterances and bytes.
+
+        Also returns the paths of its files whose pages were hashed on their way to the disk.
 
         Raises `CorruptCacheError` for an array that is not what was written; then nothing is left.
         """
         build, _, _, _ = find_stored(self.cache, self.fingerprint)
         dims = {name: self.source.manifest.dims[name] for name in self.features}
-        part = OpenPart(
-            self.cache, self.features, header_for(self.features, dims, build, self.fingerprint)
-        )
+        header = header_for(self.features, dims, build, self.fingerprint)
         stats = self._whole_stats(rows)
+        copy = CopiedPart(self.cache, self.features, header)
         try:
-            for place, row in enumerate(rows.tolist()):
-                if place % _AT_ONCE == 0:
-                    values = self._annotations(rows[place : place + _AT_ONCE])
-                tell(self._copy_row(part, row, values[place % _AT_ONCE], decode=stats is None))
-            part.stats = part.stats if stats is None else {name: stats[name] for name in part.stats}
-            sealed = part.seal()
+            copy.copy(_as_source(self.source), rows, tell, count=stats is None)
+            return copy.seal(stats), copy.hashed
         except BaseException:
-            part.discard()
+            copy.discard()
             raise
-        if sealed is None:
-            raise CorruptCacheError(f"no row of {str(self.source.path)!r} was copied")
-        return sealed
-
-    def _copy_row(self, part: OpenPart, row: int, values: Values, *, decode: bool) -> int:
-        opened, index = self.source, self.source.index
-        arrays: dict[str, EncodedArray] = {
-            name: stored_blocks(index.features[name], row, opened.containers)
-            for name in self.features
-        }
-        if decode:
-            part.add_to_stats({name: part.decode(name, arrays[name]) for name in part.stats})
-        known = index.stamps
-        stamps = UNKNOWN if known is None else Stamps(*(int(column[row]) for column in known))
-        for name, array in arrays.items():
-            if checksum(array.blocks) != int(index.features[name].checksum[row]):
-                raise CorruptCacheError(
-                    f"utterance {index.id(row)!r}, feature {name!r}, in {str(opened.path)!r} is "
-                    f"not what was written; {remedy(opened.path, PARTS)}"
-                )
-        part.append_encoded(index.id(row), arrays, stamps, values)
-        return sum(array.nbytes for array in arrays.values())
 
     def _places(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return container and offset of the first bytes of rows; container -1 without bytes."""
@@ -173,16 +151,13 @@ class PartCopies:
         # rows are some of those that the parts' statistics are of: as many frames are all of them
         return stats if all(stats[name].count == frames[name] for name in counted) else None
 
-    def _annotations(self, rows: Ints) -> Sequence[Values]:
-        names = self.source.manifest.annotations
-        columns = {
-            name: Annotation(name, entry.kind, [self.source.annotation(name)]).take(rows)
-            for name, entry in names.items()
-        }
-        return [
-            {name: value for name, each in columns.items() if (value := each[place]) is not None}
-            for place in range(len(rows))
-        ]
 
+def _as_source(opened: Generation) -> CopySource:
+    def column(name: str) -> Column:
+        return cast(Column, opened.annotation(name).column)
 
-_AT_ONCE = 4096  # rows whose annotations are in memory
+    kinds = {name: entry.kind for name, entry in opened.manifest.annotations.items()}
+    annotated = AnnotatedRows(
+        opened.manifest.name, len(opened.index), kinds, column, lambda: np.empty(0, np.int64)
+    )
+    return CopySource(opened.path, "", opened.index, annotated)

@@ -5,15 +5,15 @@ What was given to a whole generation, by `annotate`, is in no part: it is carrie
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import CorruptCacheError, FeatureError
+from featcache.errors import CorruptCacheError
 from featcache.interface import Ints
 from featcache.store.format.annotation_columns import (
     Column,
@@ -21,7 +21,6 @@ from featcache.store.format.annotation_columns import (
     read_whole_column,
     stored_columns,
 )
-from featcache.store.format.annotations import wider_kind
 from featcache.store.format.column_file import ColumnFile
 from featcache.store.format.index import Hashes, Index, are_below, read_index
 from featcache.store.format.index_writer import Rows, hashes_of
@@ -30,6 +29,7 @@ from featcache.store.format.manifest_entries import AnnotationEntry
 from featcache.store.format.part import SealedPart
 from featcache.store.format.strings import DAMAGED, Strings, are_equal
 from featcache.store.reading.verify import raise_damage
+from featcache.store.writing.annotated_rows import AnnotatedRows, widest_kinds
 
 _AT_ONCE = 65536  # ids that are compared at once
 
@@ -68,7 +68,8 @@ class GenerationAnnotations:
         self._rows = rows
         kinds = {name: each.kind for name, each in before.annotations.items() if each.carried}
         self._carried = {*kinds}
-        self._kinds = dict(sorted(widest_kinds(cache, self._parts, kinds).items()))
+        self._annotated = [AnnotatedRows.of_part(cache, *each) for each in self._parts]
+        self._kinds = dict(sorted(widest_kinds(cache, self._annotated, kinds).items()))
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Give the columns of all annotations, one annotation at a time."""
@@ -82,10 +83,7 @@ class GenerationAnnotations:
                 yield stored
 
     def _joined(self, name: str, kind: str) -> Column:
-        of_parts = [
-            annotation_of(self._cache, part, index, name, kind) for part, index in self._parts
-        ]
-        column = joined(of_parts, kind)
+        column = joined([each.of_kind(name, kind) for each in self._annotated], kind)
         if name not in self._carried:
             return column.take(self._rows.order)
         earlier, its_rows = self._of_before(name), self._rows_before
@@ -122,60 +120,6 @@ class GenerationAnnotations:
         return np.repeat(np.array(new, bool), [len(each) for _, each in self._parts])[
             self._rows.order
         ]
-
-
-def widest_kinds(
-    cache: Path, parts: Iterable[tuple[SealedPart, Index]], known: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the kinds of annotations that hold those of all parts, by name.
-
-    A part whose rows that count have no value of an annotation has no say in its kind where that of
-    others does not fit. Raises `FeatureError` for an annotation of several kinds.
-    """
-    listed = list(parts)
-    kinds = dict(known)
-    for name in dict.fromkeys(name for _, index in listed for name in index.annotations):
-        having = [(part, index) for part, index in listed if name in index.annotations]
-        try:
-            kinds[name] = _widest(cache, having, name, known.get(name))
-        except FeatureError:
-            having = [each for each in having if _has_values(cache, *each, name)]
-            kinds[name] = _widest(cache, having, name, known.get(name))
-    return kinds
-
-
-def _widest(
-    cache: Path, parts: Iterable[tuple[SealedPart, Index]], name: str, known: str | None
-) -> str:
-    widest = known
-    for part, index in parts:
-        kind = index.annotations[name]
-        wider = wider_kind(widest, kind)
-        if wider is None:
-            raise FeatureError(
-                f"annotation {name!r} is {kind} in part {part.entry.name!r} of "
-                f"{str(cache)!r} and {widest} in others; remove the wrong one"
-            )
-        widest = wider
-    return cast(str, widest)
-
-
-def _has_values(cache: Path, part: SealedPart, index: Index, name: str) -> bool:
-    """Tell whether any row of a part that counts has a value of an annotation."""
-    null = part.annotation(cache, name, index.annotations[name]).null
-    missing = np.zeros(len(index), np.uint8) if null is None else null
-    return not np.delete(missing, part.tombstones(cache)).all()
-
-
-def annotation_of(cache: Path, part: SealedPart, index: Index, name: str, kind: str) -> Column:
-    """Return an annotation of all rows of a part, of its own kind.
-
-    Of `kind`, and without any value, where the part has none that `kind` can hold.
-    """
-    own = index.annotations.get(name)
-    if own is None or wider_kind(own, kind) != kind:
-        return Column.missing(len(index), kind)
-    return part.annotation(cache, name, own)
 
 
 def rows_in(index: Index, ids: Strings, hashes: Hashes) -> Ints:

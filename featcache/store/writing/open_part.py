@@ -57,6 +57,8 @@ class OpenPart:
 
     Attributes:
         stats: those of the utterances so far, by feature; sealed with the part.
+        hashed: paths of the files whose pages were hashed on their way to the disk, once it is
+            sealed; the others were read for that.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class OpenPart:
         self.nbytes = 0
         self._containers: list[tuple[str, list[str], ContainerWriter]] = []
         self._checking: list[tuple[list[str], ChecksArrays]] = []  # those of them that check
+        self.hashed: set[str] = set()
         self._held = ExitStack()
         self.name, held = _new_directory(cache, name)
         self.directory = cache / PARTS / self.name
@@ -180,7 +183,7 @@ class OpenPart:
     def append_many(
         self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
     ) -> dict[str, Extents]:
-        """Store what other parts hold, for a part that replaces them; tell where it lies.
+        """Store what is stored elsewhere, too; tell where it lies.
 
         The journal does not name it: without a seal the part is removed. To seal it, `seal` is
         given its columns.
@@ -198,9 +201,15 @@ class OpenPart:
 
     def add_to_stats(self, arrays: Mapping[str, Array]) -> None:
         """Take arrays as they are stored into the statistics."""
-        for name in self.stats:
+        for name in arrays.keys() & self.stats.keys():
             frames = from_storage(arrays[name], self._specs[name].dtype)
             self.stats[name] = self.stats[name].merge(FeatureStats.of(frames))
+
+    def count_many(self, arrays: Mapping[str, EncodedArrays]) -> None:
+        """Take arrays that `append_many` stored into the statistics."""
+        for name in self.stats:
+            for array in arrays[name]:
+                self.add_to_stats({name: self.decode(name, array)})
 
     def decode(self, name: str, array: EncodedArray) -> Array:
         """Return an array of shape (rows, *dims), storage dtype, that `append_encoded` takes."""
@@ -239,6 +248,7 @@ class OpenPart:
             if isinstance(container, SupportsPages):
                 pages |= {prefix + path: each for path, each in container.pages().items()}
             self._containers.pop()
+        self.hashed = {*pages}
         sealed = seal_directory(self._cache, self.name, self._header, content, self.stats, pages)
         self.release()
         (self.directory / lock.NAME).unlink(missing_ok=True)

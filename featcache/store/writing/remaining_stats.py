@@ -64,11 +64,12 @@ def without(whole: FeatureStats, some: FeatureStats) -> FeatureStats | None:
     count = whole.count - some.count
     if not some.count or count <= 0:
         return whole if not some.count else None
-    # the merge of Chan, Golub & LeVeque, The American Statistician 37(3), 1983, solved for a part
-    mean = whole.mean + (whole.mean - some.mean) * (some.count / count)
-    delta = mean - some.mean
-    m2 = whole.m2 - some.m2 - delta * delta * (some.count * count / whole.count)
-    near = mean * mean * count <= _MOST_DEVIATIONS**2 * m2
+    with np.errstate(over="ignore", invalid="ignore"):  # such as of damaged arrays
+        # the merge of Chan, Golub & LeVeque, The American Statistician 37(3), 1983, solved for one
+        mean = whole.mean + (whole.mean - some.mean) * (some.count / count)
+        delta = mean - some.mean
+        m2 = whole.m2 - some.m2 - delta * delta * (some.count * count / whole.count)
+        near = mean * mean * count <= _MOST_DEVIATIONS**2 * m2
     if not (near & (m2 >= _LEAST_LEFT * whole.m2)).all():  # also where NaN is among them
         return None
     return FeatureStats(count, mean, m2)

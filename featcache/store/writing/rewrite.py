@@ -17,7 +17,7 @@ from featcache.errors import StorageFullError
 from featcache.interface import Ints
 from featcache.store.format.manifest import Manifest
 from featcache.store.format.part import SealedPart
-from featcache.store.writing.copied_part import CopiedPart
+from featcache.store.writing.copied_part import CopiedPart, CopySource
 from featcache.store.writing.free_space import margin
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.publish import merged_stats
@@ -71,7 +71,7 @@ def rewrite(
     copy = CopiedPart(cache, features, header)
     try:
         for part in parts:
-            copy.copy(part, live_rows(cache, part))
+            copy.copy(CopySource.of_part(cache, part, list(features)), live_rows(cache, part))
         copy.seal(merged_stats(cache, parts, manifest))
     except BaseException:
         copy.discard()

@@ -32,7 +32,7 @@ class Sized:
     @property
     def fullness(self) -> float:
         """Its share of the most that a part holds."""
-        return max(self.nbytes / part_writer.PART_BYTES, self.rows / part_writer.PART_ROWS)
+        return fullness(self.rows, self.nbytes)
 
     @property
     def shape(self) -> object:
@@ -49,6 +49,11 @@ class Sized:
     def is_tombstoned(self) -> bool:
         """True if rows of it count no more."""
         return self.part.entry.tombstones is not None
+
+
+def fullness(rows: int, nbytes: int) -> float:
+    """Return the share of rows and bytes of the most that a part holds."""
+    return max(nbytes / part_writer.PART_BYTES, rows / part_writer.PART_ROWS)
 
 
 def as_on_disk(cache: Path, part: SealedPart) -> Sized:

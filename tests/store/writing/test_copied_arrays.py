@@ -16,7 +16,7 @@ from featcache.store.format.index import Index
 from featcache.store.format.manifest import read_manifest
 from featcache.store.format.part import SealedPart
 from featcache.store.writing import copied_arrays
-from featcache.store.writing.copied_arrays import PartArrays
+from featcache.store.writing.copied_arrays import StoredArrays
 from featcache.store.writing.publish import sealed_parts
 
 CODECS = {
@@ -91,12 +91,12 @@ def part(tmp_path: Path) -> tuple[Path, SealedPart, Index]:
     return path, part, part.index(path, list(manifest.features))
 
 
-def arrays(path: Path, part: SealedPart, index: Index) -> PartArrays:
+def arrays(path: Path, part: SealedPart, index: Index) -> StoredArrays:
     features = {
         name: FeatureStorageConfig.from_json(each)
         for name, each in read_manifest(path).features.items()
     }
-    return PartArrays(path, part, index, features)
+    return StoredArrays(path, part.directory, index, features)
 
 
 def test_batches_hold_the_bytes_of_their_rows_until_the_next_but_one(
