@@ -115,6 +115,7 @@ def test_a_patch_reads_no_other_pages(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_patch_never_vouches_for_bytes_that_were_not_written(tmp_path: Path) -> None:
     file = PagedFile(tmp_path / "x")
     file.append(octets(300))
+    file.flush()
     with (tmp_path / "x").open("r+b") as other:
         other.seek(200)
         other.write(b"\0")
@@ -202,8 +203,9 @@ def test_a_failed_write_names_its_file(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
+        file.append(octets(2000))
         with pytest.raises(OSError, match="File too large") as caught:
-            file.append(octets(2000))
+            file.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.filename == str(tmp_path / "x")

@@ -90,7 +90,7 @@ class PartArrays:
         arrays, begin = {}, 0
         for name, columns in self._index.features.items():
             arrays[name] = self._read_feature(name, columns, rows, out[begin:])
-            begin += len(arrays[name].data)
+            begin += int(arrays[name].nbytes.sum())
         return Batch(rows, arrays)
 
     def _read_feature(
@@ -110,7 +110,7 @@ class PartArrays:
             nbytes = np.diff(array_ends)
             blocks = (nbytes > 0).astype(np.int64)
             nbytes = nbytes[nbytes > 0]
-        return EncodedArrays(columns.rows[rows], blocks, nbytes, data.data)
+        return EncodedArrays(columns.rows[rows], blocks, nbytes, [data.data])
 
     def _fill(self, container: Ints, offset: Ints, ends: Ints, out: Bytes) -> None:
         """Read extents, those that lie side by side at once."""
