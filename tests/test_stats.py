@@ -6,6 +6,7 @@ import io
 import itertools
 import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +292,16 @@ def test_a_compressed_file_is_refused_before_it_fills_the_memory() -> None:
     np.savez_compressed(buffer, count=np.int64(3), mean=np.zeros(10**6), m2=np.zeros(10**6))
     with pytest.raises(CorruptCacheError, match="is compressed"):
         FeatureStats.load(io.BytesIO(buffer.getvalue()))
+
+
+def test_many_merge_to_the_bit_as_one_after_the_other() -> None:
+    random = np.random.default_rng(0)
+    lengths = [0, 3, 0, 1, 700, 5]
+    each = [FeatureStats.of(random.normal(5, 2, (length, 4))) for length in lengths]
+    one_by_one = reduce(FeatureStats.merge, each, FeatureStats.empty((4,)))
+    merged = FeatureStats.empty((4,)).merge_all(each)
+    assert merged.count == one_by_one.count
+    assert merged.mean.tobytes() == one_by_one.mean.tobytes()
+    assert merged.m2.tobytes() == one_by_one.m2.tobytes()
+    with pytest.raises(FeatureError, match="do not merge"):
+        merged.merge_all([FeatureStats.empty((5,))])

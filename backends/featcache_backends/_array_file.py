@@ -54,7 +54,7 @@ class ArrayFile:
     def append_many(self, ids: Sequence[str], arrays: EncodedArrays) -> Extents:
         """Write many arrays behind the one before."""
         self._rows += int(arrays.rows.sum())
-        begin = self._file.append(arrays.data)
+        begin = self._file.append_each(arrays.pieces)
         return Extents(
             counts=arrays.blocks,
             containers=(self._name,),

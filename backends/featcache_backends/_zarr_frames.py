@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from featcache.container_files import (
+    EncodedArrays,
+    Extents,
     PagedFile,
     Pages,
     end_file,
@@ -56,6 +58,29 @@ class GroupWriter:
         """Let other processes read all frames."""
         if self._file is not None:
             self._file.write_out()
+
+    def append_many(self, ids: Sequence[str], arrays: EncodedArrays) -> Extents:
+        """Write the frames of many utterances behind those of the one before."""
+        total = int(arrays.nbytes.sum())
+        if not self._shard.has_room(total) or not total:
+            pairs = zip(ids, arrays, strict=True)
+            return Extents.of([self.append(id, array) for id, array in pairs])
+        if self._file is None:
+            self._file = PagedFile(self._group.path.parent / self._shard.path)
+        path, begin, _ = self._shard.take(total)
+        self._file.append_each(arrays.pieces)
+        if self._shard.is_full():
+            self._finish_shard(self._file)
+        columns = (ids, arrays.rows.tolist(), arrays.blocks.tolist())
+        for id, rows, blocks in zip(*columns, strict=True):
+            self._group.add(id, rows, blocks)
+        return Extents(
+            counts=arrays.blocks,
+            containers=(path,),
+            container=np.zeros(len(arrays.nbytes), np.int64),
+            offset=begin + np.cumsum(arrays.nbytes) - arrays.nbytes,
+            nbytes=arrays.nbytes,
+        )
 
     def flush(self) -> None:
         """Make all frames durable; full shards are."""
@@ -131,6 +156,12 @@ class _Shard:
             self._ends.append(offset + nbytes)
         self.size += nbytes
         return Extent(self.path, offset, nbytes)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Tell whether bytes of several utterances, without a codec, fit."""
+        grid = self._group.grid
+        room = grid.shard_chunks * grid.chunk_bytes - self.size
+        return self._group.codec is None and nbytes <= room
 
     def is_full(self) -> bool:
         """Tell whether the next frames go to the next shard."""

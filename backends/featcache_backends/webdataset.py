@@ -165,9 +165,8 @@ class WebDatasetWriter:
             self._open_shard()
         extents = sample.extents(self._container, self._file.size)
         blocks = [*(arrays[feature.name].blocks for feature in self._features), ()]
-        for (_, frame), array in zip(sample.frames, blocks, strict=True):
-            for piece in (frame, *array):
-                self._file.append(piece)
+        pairs = zip(sample.frames, blocks, strict=True)
+        self._file.append_each([piece for (_, frame), each in pairs for piece in (frame, *each)])
         return extents
 
     def write_out(self) -> None:

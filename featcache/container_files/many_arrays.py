@@ -16,19 +16,38 @@ from featcache.interface import ContainerWriter, EncodedArray, Extent, Ints
 class EncodedArrays:
     """Arrays of several utterances on their way to disk, in the order in which they are appended.
 
-    `data` is the caller's again once they are.
+    `pieces` are the caller's again once they are.
     """
 
     rows: Ints  # of each array, as in `EncodedArray`
     blocks: Ints  # of each array: how many it has; without a codec 1, or 0 if it has no bytes
     nbytes: Ints  # of each block
-    data: memoryview  # of all blocks, one behind the other
+    # of all blocks, one behind the other: a piece a block, or one for all of them
+    pieces: Sequence[bytes | memoryview]
+
+    @classmethod
+    def of(cls, arrays: Sequence[EncodedArray]) -> EncodedArrays:
+        """Put arrays together, without a copy."""
+        blocks = [block for array in arrays for block in array.blocks]
+        return cls(
+            rows=np.array([array.rows for array in arrays], np.int64),
+            blocks=np.array([len(array.blocks) for array in arrays], np.int64),
+            nbytes=np.array([*map(len, blocks)], np.int64),
+            pieces=blocks,
+        )
 
     def __iter__(self) -> Iterator[EncodedArray]:
-        ends = accumulate(self.nbytes.tolist(), initial=0)
-        blocks = (self.data[begin:end] for begin, end in pairwise(ends))
+        blocks = iter(self.each_block())
         for rows, count in zip(self.rows.tolist(), self.blocks.tolist(), strict=True):
             yield EncodedArray(rows, tuple(islice(blocks, count)))
+
+    def each_block(self) -> Sequence[bytes | memoryview]:
+        """Return the blocks of all arrays."""
+        if len(self.pieces) == len(self.nbytes):
+            return self.pieces
+        (data,) = self.pieces
+        ends = accumulate(self.nbytes.tolist(), initial=0)
+        return [data[begin:end] for begin, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from featcache.container_files.system import (
     start_writing,
     sync_file,
     write_all,
+    write_each,
 )
 from featcache.interface import EncodedArray, Extent, SupportsPages, WritesOut
 
@@ -121,6 +122,7 @@ class PagedFile:
         self._file = create(path)
         self._digests = array("Q")  # of the pages that are full
         self._last = xxh3_64()  # of the page that is not
+        self._filled = 0  # bytes of that
 
     @property
     def pages(self) -> Pages:
@@ -130,20 +132,28 @@ class PagedFile:
 
     def append(self, data: bytes | memoryview) -> int:
         """Add `data` at the end, in the file by the next `flush`; return its first byte's place."""
-        data = memoryview(data).cast("B")
-        nbytes, offset = len(data), self.size
-        if len(self._gathered) + nbytes > GATHERED_BYTES:
-            self.write_out()
-        if nbytes < GATHERED_BYTES:
-            self._gathered += data
+        return self._append([memoryview(data).cast("B")])
+
+    def append_each(self, pieces: Sequence[bytes | memoryview]) -> int:
+        """Add pieces of bytes, as `append` one; return the place of the first byte of all."""
+        return self._append([memoryview(piece).cast("B") for piece in pieces])
+
+    def _append(self, pieces: list[memoryview]) -> int:
+        nbytes, offset = sum(map(len, pieces)), self.size
+        if len(self._gathered) + nbytes <= GATHERED_BYTES:
+            if len(pieces) > 1:
+                pieces = [memoryview(b"".join(pieces))]
+            for piece in pieces:
+                self._gathered += piece
         else:
-            write_all(self._file, data)
+            self._write_gathered(pieces)
         self.size += nbytes
         if self.size - self._on_its_way >= AT_ONCE_BYTES:
             self.write_out()
             start_writing(self._file, self._on_its_way, self.size - self._on_its_way)
             self._on_its_way = self.size
-        self._digest(data, offset % PAGE_BYTES)
+        for piece in pieces:
+            self._digest(piece)
         return offset
 
     def patch(self, offset: int, data: bytes) -> None:
@@ -169,9 +179,7 @@ class PagedFile:
 
     def write_out(self) -> None:
         """Let other processes read all that was added."""
-        if self._gathered:
-            gathered, self._gathered = self._gathered, bytearray()
-            write_all(self._file, gathered)
+        self._write_gathered()
 
     def flush(self) -> None:
         """Make all that was written durable."""
@@ -192,8 +200,16 @@ class PagedFile:
             finally:
                 self._file.close()
 
-    def _digest(self, data: memoryview, filled: int) -> None:
-        """Digest `data`, behind `filled` bytes of the last page."""
+    def _write_gathered(self, pieces: Sequence[memoryview] = ()) -> None:
+        """Write what was gathered, and pieces behind it."""
+        gathered, self._gathered = self._gathered, bytearray()
+        if gathered or pieces:
+            write_each(self._file, [memoryview(gathered), *pieces] if gathered else pieces)
+
+    def _digest(self, data: memoryview) -> None:
+        """Digest `data`, behind what there is of the last page."""
+        filled = self._filled
+        self._filled = (filled + len(data)) % PAGE_BYTES
         if filled:
             head = data[: PAGE_BYTES - filled]
             self._last.update(head)

@@ -8,7 +8,7 @@ Also of its `ContainerWriter` and its codec.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -76,7 +76,10 @@ class Seam:
             assert extent.offset >= end[extent.container]
             end[extent.container] = extent.offset + extent.nbytes
 
-    def test_many_at_once_are_written_as_one_by_one(self, storage: Storage, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("in_one_piece", [True, False])
+    def test_many_at_once_are_written_as_one_by_one(
+        self, storage: Storage, tmp_path: Path, in_one_piece: bool
+    ) -> None:
         one_by_one, many = tmp_path / "one", tmp_path / "many"
         one_by_one.mkdir()
         many.mkdir()
@@ -85,9 +88,11 @@ class Seam:
         writer, specs = open_writer(storage, many)
         names = [spec.name for spec in specs]
         arrays = {
-            name: joined([array for array, _ in written[place :: len(names)]])
+            name: EncodedArrays.of([array for array, _ in written[place :: len(names)]])
             for place, name in enumerate(names)
         }
+        if in_one_piece:
+            arrays = {name: in_one(each) for name, each in arrays.items()}
         found = append_many(writer, list(FRAMES), arrays)
         writer.close()
         for place, name in enumerate(names):
@@ -189,15 +194,9 @@ def append_all(storage: Storage, directory: Path) -> tuple[ContainerWriter, Writ
     return writer, written
 
 
-def joined(arrays: Sequence[EncodedArray]) -> EncodedArrays:
-    """Put the arrays of one feature one behind the other."""
-    blocks = [block for array in arrays for block in array.blocks]
-    return EncodedArrays(
-        rows=np.array([array.rows for array in arrays], np.int64),
-        blocks=np.array([len(array.blocks) for array in arrays], np.int64),
-        nbytes=np.array([*map(len, blocks)], np.int64),
-        data=memoryview(b"".join(blocks)),
-    )
+def in_one(arrays: EncodedArrays) -> EncodedArrays:
+    """Put all blocks of arrays into one piece."""
+    return replace(arrays, pieces=[memoryview(b"".join(arrays.pieces))])
 
 
 def assert_hold(directory: Path, written: Written) -> None:

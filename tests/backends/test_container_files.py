@@ -204,6 +204,7 @@ def test_a_failed_write_names_its_file(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
+        file.append(octets(2000))
         with pytest.raises(OSError, match="File too large") as caught:
             file.write_out()
     finally:

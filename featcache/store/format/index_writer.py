@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.format.annotation_columns import Column, stored_columns
-from featcache.store.format.annotations import kinds_of
+from featcache.store.format.annotations import Values, kinds_of
 from featcache.store.format.column_file import Number
 from featcache.store.format.id_order import argsort_ids, take
 from featcache.store.format.index import ContainerColumns, FeatureColumns, Hashes, Index, hash_of
@@ -144,11 +144,11 @@ def index_columns(
         yield from stats_columns(name, value)
 
 
-def annotation_columns(utterances: Sequence[Utterance], order: Ints) -> Columns:
+def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order: Ints) -> Columns:
     """Give the annotations of utterances as columns, in the order of the rows that they become."""
-    kinds = kinds_of((utterance.id, utterance.annotations) for utterance in utterances)
+    kinds = kinds_of(zip(ids, annotations, strict=True))
     for name, kind in sorted(kinds.items()):
-        values = [utterances[row].annotations.get(name) for row in order.tolist()]
+        values = [annotations[row].get(name) for row in order.tolist()]
         yield from stored_columns(name, Column.of(values, kind))
 
 

@@ -18,17 +18,29 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from featcache.container_files import sync_directory, sync_file
 from featcache.errors import CacheError
 from featcache.stats import FeatureStats
-from featcache.store.format.annotations import size_of
+from featcache.store.format.annotations import Values, size_of
 from featcache.store.format.files import MAX_JSON_BYTES, open_within
-from featcache.store.format.journal_lines import Header, Record, Utterance, line_of, record_of
+from featcache.store.format.journal_lines import (
+    Header,
+    PlacedArrays,
+    Record,
+    Utterance,
+    entries_of,
+    line_of,
+    record_of,
+)
+from featcache.store.format.stamps import Stamps
 
 NAME = "journal.jsonl"
 LINE_UTTERANCES = 64  # most utterances of a line: ten million short ones must not cost a line each
 LINE_EXTENTS = 1024
 LINE_BYTES = 1 << 20  # of annotations
+BUFFER_BYTES = 1 << 18  # of lines that no commit has followed
 _HOLE = bytes(8)  # zeros where a sector never reached the disk
 
 
@@ -37,33 +49,42 @@ class JournalWriter:
 
     def __init__(self, directory: Path, header: Header) -> None:
         self._header = header
-        self._waiting: list[Utterance] = []
+        self._waiting: list[list[object]] = []
         self._waiting_extents = self._waiting_bytes = 0
-        self._file: BinaryIO = (directory / NAME).open("xb")
+        self._file: BinaryIO = (directory / NAME).open("xb", buffering=BUFFER_BYTES)
         try:
-            self._file.write(line_of(Record(header)))
+            self._file.write(line_of(header=header))
             self._sync()
             sync_directory(directory)
         except BaseException:
             self.close()
             raise
 
-    def add(self, utterance: Utterance) -> None:
-        """Note an utterance; its bytes must be durable before the next `commit`."""
-        self._waiting.append(utterance)
-        for placed in utterance.arrays.values():
-            self._waiting_extents += len(placed.extents)
-        if utterance.annotations:
-            self._waiting_bytes += size_of(utterance.annotations)
-        full = self._waiting_extents >= LINE_EXTENTS or self._waiting_bytes >= LINE_BYTES
-        if full or len(self._waiting) >= LINE_UTTERANCES:
-            self._write_waiting()
+    def add(
+        self,
+        ids: Sequence[str],
+        placed: Mapping[str, PlacedArrays],
+        stamps: Sequence[Stamps],
+        annotations: Sequence[Values],
+    ) -> None:
+        """Note utterances; their bytes must be durable before the next `commit`."""
+        entries = entries_of(ids, placed, stamps, annotations)
+        counts = [each.extents.counts for each in placed.values()]
+        extents = np.sum(counts, axis=0).tolist()
+        for entry, count, values in zip(entries, extents, annotations, strict=True):
+            self._waiting.append(entry)
+            self._waiting_extents += count
+            if values:
+                self._waiting_bytes += size_of(values)
+            full = self._waiting_extents >= LINE_EXTENTS or self._waiting_bytes >= LINE_BYTES
+            if full or len(self._waiting) >= LINE_UTTERANCES:
+                self._write_waiting()
 
     def commit(self, stats: Mapping[str, FeatureStats]) -> None:
         """Make all notes count, durably, with the part's statistics up to here."""
         self.check_there()
         self._write_waiting()
-        self._file.write(line_of(Record(self._header, stats=stats)))
+        self._file.write(line_of(header=self._header, stats=stats))
         self._sync()
         self.check_there()
 
@@ -88,7 +109,7 @@ class JournalWriter:
 
     def _write_waiting(self) -> None:
         if self._waiting:
-            self._file.write(line_of(Record(utterances=self._waiting)))
+            self._file.write(line_of(entries=self._waiting))
             self._waiting = []
             self._waiting_extents = self._waiting_bytes = 0
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from featcache.container_files import Extents
 from featcache.errors import CorruptCacheError
 from featcache.interface import Extent
 from featcache.stats import FeatureStats
@@ -44,6 +45,14 @@ class Utterance(NamedTuple):
     annotations: Values = NONE
 
 
+class PlacedArrays(NamedTuple):
+    """Stored arrays of several utterances, as columns of what `Placed` says of one."""
+
+    rows: Sequence[int]
+    checksums: Sequence[int]
+    extents: Extents
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """Start of a part, as the first line of its journal tells it."""
@@ -71,16 +80,41 @@ class Record:
     stats: Mapping[str, FeatureStats] | None = None  # by feature; None: this is no commit
 
 
-def line_of(record: Record) -> bytes:
-    """Return a record as a line."""
+def line_of(
+    *,
+    header: Header | None = None,
+    entries: Sequence[list[object]] = (),
+    stats: Mapping[str, FeatureStats] | None = None,
+) -> bytes:
+    """Return a line; `entries` are what `entries_of` returns of utterances."""
     content: dict[str, object] = {}
-    if record.utterances:
-        content["utterances"] = [_utterance_to_json(each) for each in record.utterances]
-    if record.stats is not None:
-        content["commit"] = {name: _stats_to_json(each) for name, each in record.stats.items()}
-    if record.header is not None:
-        content["header"] = record.header.to_json()
+    if entries:
+        content["utterances"] = entries
+    if stats is not None:
+        content["commit"] = {name: _stats_to_json(each) for name, each in stats.items()}
+    if header is not None:
+        content["header"] = header.to_json()
     return pack_json(content) + b"\n"
+
+
+def entries_of(
+    ids: Sequence[str],
+    placed: Mapping[str, PlacedArrays],
+    stamps: Sequence[Stamps],
+    annotations: Sequence[Values],
+) -> list[list[object]]:
+    """Return utterances as a line has them."""
+    names = list(placed)
+    columns = [
+        [
+            [rows, f"{checksum:016x}", extents]
+            for rows, checksum, extents in zip(*each[:2], each.extents.each(), strict=True)
+        ]
+        for each in placed.values()
+    ]
+    arrays = [dict(zip(names, of_one, strict=True)) for of_one in zip(*columns, strict=True)]
+    told = zip(ids, arrays, stamps, annotations, strict=True)
+    return [_entry(*each) for each in told]
 
 
 def record_of(line: bytes) -> Record | None:
@@ -97,21 +131,15 @@ def record_of(line: bytes) -> Record | None:
     return None
 
 
-def _utterance_to_json(utterance: Utterance) -> list[object]:
-    arrays = {
-        name: [
-            placed.rows,
-            f"{placed.checksum:016x}",
-            placed.extents,
-        ]
-        for name, placed in utterance.arrays.items()
-    }
-    if utterance.stamps == UNKNOWN and not utterance.annotations:
-        return [utterance.id, arrays]
-    known = utterance.stamps if utterance.stamps != UNKNOWN else ()
-    stamps = [f"{stamp:016x}" for stamp in known]
-    told = [dict(utterance.annotations)] if utterance.annotations else []
-    return [utterance.id, arrays, stamps, *told]
+def _entry(
+    id: str, arrays: dict[str, list[object]], stamps: Stamps, annotations: Values
+) -> list[object]:
+    if stamps is UNKNOWN and annotations is NONE:
+        return [id, arrays]
+    known = [f"{stamp:016x}" for stamp in stamps] if stamps != UNKNOWN else []
+    if not known and not annotations:
+        return [id, arrays]
+    return [id, arrays, known, *([dict(annotations)] if annotations else [])]
 
 
 def _utterance_from_json(

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import xxhash
 
-from featcache.container_files import PAGE_BYTES, Pages, sync_directory
+from featcache.container_files import PAGE_BYTES, EncodedArrays, Pages, sync_directory
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.interface import Ints
@@ -198,6 +198,13 @@ def header_for(
     cut = {name: feature.blocks(dims[name]) for name, feature in features.items()}
     block_rows = {name: (blocks.rows or 0) if blocks else 0 for name, blocks in cut.items()}
     return Header(build, fingerprint, dict(dims), block_rows)
+
+
+def checksums(arrays: EncodedArrays) -> list[int]:
+    """Return the checksum of each of several arrays."""
+    if (arrays.blocks == 1).all():
+        return [*map(xxhash.xxh3_64_intdigest, arrays.each_block())]
+    return [checksum(each.blocks) for each in arrays]
 
 
 def checksum(blocks: tuple[bytes | memoryview, ...]) -> int:

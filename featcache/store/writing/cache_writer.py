@@ -139,7 +139,7 @@ class CacheWriter:
 
         Each array is copied from its device once, and checked and cast as a whole, which for short
         utterances takes a small part of the time of `write`. It may be used again as soon as this
-        returns.
+        returns; the copy from a GPU does not overlap with what is computed there next.
 
         Args:
             ids: those of the utterances, in the order of the batch.

@@ -96,7 +96,7 @@ class StoredArrays:
         arrays, begin = {}, 0
         for name in self._coded:
             arrays[name] = self._read_feature(name, self._index.features[name], rows, out[begin:])
-            begin += len(arrays[name].data)
+            begin += int(arrays[name].nbytes.sum())
         return Batch(rows, arrays)
 
     def _read_feature(
@@ -116,7 +116,7 @@ class StoredArrays:
             nbytes = np.diff(array_ends)
             blocks = (nbytes > 0).astype(np.int64)
             nbytes = nbytes[nbytes > 0]
-        return EncodedArrays(columns.rows[rows], blocks, nbytes, data.data)
+        return EncodedArrays(columns.rows[rows], blocks, nbytes, [data.data])
 
     def _fill(self, container: Ints, offset: Ints, ends: Ints, out: Bytes) -> None:
         """Read extents, those that lie side by side at once."""

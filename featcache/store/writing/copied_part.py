@@ -94,7 +94,7 @@ class CopiedPart:
                 self._placed[name].append(extents)
             if count:
                 self._part.count_many(batch.arrays)
-            tell(len(ids), sum(len(each.data) for each in batch.arrays.values()))
+            tell(len(ids), sum(int(each.nbytes.sum()) for each in batch.arrays.values()))
         self._copied.append(_Copied(source, rows))
 
     def seal(self, stats: Mapping[str, FeatureStats] | None = None) -> SealedPart:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from featcache.container_files import EncodedArrays
 from featcache.errors import FeatureError
 from featcache.interface import Array, Blocks, EncodedArray, FeatureSpec
+from featcache.store.writing.utterance_batch import PreparedArrays
 
 
 def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks | None) -> EncodedArray:
@@ -29,6 +31,23 @@ def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks | None) 
         raise FeatureError(f"utterance {id!r}, feature {feature.name!r}: {error}") from error
 
 
+def encoded_all(
+    ids: Sequence[str],
+    arrays: PreparedArrays,
+    feature: FeatureSpec,
+    blocks: Blocks | None,
+) -> EncodedArrays:
+    """Return arrays of several utterances as they are stored: those that are not are encoded."""
+    if isinstance(arrays, EncodedArrays):
+        return arrays
+    return EncodedArrays.of(
+        [
+            each if isinstance(each, EncodedArray) else encoded(id, each, feature, blocks)
+            for id, each in zip(ids, arrays, strict=True)
+        ]
+    )
+
+
 def bytes_of(array: Array) -> EncodedArray:
     """Return an array (rows, *dims) as it is stored without a codec."""
     if array.size == 0:
@@ -36,13 +55,9 @@ def bytes_of(array: Array) -> EncodedArray:
     return EncodedArray(len(array), (array.reshape(-1).view(np.uint8).data,))
 
 
-def pieces_of(packed: Array, lengths: Sequence[int]) -> list[EncodedArray]:
-    """Return arrays that lie one behind the other, (rows, *dims), as `bytes_of` returns each."""
-    row_bytes = packed.nbytes // max(len(packed), 1)
-    octets = packed.reshape(-1).view(np.uint8).data
-    pieces, begin = [], 0
-    for rows in lengths:
-        end = begin + rows * row_bytes
-        pieces.append(EncodedArray(rows, (octets[begin:end],) if end > begin else ()))
-        begin = end
-    return pieces
+def pieces_of(packed: Array, lengths: Sequence[int]) -> EncodedArrays:
+    """Return arrays that lie one behind the other, (rows, *dims), as they are stored raw."""
+    rows = np.array(lengths, np.int64)
+    nbytes = rows * (packed.nbytes // max(len(packed), 1))
+    blocks = (nbytes > 0).astype(np.int64)
+    return EncodedArrays(rows, blocks, nbytes[nbytes > 0], [packed.reshape(-1).view(np.uint8).data])

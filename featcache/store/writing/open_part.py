@@ -30,18 +30,19 @@ from featcache.store.format.annotations import NONE, Values
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.files import make_directory
 from featcache.store.format.journal import JournalWriter
-from featcache.store.format.journal_lines import Header, Placed, Utterance
+from featcache.store.format.journal_lines import Header, PlacedArrays
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import PARTS
-from featcache.store.format.part import SealedPart, checksum, new_part_name, remove_part
+from featcache.store.format.part import SealedPart, checksums, new_part_name, remove_part
 from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.block_decoding import joined
 from featcache.store.writing.container_groups import container_groups
-from featcache.store.writing.encoding import encoded, pieces_of
+from featcache.store.writing.encoding import encoded, encoded_all, pieces_of
 from featcache.store.writing.packed_batch import Packed
-from featcache.store.writing.seal import Content, Listed, seal_directory
+from featcache.store.writing.part_rows import PartRows
+from featcache.store.writing.seal import Content, seal_directory
 from featcache.store.writing.unclosed import close_before_libraries_end
-from featcache.store.writing.utterance_batch import Prepared, UtteranceBatch
+from featcache.store.writing.utterance_batch import PreparedArrays, UtteranceBatch
 
 Declarations = Mapping[str, FeatureStorageConfig]  # by name
 
@@ -75,7 +76,7 @@ class OpenPart:
         }
         with_stats = [key for key, feature in features.items() if feature.stats]
         self.stats = {key: FeatureStats.empty(header.dims[key]) for key in with_stats}
-        self._utterances: list[Utterance] = []
+        self._rows = PartRows([*features])
         self._committed = 0
         self.nbytes = 0
         self._containers: list[tuple[str, list[str], ContainerWriter]] = []
@@ -95,7 +96,7 @@ class OpenPart:
 
     def ids(self) -> list[str]:
         """Return the ids of what was appended so far."""
-        return [utterance.id for utterance in self._utterances]
+        return [*self._rows.ids]
 
     @property
     def checks(self) -> bool:
@@ -122,34 +123,31 @@ class OpenPart:
 
     def prepare_piece(
         self, ids: Sequence[str], packed: Mapping[str, Packed], start: int, stop: int
-    ) -> list[Prepared]:
+    ) -> dict[str, PreparedArrays]:
         """Make the arrays of some utterances of a batch bytes, as `prepare` those of one."""
-        columns: list[Sequence[Array | EncodedArray]] = []
+        found: dict[str, PreparedArrays] = {}
         for name, each in packed.items():
             if self._specs[name].codec is None:
-                columns.append(pieces_of(each.rows(start, stop), each.lengths[start:stop]))
+                found[name] = pieces_of(each.rows(start, stop), each.lengths[start:stop])
                 continue
             arrays = each.arrays(start, stop)
             if self._is_encoded_at_once[name]:
                 some = zip(ids[start:stop], arrays, strict=True)
-                columns.append([self._encode(id, name, array) for id, array in some])
+                found[name] = [self._encode(id, name, array) for id, array in some]
             else:
-                columns.append(arrays)
-        return [dict(zip(packed, row, strict=True)) for row in zip(*columns, strict=True)]
+                found[name] = [*arrays]
+        return found
 
     def append(self, batch: UtteranceBatch) -> None:
         """Store utterances, and take them into the statistics."""
         self._journal.check_there()
-        for stats in batch.stats:
-            for name, each in stats.items():
-                self.stats[name] = self.stats[name].merge(each)
-        rows = zip(batch.ids, batch.arrays, batch.stamps, batch.annotations, strict=True)
-        for id, arrays, stamps, values in rows:
-            encoded = {
-                name: each if isinstance(each, EncodedArray) else self._encode(id, name, each)
-                for name, each in arrays.items()
-            }
-            self._append(id, encoded, stamps, values)
+        for name in self.stats if batch.stats else ():
+            self.stats[name] = self.stats[name].merge_all(each[name] for each in batch.stats)
+        encoded = {
+            name: encoded_all(batch.ids, each, self._specs[name], self._blocks[name])
+            for name, each in batch.arrays.items()
+        }
+        self._append(batch.ids, encoded, batch.stamps, batch.annotations)
 
     def append_encoded(
         self,
@@ -160,25 +158,23 @@ class OpenPart:
     ) -> None:
         """Store one utterance as it is, without touching the statistics."""
         self._journal.check_there()
-        self._append(id, arrays, stamps, annotations)
+        encoded = {name: EncodedArrays.of([array]) for name, array in arrays.items()}
+        self._append([id], encoded, [stamps], [annotations])
 
     def _append(
-        self, id: str, arrays: Mapping[str, EncodedArray], stamps: Stamps, annotations: Values
+        self,
+        ids: Sequence[str],
+        arrays: Mapping[str, EncodedArrays],
+        stamps: Sequence[Stamps],
+        annotations: Sequence[Values],
     ) -> None:
-        placed: dict[str, Placed] = {}
-        for prefix, names, container in self._containers:
-            given = arrays
-            if len(names) < len(arrays):
-                given = {name: arrays[name] for name in names}
-            for name, found in container.append(id, given).items():
-                array = arrays[name]
-                if prefix:
-                    found = tuple(e._replace(container=prefix + e.container) for e in found)
-                placed[name] = Placed(array.rows, checksum(array.blocks), found)
-                self.nbytes += array.nbytes
-        utterance = Utterance(id, placed, stamps, annotations)
-        self._journal.add(utterance)
-        self._utterances.append(utterance)
+        extents = self._store(ids, arrays)
+        placed = {
+            k: PlacedArrays(each.rows.tolist(), checksums(each), extents[k])
+            for k, each in arrays.items()
+        }
+        self._journal.add(ids, placed, stamps, annotations)
+        self._rows.add(ids, placed, stamps, annotations)
 
     def append_many(
         self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
@@ -189,6 +185,9 @@ class OpenPart:
         given its columns.
         """
         self._journal.check_there()
+        return self._store(ids, arrays)
+
+    def _store(self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]) -> dict[str, Extents]:
         placed: dict[str, Extents] = {}
         for prefix, names, container in self._containers:
             extents = append_many(container, ids, {name: arrays[name] for name in names})
@@ -196,7 +195,7 @@ class OpenPart:
                 found = extents[name]
                 paths = [prefix + path for path in found.containers]
                 placed[name] = dataclasses.replace(found, containers=paths)
-                self.nbytes += len(arrays[name].data)
+                self.nbytes += int(arrays[name].nbytes.sum())
         return placed
 
     def add_to_stats(self, arrays: Mapping[str, Array]) -> None:
@@ -217,11 +216,11 @@ class OpenPart:
 
     def commit(self) -> int:
         """Make all that was appended durable; returns how many utterances are."""
-        if self._committed < len(self._utterances):
+        if self._committed < len(self._rows):
             for _, _, container in self._containers:
                 container.flush()
             self._journal.commit(self.stats)
-            self._committed = len(self._utterances)
+            self._committed = len(self._rows)
         return self._committed
 
     def show(self) -> None:
@@ -236,7 +235,7 @@ class OpenPart:
 
         `copied` is what `append_many` stored.
         """
-        content = copied or Listed(self._utterances)
+        content = copied or self._rows
         if not len(content):
             self.discard()
             return None

@@ -78,7 +78,8 @@ class Listed:
 
     def annotations(self, order: Ints) -> Columns:
         """Give their annotations as columns."""
-        return annotation_columns(self._utterances, order)
+        ids = [utterance.id for utterance in self._utterances]
+        return annotation_columns(ids, [each.annotations for each in self._utterances], order)
 
 
 _NO_CONTAINERS = (journal.NAME, lock.NAME, lock.SOFT_NAME, lock.HOLDER, COLUMNS, SEAL)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from featcache.container_files import EncodedArrays
 from featcache.interface import Array, EncodedArray
 from featcache.stats import FeatureStats
 from featcache.store.format.annotations import Values
@@ -14,10 +15,11 @@ from featcache.store.format.stamps import Stamps
 
 # arrays of shape (rows, *dims), C order, storage dtype, and those that are bytes already
 Prepared = Mapping[str, Array | EncodedArray]
+PreparedArrays = list[Array | EncodedArray] | EncodedArrays  # of several utterances
 Gathered = Mapping[str, FeatureStats]  # statistics, by feature
 
-BATCH_BYTES = 1 << 20
-BATCH_ROWS = 64  # those of a line of the journal
+BATCH_BYTES = 1 << 22
+BATCH_ROWS = 256
 
 
 class UtteranceBatch:
@@ -30,7 +32,7 @@ class UtteranceBatch:
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        self.arrays: list[Prepared] = []
+        self.arrays: dict[str, PreparedArrays] = {}
         self.stamps: list[Stamps] = []
         self.annotations: list[Values] = []
         self.stats: list[Gathered] = []
@@ -42,7 +44,10 @@ class UtteranceBatch:
     def add(self, id: str, arrays: Prepared, stamps: Stamps, annotations: Values) -> None:
         """Add an utterance, but for its statistics and its bytes."""
         self.ids.append(id)
-        self.arrays.append(arrays)
+        for name, array in arrays.items():
+            column = self.arrays.setdefault(name, [])
+            if isinstance(column, list):
+                column.append(array)
         self.stamps.append(stamps)
         self.annotations.append(annotations)
 

@@ -200,15 +200,15 @@ def test_one_who_waits_for_room_is_woken_by_a_stop() -> None:
 
 
 class Refusing:
-    """A container that refuses an id, in `check` or in `append`."""
+    """A container that refuses an id, in `check` or in `append_many`."""
 
     def __init__(self, patch: pytest.MonkeyPatch, method: str) -> None:
         call = getattr(FeatureFilesWriter, method, None)
 
-        def refuse(writer: FeatureFilesWriter, id: str, arrays: Mapping[str, Any]) -> Any:
-            if id == id_of(3):
-                raise FeatureError(f"utterance {id!r}: this format holds no such thing")
-            return None if call is None else call(writer, id, arrays)
+        def refuse(writer: FeatureFilesWriter, ids: Any, arrays: Mapping[str, Any]) -> Any:
+            if id_of(3) in ([ids] if method == "check" else ids):
+                raise FeatureError(f"utterance {id_of(3)!r}: this format holds no such thing")
+            return None if call is None else call(writer, ids, arrays)
 
         patch.setattr(FeatureFilesWriter, method, refuse, raising=False)
 
@@ -232,7 +232,7 @@ def test_what_a_format_refuses_while_it_writes_leaves_what_was_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        Refusing(patch, "append")
+        Refusing(patch, "append_many")
         with (  # noqa: PT012
             pytest.raises(
                 FeatureError, match="utterance 'spk3/utt-3': this format holds no such thing"

@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,8 @@ from store_helpers import (
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.container_files import FeatureFilesWriter
+from featcache.container_files import EncodedArrays, Extents, FeatureFilesWriter
 from featcache.errors import ClosedError, FeatureError, StorageFullError
-from featcache.interface import EncodedArray, Extent
 from featcache.store.format.journal import read_journal
 from featcache.store.writing import free_space, hand_over, utterance_batch
 from featcache.store.writing.background import Background
@@ -50,17 +49,17 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.error: BaseException | None = None
-        append = FeatureFilesWriter.append
+        append_many = FeatureFilesWriter.append_many
 
         def gated(
-            writer: FeatureFilesWriter, id: str, arrays: Mapping[str, EncodedArray]
-        ) -> dict[str, tuple[Extent, ...]]:
+            writer: FeatureFilesWriter, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
+        ) -> dict[str, Extents]:
             self.opened.wait()
             if self.error is not None:
                 raise self.error
-            return append(writer, id, arrays)
+            return append_many(writer, ids, arrays)
 
-        monkeypatch.setattr(FeatureFilesWriter, "append", gated)
+        monkeypatch.setattr(FeatureFilesWriter, "append_many", gated)
         monkeypatch.setattr(utterance_batch, "BATCH_BYTES", 0)  # each is handed over at once
         monkeypatch.setattr(hand_over, "NOTE_BYTES", 0)
 
