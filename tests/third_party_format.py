@@ -101,6 +101,9 @@ class FlatFile:
         self._table[id] = entry(array.rows, extents)
         return extents
 
+    def write_out(self) -> None:
+        self._file.write_out()
+
     def flush(self) -> None:
         self._file.flush()
 

@@ -23,7 +23,7 @@ from featcache.container_files.system import (
     write_all,
     write_each,
 )
-from featcache.interface import EncodedArray, Extent, SupportsPages, WritesOut
+from featcache.interface import EncodedArray, Extent, SupportsPages
 
 PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
 
@@ -37,6 +37,9 @@ class FeatureFile(SupportsPages, Protocol):
 
     def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
         """Write the array of one utterance behind that of the one before."""
+
+    def write_out(self) -> None:
+        """Let other processes read all arrays; they need not be durable."""
 
     def flush(self) -> None:
         """Make all arrays durable."""
@@ -75,8 +78,7 @@ class FeatureFilesWriter:
     def write_out(self) -> None:
         """Let other processes read all arrays."""
         for file in self._files.values():
-            if isinstance(file, WritesOut):
-                file.write_out()
+            file.write_out()
 
     def flush(self) -> None:
         """Make all arrays durable."""
