@@ -128,6 +128,9 @@ def _held(source: ByteSource, id: str) -> _Held:
     where = f"utterance {id!r}, {source.path!r},"
     try:
         with zipfile.ZipFile(io.BufferedReader(_Reader(source), 1024)) as file:
+            places = [*(info.header_offset for info in file.infolist()), file.start_dir]
+            if len({*places}) < len(places):  # from Python 3.14 on zipfile warns of it
+                raise zipfile.BadZipFile("members lie at the same place")
             members = {info.filename.partition("/")[2]: info for info in file.infolist()}
             if "byteorder" in members and file.read(members["byteorder"]) != b"little":
                 raise ValueError("its numbers are big-endian")
