@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 ALIGNMENT = 64  # bytes: a cache line
 # HDF5's records, together: aligned one by one they made an array, with 500 features, nine times as
 # slow after sixty utterances
-META_BYTES = 1 << 16
+META_BYTES = 1 << 13
 AXES = 32  # H5S_MAX_RANK
 CHUNK_LIMIT = 1 << 32  # bytes
 NAME_BYTES = 65_000
