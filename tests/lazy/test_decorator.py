@@ -157,6 +157,7 @@ def test_read_only_items_name_what_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
     writing = featcache.cache(tmp_path / "cache")(compute)
     writing("utt-1", 1)
+    writing.func.publish()  # before that, it may take a moment until others see it
     assert len(reading("utt-1", 1)) == 1
     with pytest.raises(featcache.KeyNotFoundError, match="no utterance 'utt-2'"):
         reading("utt-2", 2)
