@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -74,7 +74,8 @@ def test_what_the_user_says_or_declares_is_not_accepted(stale: Path) -> None:
 def test_a_cache_that_is_not_stale_is_read_and_a_new_one_is_made(tmp_path: Path) -> None:
     for _ in range(2):
         with featcache.through(tmp_path / "cache", scaled, accept=True) as read:
-            read("a")
+            assert torch.equal(cast(torch.Tensor, read("a")), scaled("a"))
+    assert featcache.open(tmp_path / "cache").ids == ["a"]
 
 
 @pytest.mark.parametrize("theirs", [CachedDynamicItem, CachedHDF5DynamicItem])
