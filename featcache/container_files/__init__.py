@@ -15,7 +15,9 @@ from featcache.container_files.left_files import remove_left as remove_left
 from featcache.container_files.many_arrays import AppendsMany as AppendsMany
 from featcache.container_files.many_arrays import EncodedArrays as EncodedArrays
 from featcache.container_files.many_arrays import Extents as Extents
+from featcache.container_files.many_arrays import Piece as Piece
 from featcache.container_files.many_arrays import append_many as append_many
+from featcache.container_files.many_arrays import cut as cut
 from featcache.container_files.paged_file import AT_ONCE_BYTES as AT_ONCE_BYTES
 from featcache.container_files.paged_file import PAGE_BYTES as PAGE_BYTES
 from featcache.container_files.paged_file import FeatureFile as FeatureFile

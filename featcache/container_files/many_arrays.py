@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from featcache.interface import ContainerWriter, EncodedArray, Extent, Ints
+
+Piece = bytes | memoryview
+
+
+def cut(pieces: Iterable[Piece], sizes: Iterable[int]) -> Iterator[Piece]:
+    """Cut bytes that lie in pieces, one behind the other, anew; what two pieces share is copied."""
+    rest = iter(pieces)
+    piece, begin = memoryview(b""), 0
+    for size in sizes:
+        before: list[Piece] = []
+        end = begin + size
+        while end > len(piece):
+            before.append(piece[begin:])
+            end -= len(piece)
+            piece, begin = memoryview(next(rest)), 0
+        last = piece[begin:end]
+        begin = end
+        yield b"".join([*before, last]) if any(map(len, before)) else last
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +40,7 @@ class EncodedArrays:
     rows: Ints  # of each array, as in `EncodedArray`
     blocks: Ints  # of each array: how many it has; without a codec 1, or 0 if it has no bytes
     nbytes: Ints  # of each block
-    # of all blocks, one behind the other: a piece a block, or one for all of them
-    pieces: Sequence[bytes | memoryview]
+    pieces: Sequence[Piece]  # all blocks, one behind the other: one or more of them a piece
 
     @classmethod
     def of(cls, arrays: Sequence[EncodedArray]) -> EncodedArrays:
@@ -41,13 +58,11 @@ class EncodedArrays:
         for rows, count in zip(self.rows.tolist(), self.blocks.tolist(), strict=True):
             yield EncodedArray(rows, tuple(islice(blocks, count)))
 
-    def each_block(self) -> Sequence[bytes | memoryview]:
+    def each_block(self) -> Sequence[Piece]:
         """Return the blocks of all arrays."""
         if len(self.pieces) == len(self.nbytes):
             return self.pieces
-        (data,) = self.pieces
-        ends = accumulate(self.nbytes.tolist(), initial=0)
-        return [data[begin:end] for begin, end in pairwise(ends)]
+        return [*cut(self.pieces, self.nbytes.tolist())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ O_DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 O_BINARY: int = getattr(os, "O_BINARY", 0)  # or Windows changes ends of lines
 O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+# bytes of a call: for more, Linux looks for pages of 2 MiB, which can take four times as long
+WRITTEN_AT_ONCE = 1 << 18
 _START = 2  # SYNC_FILE_RANGE_WRITE
 _PIECES_AT_ONCE = 1024  # IOV_MAX of Linux and macOS
 _ONE_POSITION = threading.Lock()  # of files, where a system cannot read at an offset
@@ -47,27 +49,44 @@ def create(path: Path) -> BinaryIO:
 
 
 def write_all(file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data`: an unbuffered file may take less, on Linux 2 GiB at most."""
+    """Write all of `data`: an unbuffered file may take less."""
     rest = memoryview(data).cast("B")
     try:
         while rest:
-            rest = rest[file.write(rest) :]
+            rest = rest[file.write(rest[:WRITTEN_AT_ONCE]) :]
     except OSError as error:
         error.filename = str(file.name)
         raise
 
 
 def write_each(file: BinaryIO, pieces: Sequence[memoryview]) -> None:
-    """Write all of several pieces, one behind the other, with as few calls as the system allows."""
+    """Write all of several pieces, one behind the other, with few calls."""
     if len(pieces) == 1 or not hasattr(os, "writev"):
         for piece in pieces:
             write_all(file, piece)
         return
     with named(file.name):
-        for start in range(0, len(pieces), _PIECES_AT_ONCE):
-            rest = pieces[start : start + _PIECES_AT_ONCE]
+        for rest in _calls(pieces):
             while rest:
                 rest = _behind(rest, os.writev(file.fileno(), rest))
+
+
+def _calls(pieces: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
+    """Cut pieces into those of one call each."""
+    some: list[memoryview] = []
+    nbytes = 0
+    for piece in pieces:
+        rest = piece
+        while nbytes + len(rest) > WRITTEN_AT_ONCE:
+            room = WRITTEN_AT_ONCE - nbytes
+            yield [*some, rest[:room]]
+            some, nbytes, rest = [], 0, rest[room:]
+        some.append(rest)
+        nbytes += len(rest)
+        if len(some) == _PIECES_AT_ONCE:
+            yield some
+            some, nbytes = [], 0
+    yield some
 
 
 def _behind(pieces: Sequence[memoryview], nbytes: int) -> Sequence[memoryview]:

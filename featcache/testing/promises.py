@@ -76,9 +76,9 @@ class Seam:
             assert extent.offset >= end[extent.container]
             end[extent.container] = extent.offset + extent.nbytes
 
-    @pytest.mark.parametrize("in_one_piece", [True, False])
+    @pytest.mark.parametrize("blocks_a_piece", [1, 2, 1 << 20])
     def test_many_at_once_are_written_as_one_by_one(
-        self, storage: Storage, tmp_path: Path, in_one_piece: bool
+        self, storage: Storage, tmp_path: Path, blocks_a_piece: int
     ) -> None:
         one_by_one, many = tmp_path / "one", tmp_path / "many"
         one_by_one.mkdir()
@@ -91,8 +91,7 @@ class Seam:
             name: EncodedArrays.of([array for array, _ in written[place :: len(names)]])
             for place, name in enumerate(names)
         }
-        if in_one_piece:
-            arrays = {name: in_one(each) for name, each in arrays.items()}
+        arrays = {name: in_pieces_of(blocks_a_piece, each) for name, each in arrays.items()}
         found = append_many(writer, list(FRAMES), arrays)
         writer.close()
         for place, name in enumerate(names):
@@ -194,9 +193,10 @@ def append_all(storage: Storage, directory: Path) -> tuple[ContainerWriter, Writ
     return writer, written
 
 
-def in_one(arrays: EncodedArrays) -> EncodedArrays:
-    """Put all blocks of arrays into one piece."""
-    return replace(arrays, pieces=[memoryview(b"".join(arrays.pieces))])
+def in_pieces_of(blocks: int, arrays: EncodedArrays) -> EncodedArrays:
+    """Put so many blocks of arrays into a piece."""
+    pieces = (arrays.pieces[at : at + blocks] for at in range(0, len(arrays.pieces), blocks))
+    return replace(arrays, pieces=[memoryview(b"".join(each)) for each in pieces])
 
 
 def assert_hold(directory: Path, written: Written) -> None:

@@ -19,9 +19,11 @@ from featcache.container_files import (
     PAGE_BYTES,
     PagedFile,
     create,
+    cut,
     paged_file,
     sync_directory,
     sync_file,
+    system,
     write_all,
 )
 
@@ -153,6 +155,43 @@ def test_a_file_is_made_new_and_its_name_is_durable(
     monkeypatch.setattr(os, "fsync", recorded)
     PagedFile(tmp_path / "new").abort()
     assert synced == [True]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=12),
+    a_call=st.sampled_from([1, 2, 5, 1 << 18]),
+    pieces_a_call=st.sampled_from([1, 2, 1024]),
+)
+def test_pieces_are_written_whole_in_calls_of_few_bytes(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], a_call: int, pieces_a_call: int
+) -> None:
+    """Large calls make Linux look for large pages, which can cost more than the copy."""
+    path = tmp_path_factory.mktemp("file") / "x"
+    pieces = [octets(size, seed) for seed, size in enumerate(sizes)]
+    asked = []
+
+    def writev(descriptor: int, buffers: list[memoryview]) -> int:
+        asked.append(sum(map(len, buffers)))
+        return written(descriptor, buffers)
+
+    written = os.writev
+    with pytest.MonkeyPatch.context() as patched, create(path) as file:
+        patched.setattr(system, "WRITTEN_AT_ONCE", a_call)
+        patched.setattr(system, "_PIECES_AT_ONCE", pieces_a_call)
+        patched.setattr(os, "writev", writev)
+        system.write_each(file, [*map(memoryview, pieces)])
+    assert path.read_bytes() == b"".join(pieces)
+    assert max(asked, default=0) <= a_call
+
+
+@given(sizes=st.lists(st.integers(0, 5)), cuts=st.lists(st.integers(0, 20)), seed=st.integers(0, 9))
+def test_pieces_are_cut_anew_anywhere(sizes: list[int], cuts: list[int], seed: int) -> None:
+    data = octets(sum(sizes), seed)
+    ends = sorted(min(end, len(data)) for end in cuts)
+    pieces = [data[a:b] for a, b in zip([0, *ends], [*ends, len(data)], strict=True)]
+    found = [bytes(each) for each in cut(pieces, sizes)]
+    assert [len(each) for each in found] == sizes
+    assert b"".join(found) == data
 
 
 def test_a_short_write_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

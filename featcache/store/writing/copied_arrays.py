@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle, pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
-from featcache.container_files import EncodedArrays
+from featcache.container_files import EncodedArrays, Piece, cut
 from featcache.errors import CorruptCacheError
-from featcache.interface import Bytes, Ints
+from featcache.interface import Ints
 from featcache.registry import RAW
 from featcache.store.format.files import remedy
 from featcache.store.format.index import FeatureColumns, Index, hash_of
@@ -21,16 +19,15 @@ from featcache.store.format.strings import ends_of
 from featcache.store.reading.containers import Containers
 from featcache.store.writing.open_part import Declarations
 
-BATCH_BYTES = 1 << 21  # read, and written, at once: as much as the processor keeps near
+BATCH_BYTES = 1 << 23  # looked at together: few enough to be near when they are written
 BATCH_ROWS = 8192
-T = TypeVar("T")
 
 
 class Batch(NamedTuple):
     """Some rows of an index, with all their features."""
 
     rows: Ints
-    arrays: Mapping[str, EncodedArrays]  # until the next batch but one is taken
+    arrays: Mapping[str, EncodedArrays]  # views of the mapped files
 
 
 class StoredArrays:
@@ -48,8 +45,7 @@ class StoredArrays:
         self._directory = directory
         self._index = index
         self._coded = {name: feature.codec != RAW for name, feature in features.items()}
-        # not mapped: reading into memory that is there costs no fault a page
-        self._containers = Containers.of(cache / directory, index.containers, mapped=False)
+        self._containers = Containers.of(cache / directory, index.containers)
 
     def in_order_of_bytes(self, rows: Ints) -> Ints:
         """Sort rows by where the bytes of their first feature lie."""
@@ -61,25 +57,36 @@ class StoredArrays:
         return rows[np.lexsort((columns.offset[first], columns.container[first]))]
 
     def batches(self, rows: Ints) -> Iterator[Batch]:
-        """Give the arrays of rows, in their order; another thread reads ahead.
+        """Give the arrays of rows, in their order; the system reads the next ones meanwhile.
 
         Raises `CorruptCacheError` for an array that is not what was written.
         """
-        return _one_ahead(self._batches(rows))
+        placed = None
+        for following in self._places(rows):
+            if placed is not None:
+                yield self._batch(*placed)
+            placed = following
+        if placed is not None:
+            yield self._batch(*placed)
 
-    def _batches(self, rows: Ints) -> Iterator[Batch]:
+    def _places(self, rows: Ints) -> Iterator[tuple[Ints, dict[str, _Placed]]]:
+        """Cut rows into batches, and have the system start to read them."""
         nbytes = np.zeros(len(rows), np.int64)
         for name in self._coded:
             nbytes += self._sizes(self._index.features[name])[rows]
         ends = ends_of(nbytes)
-        room = cycle([_Room(), _Room()])  # of one batch while the other one is written
         start = 0
         while start < len(rows):
             full = int(ends.searchsorted(ends[start] + BATCH_BYTES, "right")) - 1
             stop = min(max(full, start + 1), start + BATCH_ROWS)
-            out = next(room).take(int(ends[stop] - ends[start]))
-            yield self._read(rows[start:stop], out)
+            some = rows[start:stop]
+            placed = {name: _Placed.of(self._index.features[name], some) for name in self._coded}
+            self._containers.prefetch([run for each in placed.values() for run in each.runs])
+            yield some, placed
             start = stop
+
+    def _batch(self, rows: Ints, placed: Mapping[str, _Placed]) -> Batch:
+        return Batch(rows, {name: self._read(name, rows, each) for name, each in placed.items()})
 
     def _sizes(self, columns: FeatureColumns) -> Ints:
         """Return the bytes of each array; refuses extents that no file has."""
@@ -92,69 +99,49 @@ class StoredArrays:
         ends = ends_of(columns.nbytes)[columns.first]
         return np.diff(ends)
 
-    def _read(self, rows: Ints, out: Bytes) -> Batch:
-        arrays, begin = {}, 0
-        for name in self._coded:
-            arrays[name] = self._read_feature(name, self._index.features[name], rows, out[begin:])
-            begin += int(arrays[name].nbytes.sum())
-        return Batch(rows, arrays)
-
-    def _read_feature(
-        self, name: str, columns: FeatureColumns, rows: Ints, out: Bytes
-    ) -> EncodedArrays:
-        first = columns.first[rows]
-        blocks = columns.first[rows + 1] - first
-        block_ends = ends_of(blocks)
-        extents = np.repeat(first - block_ends[:-1], blocks) + np.arange(block_ends[-1])
-        nbytes = columns.nbytes[extents]
-        ends = ends_of(nbytes)
-        data = out[: ends[-1]]
-        self._fill(columns.container[extents], columns.offset[extents], ends, data)
-        array_ends = ends[block_ends]
-        self._compare(name, columns, rows, array_ends, data.data)
-        if not self._coded[name]:  # however a shard cut them then
-            nbytes = np.diff(array_ends)
-            blocks = (nbytes > 0).astype(np.int64)
-            nbytes = nbytes[nbytes > 0]
-        return EncodedArrays(columns.rows[rows], blocks, nbytes, [data.data])
-
-    def _fill(self, container: Ints, offset: Ints, ends: Ints, out: Bytes) -> None:
-        """Read extents, those that lie side by side at once."""
-        apart = (container[1:] != container[:-1]) | (np.diff(offset) != np.diff(ends)[:-1])
-        begins = [0, *(np.flatnonzero(apart) + 1).tolist()] if len(offset) else []
-        for begin, end in pairwise([*begins, len(offset)]):
-            place = int(container[begin]), int(offset[begin])
-            self._containers.read_into(*place, out[ends[begin] : ends[end]])
-
-    def _compare(
-        self, name: str, columns: FeatureColumns, rows: Ints, ends: Ints, data: memoryview
-    ) -> None:
-        found = [hash_of(data[begin:end]) for begin, end in pairwise(ends.tolist())]
-        wrong = np.flatnonzero(np.array(found, np.uint64) != columns.checksum[rows])
+    def _read(self, name: str, rows: Ints, placed: _Placed) -> EncodedArrays:
+        columns = self._index.features[name]
+        pieces: list[Piece] = [self._containers.view(*run).data for run in placed.runs]
+        arrays = [*cut(pieces, placed.sizes.tolist())]
+        found = np.array([*map(hash_of, arrays)], np.uint64)
+        wrong = np.flatnonzero(found != columns.checksum[rows])
         if len(wrong):
             raise CorruptCacheError(
                 f"utterance {self._index.id(int(rows[wrong[0]]))!r}, feature {name!r}, in "
                 f"{str(self._cache / self._directory)!r} is not what was written; "
                 f"{remedy(self._cache, self._directory or PARTS)}"
             )
+        if self._coded[name]:
+            return EncodedArrays(columns.rows[rows], placed.blocks, placed.nbytes, pieces)
+        has_bytes = placed.sizes > 0
+        if (placed.blocks > 1).any():  # shards cut them
+            pieces = [array for array in arrays if len(array)]
+        nbytes = placed.sizes[has_bytes]
+        return EncodedArrays(columns.rows[rows], has_bytes.astype(np.int64), nbytes, pieces)
 
 
-class _Room:
-    """Memory that is used again: new memory costs more than reading into it."""
+class _Placed(NamedTuple):
+    """Where some arrays of a feature lie."""
 
-    def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
+    blocks: Ints  # of each array: how many it has
+    nbytes: Ints  # of each block
+    sizes: Ints  # of each array, in bytes
+    runs: list[tuple[int, int, int]]  # container, offset, bytes of blocks that lie side by side
 
-    def take(self, nbytes: int) -> Bytes:
-        if nbytes > len(self._bytes):
-            self._bytes = np.empty(nbytes, np.uint8)
-        return self._bytes[:nbytes]
-
-
-def _one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Give items while another thread makes the next one."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, items, None)
-        while (item := coming.result()) is not None:
-            coming = thread.submit(next, items, None)
-            yield item
+    @classmethod
+    def of(cls, columns: FeatureColumns, rows: Ints) -> _Placed:
+        """Find the arrays of rows."""
+        first = columns.first[rows]
+        blocks = columns.first[rows + 1] - first
+        ends = ends_of(blocks)
+        extents = np.repeat(first - ends[:-1], blocks) + np.arange(ends[-1])
+        nbytes = columns.nbytes[extents]
+        sizes = np.diff(ends_of(nbytes)[ends])
+        if not len(extents):
+            return cls(blocks, nbytes, sizes, [])
+        container, offset = columns.container[extents], columns.offset[extents]
+        apart = (container[1:] != container[:-1]) | (np.diff(offset) != nbytes[:-1])
+        begins = np.flatnonzero(np.append(True, apart))
+        places = container[begins], offset[begins], np.add.reduceat(nbytes, begins)
+        runs = [*zip(*(column.tolist() for column in places), strict=True)]
+        return cls(blocks, nbytes, sizes, runs)

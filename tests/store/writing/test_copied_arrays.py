@@ -99,7 +99,7 @@ def arrays(path: Path, part: SealedPart, index: Index) -> StoredArrays:
     return StoredArrays(path, part.directory, index, features)
 
 
-def test_batches_hold_the_bytes_of_their_rows_until_the_next_but_one(
+def test_batches_hold_the_bytes_of_their_rows(
     part: tuple[Path, SealedPart, Index], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copied_arrays, "BATCH_ROWS", 3)
@@ -107,7 +107,7 @@ def test_batches_hold_the_bytes_of_their_rows_until_the_next_but_one(
     rows = np.array([4, 5, 6, 2, 9, 0, 19, 18])
     expected = oracle(range(20))
     seen = []
-    for batch in arrays(*part).batches(rows):
+    for batch in [*arrays(*part).batches(rows)]:  # each of them for as long as it is held
         for name, found in batch.arrays.items():
             for row, array in zip(batch.rows.tolist(), found, strict=True):
                 written = expected[index.id(row)][name]
@@ -132,6 +132,13 @@ def test_extents_that_no_file_has_are_refused_before_memory_is_taken(
     index = dataclasses.replace(index, features=features)
     with pytest.raises(CorruptCacheError, match=r"units\.npy.* has no bytes"):
         [*arrays(path, sealed, index).batches(np.arange(20))]
+
+
+def test_arrays_side_by_side_are_one_piece(part: tuple[Path, SealedPart, Index]) -> None:
+    stored = arrays(*part)
+    (batch,) = stored.batches(stored.in_order_of_bytes(np.arange(20)))
+    assert [len(each.pieces) for each in batch.arrays.values()] == [1] * len(batch.arrays)
+    assert all(len(each.each_block()) > 1 for each in batch.arrays.values())
 
 
 def test_an_array_that_is_not_what_was_written_is_named(
