@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,10 +58,13 @@ class StoredArrays:
         return rows[np.lexsort((columns.offset[first], columns.container[first]))]
 
     def batches(self, rows: Ints) -> Iterator[Batch]:
-        """Give the arrays of rows, in their order; the system reads the next ones meanwhile.
+        """Give the arrays of rows, in their order; another thread looks at the next ones meanwhile.
 
         Raises `CorruptCacheError` for an array that is not what was written.
         """
+        return _one_ahead(self._batches(rows))
+
+    def _batches(self, rows: Ints) -> Iterator[Batch]:
         placed = None
         for following in self._places(rows):
             if placed is not None:
@@ -145,3 +149,12 @@ class _Placed(NamedTuple):
         places = container[begins], offset[begins], np.add.reduceat(nbytes, begins)
         runs = [*zip(*(column.tolist() for column in places), strict=True)]
         return cls(blocks, nbytes, sizes, runs)
+
+
+def _one_ahead(items: Iterator[Batch]) -> Iterator[Batch]:
+    """Give items while another thread makes the next one."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
