@@ -259,11 +259,15 @@ class Probe(Dataset[int]):
 
 
 def private_bytes() -> int:
-    """Return the bytes that this process shares with none."""
+    """Return the bytes that only this process has.
+
+    Without clean pages of mapped files: these are the system's, and count as private only as long
+    as no other process has looked at the same ones.
+    """
     values = dict(
         row.split()[:2] for row in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     )
-    return (int(values["Private_Dirty:"]) + int(values["Private_Clean:"])) * 1024
+    return int(values["Private_Dirty:"]) * 1024
 
 
 def workers(path: Path, count: int) -> None:

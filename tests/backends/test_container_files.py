@@ -179,7 +179,7 @@ def test_pieces_are_written_whole_in_calls_of_few_bytes(
         patched.setattr(system, "WRITTEN_AT_ONCE", a_call)
         patched.setattr(system, "_PIECES_AT_ONCE", pieces_a_call)
         patched.setattr(os, "writev", writev)
-        system.write_each(file, [*map(memoryview, pieces)])
+        system.write_each(file, [memoryview(piece) for piece in pieces])
     assert path.read_bytes() == b"".join(pieces)
     assert max(asked, default=0) <= a_call
 
