@@ -38,15 +38,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from featcache.container_files import (
-    AT_ONCE_BYTES,
-    start_writing,
-    sync_directory,
-    sync_file,
-    write_all,
-)
+from featcache.container_files import EncodedArrays, Extents, Pages, append_alone, sync_directory
 from featcache.errors import FeatureError
 from featcache.interface import Blocks, EncodedArray, Extent, FeatureSpec
+from featcache_backends._hdf5_bytes import Placed, PlacedBytes
 from featcache_backends._hdf5_gzip import GzipCodec as GzipCodec  # its entry point is here
 from featcache_backends._refusals import import_library
 
@@ -101,7 +96,8 @@ class Hdf5Writer:
                 alignment_interval=ALIGNMENT,
                 meta_block_size=META_BYTES,
             )
-        self._bytes = _Bytes(path)
+        self._bytes = PlacedBytes(path)
+        self._pages: dict[str, Pages] = {}
         sync_directory(directory)
         self._groups = {f.name: _Group(h5py, self._file, self._bytes, path, f) for f in features}
 
@@ -116,8 +112,21 @@ class Hdf5Writer:
 
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
         """Add one dataset per feature; raises `FeatureError` for an array that HDF5 cannot hold."""
-        self.check(id, {})
-        return {name: self._groups[name].append(id, array) for name, array in arrays.items()}
+        return append_alone(self, id, arrays)
+
+    def append_many(
+        self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
+    ) -> dict[str, Extents]:
+        """Add the datasets of utterances in turn, and write the bytes of all of them together."""
+        for id in ids:
+            self.check(id, {})
+        blocks: list[Placed] = []  # that HDF5 has made room for
+        extents: dict[str, list[tuple[Extent, ...]]] = {name: [] for name in arrays}
+        for id, *each in zip(ids, *arrays.values(), strict=True):
+            for name, array in zip(arrays, each, strict=True):
+                extents[name].append(self._groups[name].append(id, array, blocks))
+        self._bytes.write(blocks)
+        return {name: Extents.of(each) for name, each in extents.items()}
 
     def write_out(self) -> None:
         """Let other processes read the file as it is now."""
@@ -133,8 +142,13 @@ class Hdf5Writer:
         """Close the HDF5 file durably."""
         with _system_errors(self._path):
             self._file.close()
+        self._pages[self._path.name] = self._bytes.pages()
         self._bytes.flush()
         self._bytes.close()
+
+    def pages(self) -> dict[str, Pages]:
+        """Return the digests of the file's pages."""
+        return self._pages
 
     def abort(self) -> None:
         """Close the HDF5 file, if it still can be."""
@@ -142,31 +156,6 @@ class Hdf5Writer:
         with contextlib.suppress(Exception):
             self._file.close()
         self._bytes.close()
-
-
-class _Bytes:
-    """The same file once more: bytes are written beside HDF5.
-
-    And made durable after HDF5 has closed it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("r+b", buffering=0)
-        self._on_its_way = 0  # bytes that the system was asked to bring to the disk
-
-    def write(self, offset: int, block: bytes | memoryview) -> None:
-        self._file.seek(offset)
-        write_all(self._file, block)
-        end = offset + len(block)
-        if end - self._on_its_way >= AT_ONCE_BYTES:
-            start_writing(self._file, self._on_its_way, end - self._on_its_way)
-            self._on_its_way = end
-
-    def flush(self) -> None:
-        sync_file(self._file)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _Group:
@@ -177,7 +166,12 @@ class _Group:
     """
 
     def __init__(
-        self, h5py: ModuleType, file: h5py.File, octets: _Bytes, path: Path, feature: FeatureSpec
+        self,
+        h5py: ModuleType,
+        file: h5py.File,
+        octets: PlacedBytes,
+        path: Path,
+        feature: FeatureSpec,
     ) -> None:
         group = file.create_group(feature.name)
         if feature.dtype == "bfloat16":
@@ -204,10 +198,11 @@ class _Group:
                 self._chunked.set_shuffle()
             self._chunked.set_deflate(feature.codec.level)
 
-    def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
+    def append(self, id: str, array: EncodedArray, blocks: list[Placed]) -> tuple[Extent, ...]:
+        """Add a dataset; what is to be written beside HDF5 goes to `blocks`."""
         try:
             with _system_errors(self._path):
-                return self._append(link_name(id).encode(), array)
+                return self._append(link_name(id).encode(), array, blocks)
         except ValueError as error:
             shape = self._feature.shape(array.rows)
             raise FeatureError(
@@ -215,7 +210,7 @@ class _Group:
                 f"{shape!r}: {error}"
             ) from error
 
-    def _append(self, name: bytes, array: EncodedArray) -> tuple[Extent, ...]:
+    def _append(self, name: bytes, array: EncodedArray, blocks: list[Placed]) -> tuple[Extent, ...]:
         number, shape = self._number, self._feature.shape(array.rows)
         if not array.nbytes:
             self._create(name, number, shape)
@@ -226,7 +221,7 @@ class _Group:
             number, shape = self._h5py.h5t.py_create(np.dtype(f"V{array.nbytes}")), ()
         (block,) = array.blocks
         offset = self._create(name, number, shape).get_offset()
-        self._bytes.write(offset, block)
+        blocks.append((offset, memoryview(block).cast("B")))
         return (Extent(self._path.name, offset, len(block)),)
 
     def _append_chunks(self, name: bytes, array: EncodedArray) -> tuple[Extent, ...]:
@@ -238,6 +233,7 @@ class _Group:
             dataset.write_direct_chunk(start, block)
             chunk = dataset.get_chunk_info_by_coord(start)
             extents.append(Extent(self._path.name, chunk.byte_offset, chunk.size))
+            self._bytes.take(chunk.byte_offset, memoryview(block).cast("B"))
         return tuple(extents)
 
     def _create(
