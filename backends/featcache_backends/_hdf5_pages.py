@@ -9,16 +9,12 @@ from __future__ import annotations
 import errno
 import os
 from array import array
-from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
-from featcache.interface import Ints
-
-READ_PAGES = 16  # at once
 
 
 class PagePieces:
@@ -39,7 +35,7 @@ class PagePieces:
             piece = data[start : start + PAGE_BYTES - self._end % PAGE_BYTES]
             start += len(piece)
             self._end += len(piece)
-            if len(piece) == PAGE_BYTES:  # a third faster than with a state
+            if len(piece) == PAGE_BYTES:
                 self._note(xxh3_64_intdigest(piece))
             else:
                 self._state.update(piece)
@@ -76,7 +72,8 @@ class PagePieces:
         whole = sizes == PAGE_BYTES
         known = begins[whole] // PAGE_BYTES
         pages[known] = digests[whole]
-        for number, page in _read(file, np.setdiff1d(np.arange(len(pages)), known)):
+        for number in np.setdiff1d(np.arange(len(pages)), known).tolist():
+            page = memoryview(bytes_at(file.fileno(), PAGE_BYTES, number * PAGE_BYTES))
             pages[number] = xxh3_64_intdigest(page)
             first, last = firsts[number], firsts[number + 1]
             starts = (begins[first:last] - number * PAGE_BYTES).tolist()
@@ -89,17 +86,6 @@ class PagePieces:
             if len(wrong):
                 raise _not_written(file, int(begins[first + wrong[0]]))
         return pages
-
-
-def _read(file: BinaryIO, numbers: Ints) -> Iterator[tuple[int, memoryview]]:
-    """Give pages of a file, those that follow each other read together."""
-    for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
-        for first in range(0, len(run), READ_PAGES):
-            some = run[first : first + READ_PAGES].tolist()
-            start = some[0] * PAGE_BYTES
-            data = memoryview(bytes_at(file.fileno(), len(some) * PAGE_BYTES, start))
-            for number in some:
-                yield number, data[number * PAGE_BYTES - start :][:PAGE_BYTES]
 
 
 def _not_written(file: BinaryIO, offset: int) -> OSError:
