@@ -35,12 +35,9 @@ class PagePieces:
             piece = data[start : start + PAGE_BYTES - self._end % PAGE_BYTES]
             start += len(piece)
             self._end += len(piece)
-            if len(piece) == PAGE_BYTES:
-                self._note(xxh3_64_intdigest(piece))
-            else:
-                self._state.update(piece)
-                if self._end % PAGE_BYTES == 0:
-                    self._cut()
+            self._state.update(piece)
+            if self._end % PAGE_BYTES == 0:
+                self._cut()
 
     def _cut(self) -> None:
         if self._begin < self._end:
