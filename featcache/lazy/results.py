@@ -174,8 +174,8 @@ def as_array(id: str, name: str, value: object) -> ArrayLike:
         ) from error
     if array.dtype.kind not in "iufb":
         raise FeatureError(
-            f"utterance {id!r}, feature {name!r}: {value!r:.60} is no feature; return numbers: a "
-            "tensor, an array, a list or a number"
+            f"utterance {id!r}, feature {name!r}: {value!r:.60} is no feature; return numbers (a "
+            "tensor, an array, a list or a number), and no texts nor ids beside them"
         )
     return array
 

@@ -180,7 +180,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         return self._take(chosen_rows(self, keys))
 
     def filter(
-        self, *, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
+        self, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
     ) -> FeatureTable:
         """Return the view of the utterances that meet all conditions, in their order.
 
