@@ -168,6 +168,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         array, that is without a codec, in one piece, no bfloat16, not with `mapped=False`. It stays
         good as long as you hold it, after `close`, `refresh` and `compact`, too; so long the disk
         keeps its file. Whoever cuts an adopted file short ends the process, as with any mapped one.
+        `torch.from_numpy` warns of an array that is read-only.
 
         Raises `KeyNotFoundError` for an unknown id or feature, `WindowError` unless 0 <= start <=
         stop <= frames.

@@ -118,6 +118,9 @@ class Selection:
         """Return the rows of ids, -1 where there is none."""
         if self.cuts is not None:
             return self.cuts.find(ids)
+        if len(self.blocks.blocks) == 1:
+            inner = self.blocks.blocks[0].find(ids)
+            return inner if self.row_map is None else self.row_map.find(inner)
         found = np.full(len(ids), -1, np.int64)
         for number, block in enumerate(self.blocks.blocks):
             # blocks may have an id in common, of which a view holds one
