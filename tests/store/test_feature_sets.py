@@ -195,7 +195,8 @@ def test_who_declares_old_and_new_features_together_is_told_to_add_the_new(cache
 
 def test_an_incomplete_cache_says_which_utterances_lack_a_feature(cache: Path) -> None:
     add(cache, [*range(7), 20, 21, 22])
-    with pytest.raises(IncompleteError, match=r"2 more have no 'energy', see missing\('energy'\)"):
+    says = r"2 more have no 'energy': compute or delete them, cache\.missing\('energy'\)"
+    with pytest.raises(IncompleteError, match=says):
         featcache.FeatureDataset(featcache.open(cache), ["energy"])
 
 
