@@ -4,9 +4,10 @@
                                           float32, by tool, by the clock and by the processor, and
                                           opening what it made
     python benchmarks/adopting.py read    2,000 utterances of 80 float32 a frame by id, in random
-                                          order: whole, and windows of 100 frames; against each
-                                          tool's own reader with its files kept open, and a copy
-                                          from a mapped file (the limit)
+                                          order: whole, and windows of 100 frames, with and
+                                          without a copy; against each tool's own reader with its
+                                          files kept open, and a copy from a mapped file (the
+                                          limit of copies)
 
 Each tool writes its own files. All are in memory (warm) when they are read, and every array is
 compared first. Reads count in processor time, which other work on the machine changes less. What a
@@ -183,9 +184,17 @@ def hdf5_ways(folder: Path, arrays: Arrays) -> dict[str, Read]:
     path = folder / "feats.h5"
     cache, file = featcache.adopt(path, folder / "cache"), h5py.File(path)
     return {
-        "featcache": lambda id, start, stop: cache.read(id, "feats", start, stop),
+        **our_ways(cache),
         "lhotse": io.NumpyHdf5Reader(str(path)).read,
         "h5py": lambda id, start, stop: file[id][start:stop],
+    }
+
+
+def our_ways(cache: featcache.Cache) -> dict[str, Read]:
+    """Return the ways to the arrays of an adopted cache: by a copy, and without one."""
+    return {
+        "featcache": lambda id, start, stop: cache.read(id, "feats", start, stop),
+        "without copy": lambda id, start, stop: cache.read(id, "feats", start, stop, copy=False),
     }
 
 
@@ -195,7 +204,7 @@ def kaldi_ways(folder: Path, arrays: Arrays) -> dict[str, Read]:
     cache = featcache.adopt(scp, folder / "cache")
     peer = kaldiio.load_scp(str(scp), max_cache_fd=32)
     return {
-        "featcache": lambda id, start, stop: cache.read(id, "feats", start, stop),
+        **our_ways(cache),
         "kaldiio": lambda id, start, stop: peer[id][start:stop],
     }
 

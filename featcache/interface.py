@@ -145,7 +145,8 @@ class SupportsPages(Protocol):
 
         By the path of the file, as in extents, also of files without an extent: the xxh3-64 of each
         `featcache.container_files.PAGE_BYTES` bytes of the finished file, the last ones maybe
-        fewer. What another library wrote is left out: the writer cannot know its bytes.
+        fewer. An array has the digests of the bytes that `append` was given: no reading of the file
+        may give it others. Files that the writer cannot promise that of are left out.
         """
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import featcache
@@ -116,6 +117,13 @@ def test_declaring_features_of_all_formats_brings_in_neither_torch_nor_a_format(
         "backend=name)"
     )
     assert loaded_after(f"import featcache\n{declare}") & HEAVY <= {"numpy"}
+
+
+def test_opening_and_reading_a_cache_brings_in_no_bar_and_no_torch(tmp_path: Path) -> None:
+    with featcache.CacheWriter(tmp_path, [featcache.FeatureStorageConfig("f")]) as writer:
+        writer.write("u", {"f": np.ones((3, 2))})
+    code = f"import featcache; featcache.open({str(tmp_path)!r}).read('u', 'f')"
+    assert not loaded_after(code) & (HEAVY - {"numpy"} | {"tqdm"})
 
 
 @pytest.mark.parametrize("name", featcache.__all__)

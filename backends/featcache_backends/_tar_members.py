@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 BLOCK_BYTES = 512  # of a tar: headers and data start at multiples of it
+# what follows the checksum in the header of a file, and of a PAX record
+_END = {kind: kind + bytes(100) + b"ustar\x0000" + bytes(247) for kind in (b"0", b"x")}
 
 
 def tar_header(name: str, size: int) -> bytes:
@@ -15,15 +19,16 @@ def tar_header(name: str, size: int) -> bytes:
 
 
 def _ustar_header(name: bytes, size: int, kind: bytes) -> bytes:
-    before = (
-        name.ljust(100, b"\0")
-        + b"0000644\x000000000\x000000000\0"
-        + b"%011o\x0000000000000\0" % size
-    )
-    after = kind + bytes(100) + b"ustar\x0000" + bytes(247)
-    # POSIX.1-1988: of the header with spaces for the checksum
-    checksum = sum(before) + sum(after) + 8 * 0x20
-    return before + b"%06o\0 " % checksum + after
+    middle, total = _fields(size, kind)
+    # POSIX.1-1988: the sum of the header's bytes, with spaces for the checksum
+    return b"%b%b%06o\0 %b" % (name.ljust(100, b"\0"), middle, total + sum(name), _END[kind])
+
+
+@lru_cache(maxsize=4096)  # utterances have few lengths
+def _fields(size: int, kind: bytes) -> tuple[bytes, int]:
+    """Return the fields between name and checksum, and the sum of all bytes but the name's."""
+    middle = b"0000644\x000000000\x000000000\0" + b"%011o\x0000000000000\0" % size
+    return middle, sum(middle) + 8 * 0x20 + sum(_END[kind])
 
 
 def _pax_record(key: str, value: str) -> bytes:

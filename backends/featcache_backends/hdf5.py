@@ -28,25 +28,21 @@ to 65,522 bytes).
 from __future__ import annotations
 
 import contextlib
-import errno
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import unquote
 
 import numpy as np
 
-from featcache.container_files import (
-    AT_ONCE_BYTES,
-    start_writing,
-    sync_directory,
-    sync_file,
-    write_all,
-)
+from featcache.container_files import EncodedArrays, Extents, Pages, append_alone, sync_directory
 from featcache.errors import FeatureError
 from featcache.interface import Blocks, EncodedArray, Extent, FeatureSpec
+from featcache_backends._hdf5_bytes import Placed, PlacedBytes
+from featcache_backends._hdf5_errors import system_errors
 from featcache_backends._hdf5_gzip import GzipCodec as GzipCodec  # its entry point is here
 from featcache_backends._refusals import import_library
 
@@ -93,7 +89,7 @@ class Hdf5Writer:
         h5py = import_library("h5py", "backend 'hdf5'", "hdf5")
         name = features[0].name if len(features) == 1 else "features"
         self._path = path = directory / f"{name}.h5"
-        with _system_errors(path):
+        with system_errors(path):
             self._file = h5py.File(
                 path,
                 "x",
@@ -101,27 +97,35 @@ class Hdf5Writer:
                 alignment_interval=ALIGNMENT,
                 meta_block_size=META_BYTES,
             )
-        self._bytes = _Bytes(path)
+        self._bytes = PlacedBytes(path)
+        self._pages: dict[str, Pages] = {}
         sync_directory(directory)
         self._groups = {f.name: _Group(h5py, self._file, self._bytes, path, f) for f in features}
 
     def check(self, id: str, arrays: Mapping[str, tuple[int, int]]) -> None:
         """Raise `FeatureError` for an id that cannot be a name."""
-        nbytes = len(link_name(id).encode())
-        if nbytes > NAME_BYTES:
-            raise FeatureError(
-                f"id {id[:50]!r}... takes {nbytes:,} bytes as a name, HDF5 holds {NAME_BYTES:,}; "
-                "give a shorter one"
-            )
+        _name(id)
 
     def append(self, id: str, arrays: Mapping[str, EncodedArray]) -> dict[str, tuple[Extent, ...]]:
         """Add one dataset per feature; raises `FeatureError` for an array that HDF5 cannot hold."""
-        self.check(id, {})
-        return {name: self._groups[name].append(id, array) for name, array in arrays.items()}
+        return append_alone(self, id, arrays)
+
+    def append_many(
+        self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
+    ) -> dict[str, Extents]:
+        """Add the datasets of utterances in turn, and write the bytes of all of them together."""
+        names = [*map(_name, ids)]
+        blocks: list[Placed] = []  # that HDF5 has made room for
+        extents: dict[str, list[tuple[Extent, ...]]] = {name: [] for name in arrays}
+        for link, *each in zip(names, *arrays.values(), strict=True):
+            for name, array in zip(arrays, each, strict=True):
+                extents[name].append(self._groups[name].append(link, array, blocks))
+        self._bytes.write(blocks)
+        return {name: Extents.of(each) for name, each in extents.items()}
 
     def write_out(self) -> None:
         """Let other processes read the file as it is now."""
-        with _system_errors(self._path):
+        with system_errors(self._path):
             self._file.flush()
 
     def flush(self) -> None:
@@ -131,10 +135,15 @@ class Hdf5Writer:
 
     def close(self) -> None:
         """Close the HDF5 file durably."""
-        with _system_errors(self._path):
+        with system_errors(self._path):
             self._file.close()
+        self._pages[self._path.name] = self._bytes.pages()
         self._bytes.flush()
         self._bytes.close()
+
+    def pages(self) -> dict[str, Pages]:
+        """Return the digests of the file's pages."""
+        return self._pages
 
     def abort(self) -> None:
         """Close the HDF5 file, if it still can be."""
@@ -142,31 +151,6 @@ class Hdf5Writer:
         with contextlib.suppress(Exception):
             self._file.close()
         self._bytes.close()
-
-
-class _Bytes:
-    """The same file once more: bytes are written beside HDF5.
-
-    And made durable after HDF5 has closed it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("r+b", buffering=0)
-        self._on_its_way = 0  # bytes that the system was asked to bring to the disk
-
-    def write(self, offset: int, block: bytes | memoryview) -> None:
-        self._file.seek(offset)
-        write_all(self._file, block)
-        end = offset + len(block)
-        if end - self._on_its_way >= AT_ONCE_BYTES:
-            start_writing(self._file, self._on_its_way, end - self._on_its_way)
-            self._on_its_way = end
-
-    def flush(self) -> None:
-        sync_file(self._file)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class _Group:
@@ -177,7 +161,12 @@ class _Group:
     """
 
     def __init__(
-        self, h5py: ModuleType, file: h5py.File, octets: _Bytes, path: Path, feature: FeatureSpec
+        self,
+        h5py: ModuleType,
+        file: h5py.File,
+        octets: PlacedBytes,
+        path: Path,
+        feature: FeatureSpec,
     ) -> None:
         group = file.create_group(feature.name)
         if feature.dtype == "bfloat16":
@@ -188,6 +177,7 @@ class _Group:
         self._bytes = octets
         self._feature = feature
         self._number = h5py.h5t.py_create(feature.storage_dtype, logical=True)
+        self._space = lru_cache(maxsize=1024)(partial(_space, h5py.h5s))
         self._names = h5py.h5p.create(h5py.h5p.LINK_CREATE)
         self._names.set_char_encoding(h5py.h5t.CSET_UTF8)
         self._contiguous = _creation_properties(h5py)
@@ -204,18 +194,20 @@ class _Group:
                 self._chunked.set_shuffle()
             self._chunked.set_deflate(feature.codec.level)
 
-    def append(self, id: str, array: EncodedArray) -> tuple[Extent, ...]:
+    def append(self, name: bytes, array: EncodedArray, blocks: list[Placed]) -> tuple[Extent, ...]:
+        """Add a dataset; what is to be written beside HDF5 goes to `blocks`."""
         try:
-            with _system_errors(self._path):
-                return self._append(link_name(id).encode(), array)
+            with system_errors(self._path):
+                return self._append(name, array, blocks)
         except ValueError as error:
             shape = self._feature.shape(array.rows)
             raise FeatureError(
-                f"{self._path.name!r} cannot hold feature {self._feature.name!r} of {id!r}, shape "
+                f"{self._path.name!r} cannot hold feature {self._feature.name!r} of "
+                f"{unquote(name.decode())!r}, shape "
                 f"{shape!r}: {error}"
             ) from error
 
-    def _append(self, name: bytes, array: EncodedArray) -> tuple[Extent, ...]:
+    def _append(self, name: bytes, array: EncodedArray, blocks: list[Placed]) -> tuple[Extent, ...]:
         number, shape = self._number, self._feature.shape(array.rows)
         if not array.nbytes:
             self._create(name, number, shape)
@@ -226,7 +218,7 @@ class _Group:
             number, shape = self._h5py.h5t.py_create(np.dtype(f"V{array.nbytes}")), ()
         (block,) = array.blocks
         offset = self._create(name, number, shape).get_offset()
-        self._bytes.write(offset, block)
+        blocks.append((offset, memoryview(block).cast("B")))
         return (Extent(self._path.name, offset, len(block)),)
 
     def _append_chunks(self, name: bytes, array: EncodedArray) -> tuple[Extent, ...]:
@@ -238,18 +230,19 @@ class _Group:
             dataset.write_direct_chunk(start, block)
             chunk = dataset.get_chunk_info_by_coord(start)
             extents.append(Extent(self._path.name, chunk.byte_offset, chunk.size))
+            self._bytes.take(chunk.byte_offset, memoryview(block).cast("B"))
         return tuple(extents)
 
     def _create(
         self, name: bytes, number: h5py.h5t.TypeID, shape: tuple[int, ...], chunked: bool = False
     ) -> h5py.h5d.DatasetID:
-        h5s = self._h5py.h5s
         # HDF5 allows a chunk longer than the dataset only where the dataset may grow
         grows = chunked and self._feature.has_frames
-        limits = (h5s.UNLIMITED, *self._feature.dims) if grows else None
-        space = h5s.create_simple(shape, limits) if shape else h5s.create(h5s.SCALAR)
+        limits = (self._h5py.h5s.UNLIMITED, *self._feature.dims) if grows else None
         properties = self._chunked if chunked else self._contiguous
-        return self._h5py.h5d.create(self._group, name, number, space, properties, self._names)
+        return self._h5py.h5d.create(
+            self._group, name, number, self._space(shape, limits), properties, self._names
+        )
 
 
 def link_name(id: str) -> str:
@@ -261,6 +254,22 @@ def link_name(id: str) -> str:
     if id in {".", ".."}:  # "." means the group itself to HDF5; ".." means its parent to people
         return id.replace(".", "%2E")
     return id.replace("%", "%25").replace("/", "%2F")
+
+
+def _name(id: str) -> bytes:
+    name = link_name(id).encode()
+    if len(name) > NAME_BYTES:
+        raise FeatureError(
+            f"id {id[:50]!r}... takes {len(name):,} bytes as a name, HDF5 holds {NAME_BYTES:,}; "
+            "give a shorter one"
+        )
+    return name
+
+
+def _space(
+    h5s: ModuleType, shape: tuple[int, ...], limits: tuple[int, ...] | None
+) -> h5py.h5s.SpaceID:
+    return h5s.create_simple(shape, limits) if shape else h5s.create(h5s.SCALAR)
 
 
 def _check_frames(feature: FeatureSpec) -> None:
@@ -285,16 +294,3 @@ def _creation_properties(h5py: ModuleType) -> h5py.h5p.PropDCID:
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)  # the same data gives the same file
     return properties
-
-
-@contextlib.contextmanager
-def _system_errors(path: Path) -> Iterator[None]:
-    """Raise as `OSError`, with number and file, what h5py repeats only in words."""
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError) as error:
-        number = getattr(error, "errno", None) or re.search(r"errno = (\d+)", str(error))
-        if number is None and isinstance(error, ValueError):
-            raise
-        code = number if isinstance(number, int) else int(number[1]) if number else errno.EIO
-        raise OSError(code, getattr(error, "strerror", None) or str(error), str(path)) from error

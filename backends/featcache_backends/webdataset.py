@@ -39,17 +39,18 @@ is one array an utterance, of shape `dims`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 from featcache.container_files import (
+    EncodedArrays,
+    Extents,
     PagedFile,
     Pages,
-    bytes_at,
+    append_alone,
     end_file,
     misplaced,
     open_left,
@@ -57,16 +58,12 @@ from featcache.container_files import (
 )
 from featcache.errors import ConfigError, FeatureError
 from featcache.interface import EncodedArray, Extent, FeatureSpec, Written
-from featcache_backends._npy_header import npy_header
-from featcache_backends._tar_members import BLOCK_BYTES, padded, tar_header
+from featcache_backends._tar_members import BLOCK_BYTES
+from featcache_backends._tar_sample import TarPieces, TarSample
 
 END = bytes(2 * BLOCK_BYTES)
 SHARD = re.compile(r"shard-[0-9]{6,}\.tar")
 ARRAY_LIMIT = 8**11 - (1 << 16)  # bytes: 11 octal digits in a ustar header, and the .npy's header
-ENCODED = {ord(char): f"%{ord(char):02X}" for char in "%./"} | {
-    code: "".join(f"%{byte:02X}" for byte in chr(code).encode())
-    for code in (*range(0x20), *range(0x7F, 0xA0))
-}
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class WebDatasetBackend:
         file = open_left(directory, _shard_name(0))
         try:
             for id, arrays in written:
-                sample = _Sample(
+                sample = TarSample(
                     features, id, {name: _size(*each) for name, each in arrays.items()}
                 )
                 if _passes(sizes[-1], sample.nbytes, self.shard_bytes):
@@ -157,17 +154,35 @@ class WebDatasetWriter:
 
         Raises `FeatureError`, and writes nothing, if an array is too large for a tar.
         """
-        sizes = {name: (array.rows, array.nbytes) for name, array in arrays.items()}
-        self.check(id, sizes)
-        sample = _Sample(self._features, id, sizes)
-        if _passes(self._file.size, sample.nbytes, self._shard_bytes):
-            self.close()
-            self._open_shard()
-        extents = sample.extents(self._container, self._file.size)
-        blocks = [*(arrays[feature.name].blocks for feature in self._features), ()]
-        pairs = zip(sample.frames, blocks, strict=True)
-        self._file.append_each([piece for (_, frame), each in pairs for piece in (frame, *each)])
-        return extents
+        return append_alone(self, id, arrays)
+
+    def append_many(
+        self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
+    ) -> dict[str, Extents]:
+        """Write utterances as `append` each of them, those of a shard with one call."""
+        each = [
+            dict(zip(arrays, of_one, strict=True)) for of_one in zip(*arrays.values(), strict=True)
+        ]
+        sizes = [
+            {name: (array.rows, array.nbytes) for name, array in of_one.items()} for of_one in each
+        ]
+        for id, of_one in zip(ids, sizes, strict=True):
+            self.check(id, of_one)
+        extents: dict[str, list[tuple[Extent, ...]]] = {name: [] for name in arrays}
+        pieces, end = TarPieces(), self._file.size
+        for number, id in enumerate(ids):
+            sample = TarSample(self._features, id, sizes[number])
+            if _passes(end, sample.nbytes, self._shard_bytes):
+                self._file.append_each(pieces.taken())
+                self.close()
+                self._open_shard()
+                end = 0
+            for name, found in sample.extents(self._container, end).items():
+                extents[name].append(found)
+            pieces.add(sample.filled(each[number]))
+            end += sample.nbytes
+        self._file.append_each(pieces.taken())
+        return {name: Extents.of(found) for name, found in extents.items()}
 
     def write_out(self) -> None:
         """Let other processes read all samples."""
@@ -194,58 +209,6 @@ class WebDatasetWriter:
     def _open_shard(self) -> None:
         self._container = _shard_name(len(self._pages))
         self._file = PagedFile(self._directory / self._container)
-
-
-class _Sample:
-    """A sample of a tar: all bytes but those of its arrays, which it leaves room for.
-
-    Args:
-        features: in the order of declaration.
-        id: of the utterance.
-        arrays: by feature, the number of rows and of bytes.
-    """
-
-    def __init__(
-        self, features: Sequence[FeatureSpec], id: str, arrays: Mapping[str, tuple[int, int]]
-    ) -> None:
-        key = id.translate(ENCODED)
-        # the bytes in front of each array, and behind the last one, and where they begin
-        self.frames: list[tuple[int, bytes]] = []
-        self._room: dict[str, tuple[int, int]] = {}  # where each array starts, and its bytes
-        self.nbytes = 0
-        shapes: dict[str, dict[str, object]] = {}
-        padding = b""
-        for feature in features:
-            rows, nbytes = arrays[feature.name]
-            npy = npy_header(feature, feature.shape(rows))
-            size = len(npy) + nbytes
-            self._add_frame(padding + tar_header(f"{key}.{feature.name}.npy", size) + npy)
-            self._room[feature.name] = (self.nbytes, nbytes)
-            self.nbytes += nbytes
-            padding = bytes(-size % BLOCK_BYTES)
-            shapes[feature.name] = {"dtype": feature.dtype, "shape": feature.shape(rows)}
-        text = json.dumps({"id": id, "features": shapes}).encode()
-        self._add_frame(padding + tar_header(f"{key}.json", len(text)) + padded(text))
-
-    def _add_frame(self, frame: bytes) -> None:
-        self.frames.append((self.nbytes, frame))
-        self.nbytes += len(frame)
-
-    def extents(self, container: str, begin: int) -> dict[str, tuple[Extent, ...]]:
-        """Return the places of the arrays in a sample that begins at `begin`."""
-        return {
-            name: (Extent(container, begin + start, nbytes),) if nbytes else ()
-            for name, (start, nbytes) in self._room.items()
-        }
-
-    def lies_in(
-        self, file: BinaryIO, begin: int, extents: Mapping[str, tuple[Extent, ...]]
-    ) -> bool:
-        """Tell whether a shard holds the sample from `begin` on: compares all but the arrays."""
-        return extents == self.extents(Path(file.name).name, begin) and all(
-            bytes_at(file.fileno(), len(frame), begin + start) == frame
-            for start, frame in self.frames
-        )
 
 
 def _size(rows: int, extents: Sequence[Extent]) -> tuple[int, int]:

@@ -13,9 +13,11 @@ from featcache.adoptable import RAW, FoundFeature, Kind, Options
 from featcache.adoption.checked_found import check_found
 from featcache.adoption.place import LocalPlace, is_pattern
 from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.errors import AdoptionError, ConfigError
+from featcache.errors import AdoptionError, CacheError, ConfigError
 from featcache.registry import backend_names, get_backend, get_kind, kind_names, only_reads
 from featcache.store.cache import Cache, CachePath
+from featcache.store.format.feature_sets import stored_sets
+from featcache.store.format.manifest import ADOPTED
 from featcache.store.format.manifest import NAME as MANIFEST
 from featcache.store.opening import open as open_cache
 from featcache.store.writing.adopted_source import Source, publish_adopted
@@ -79,6 +81,8 @@ def adopt(
     chosen = kind_of(place, what, kind)
     if pattern is not None and not getattr(chosen, "takes_pattern", False):
         raise ConfigError(f"kind {chosen.name!r} takes no pattern")
+    if pattern is None and not overwrite:
+        _refuse_again(path, chosen.name, feature)
     try:
         found = chosen.index(place, what, options)
         adopted = _source_of(place, found.containers, chosen.name, is_folder=not what)
@@ -90,6 +94,17 @@ def adopt(
     declared = {name: _declared(name, each, nonfinite) for name, each in found.features.items()}
     publish_adopted(path, declared, found, adopted, overwrite=overwrite)
     return open_cache(path)
+
+
+def _refuse_again(cache: Path, kind: str, feature: str) -> None:
+    """Raise `CacheError` before files are indexed, where such a source was adopted already."""
+    for place, stored in stored_sets(cache):
+        if stored.rows and feature in stored.features and stored.fingerprint.get(ADOPTED) == kind:
+            raise CacheError(
+                f"cache {str(place)!r} holds something already, adopted as {feature!r}: "
+                "featcache.open reads it; overwrite=True replaces it, another directory, or "
+                "another feature=, keeps both"
+            )
 
 
 def _source_of(
@@ -164,15 +179,12 @@ def _recognised(place: LocalPlace, what: str) -> Kind:
     if len(found) == 1:
         return found[0]
     names = ", ".join(repr(kind.name) for kind in found)
-    told = f"it may be of kinds {names}" if found else _what_it_holds(place)
+    told = f"it may be of kinds {names}; give kind=, one of them" if found else _what_it_is(place)
     more = f" ({'; '.join(broken)})" if broken else ""
-    raise AdoptionError(
-        f"the source {place.name!r} is not recognised: {told}{more}; give kind=, one of "
-        f"{', '.join(map(repr, kind_names()))}"
-    )
+    raise AdoptionError(f"the source {place.name!r} is not recognised: {told}{more}")
 
 
-def _what_it_holds(place: LocalPlace) -> str:
+def _what_it_is(place: LocalPlace) -> str:
     """Say why nothing recognises a place; raises `AdoptionError` if its files cannot be listed."""
     some = list(itertools.islice(place.files(), MOST_TOLD + 1))
     if MANIFEST in some:
@@ -181,4 +193,7 @@ def _what_it_holds(place: LocalPlace) -> str:
         return "no file is there"
     more = ", ..." * (len(some) > MOST_TOLD)
     told = ", ".join(map(repr, some[:MOST_TOLD]))
-    return f"it is of no installed kind, with files such as {told}{more}"
+    return (
+        f"it is of no installed kind, with files such as {told}{more}; if it is of one of them all "
+        f"the same, give kind=, one of {', '.join(map(repr, kind_names()))}"
+    )

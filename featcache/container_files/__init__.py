@@ -2,8 +2,8 @@
 
 A format that keeps the arrays of each feature in files of their own needs no more than a
 `FeatureFile` on top of a `PagedFile`, and a `FeatureFilesWriter` around these. Formats that another
-library writes (HDF5) use `create`, `write_all`, `start_writing` after every `AT_ONCE_BYTES`,
-`sync_file` and `sync_directory`. Writers that are
+library writes (HDF5) use `create`, `write_all` or `write_each`, `start_writing` after every
+`AT_ONCE_BYTES`, `sync_file` and `sync_directory`. Writers that are
 faster where they get many utterances at once have the method of `AppendsMany`. Backends that finish
 the files of a dead writer where they lie use `open_left`, `end_file` and `remove_left`.
 """
@@ -16,6 +16,7 @@ from featcache.container_files.many_arrays import AppendsMany as AppendsMany
 from featcache.container_files.many_arrays import EncodedArrays as EncodedArrays
 from featcache.container_files.many_arrays import Extents as Extents
 from featcache.container_files.many_arrays import Piece as Piece
+from featcache.container_files.many_arrays import append_alone as append_alone
 from featcache.container_files.many_arrays import append_many as append_many
 from featcache.container_files.many_arrays import cut as cut
 from featcache.container_files.paged_file import AT_ONCE_BYTES as AT_ONCE_BYTES
@@ -31,3 +32,4 @@ from featcache.container_files.system import start_writing as start_writing
 from featcache.container_files.system import sync_directory as sync_directory
 from featcache.container_files.system import sync_file as sync_file
 from featcache.container_files.system import write_all as write_all
+from featcache.container_files.system import write_each as write_each

@@ -106,6 +106,15 @@ class AppendsMany(Protocol):
         """Write what `append` writes for each of the ids in turn; returns where that lies."""
 
 
+def append_alone(
+    container: AppendsMany, id: str, arrays: Mapping[str, EncodedArray]
+) -> dict[str, tuple[Extent, ...]]:
+    """Append one utterance to a container whose `append` is no other than its `append_many`."""
+    many = {name: EncodedArrays.of([array]) for name, array in arrays.items()}
+    placed = container.append_many([id], many)
+    return {name: next(extents.each()) for name, extents in placed.items()}
+
+
 def append_many(
     container: ContainerWriter, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
 ) -> Mapping[str, Extents]:

@@ -54,9 +54,7 @@ def cache(
             f"file_mode is 'a' or 'r', not {file_mode!r}; to compute everything again remove the "
             "directory"
         )
-    path: Path = directory(cache_location, "a cache")
-    if cache_filename is not None:
-        path /= Path(cache_filename).stem
+    path = _path_of(cache_location, cache_filename)
     storage = _storage(compression)
     if storage and features is not None:
         raise ConfigError(
@@ -77,6 +75,16 @@ def cache(
         return cast(F, item)
 
     return decorate
+
+
+def _path_of(location: object, filename: str | None) -> Path:
+    if callable(location):
+        raise ConfigError(
+            "the decorator takes the directory of the cache: @featcache.cache('features'), not "
+            "@featcache.cache alone"
+        )
+    path = directory(cast(str, location), "a cache")
+    return path if filename is None else path / Path(filename).stem
 
 
 def _names(item: Any) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ class LiveCache:
         path: the cache directory, or that of the feature set in it.
         features: the declarations, by name.
         results: the form of the results that they are of.
+        has_form: whether that was recorded; a cache that others filled says nothing of it.
     """
 
     def __init__(self, path: Path, generation: Generation) -> None:
@@ -51,6 +52,7 @@ class LiveCache:
         }
         made_from = manifest.fingerprint
         self.results = Results.from_json(made_from.get("results"), list(self.features))
+        self.has_form = made_from.get("results") is not None
         self._made_from = made_from
         self._converters = self.results.converters(self.features)
         self._is_one = self.results.form == ONE

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
+from featcache.declaration.dtypes import dtype_name
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, FeatureError
 from featcache.interface import Array
@@ -140,6 +141,26 @@ def as_read_back(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Ar
     return stored if feature.time_axis == 0 else stored[0, ...]
 
 
+def check_exact(id: str, value: ArrayLike, read: Array, feature: FeatureStorageConfig) -> None:
+    """Raise `FeatureError` for a value that will not be read as it is, by `as_read_back`.
+
+    Those of a lossless feature have another dtype than the first result had.
+    """
+    own = dtype_name(value.dtype)
+    if own == feature.dtype:
+        return
+    alone = replace(feature, dtype=own, backend="memmap", codec=RAW, options={}, stats=False)
+    given = from_storage(to_storage(id, value, alone), own)
+    with np.errstate(all="ignore"):
+        back = from_storage(read, feature.dtype).astype(given.dtype)
+    if not np.array_equal(back, given if feature.time_axis == 0 else given[0, ...]):
+        raise FeatureError(
+            f"utterance {id!r}, feature {feature.name!r}: its numbers are {own} and do not fit "
+            f"{feature.dtype}, which the first result was, without rounding; return one dtype, or "
+            "declare what is stored (features=)"
+        )
+
+
 def as_array(id: str, name: str, value: object) -> ArrayLike:
     """Return a value as something to store: an array or a tensor as it is."""
     if isinstance(value, np.ndarray | np.generic) or _is_tensor(value):
@@ -153,8 +174,8 @@ def as_array(id: str, name: str, value: object) -> ArrayLike:
         ) from error
     if array.dtype.kind not in "iufb":
         raise FeatureError(
-            f"utterance {id!r}, feature {name!r}: {value!r:.60} is no feature; return numbers: a "
-            "tensor, an array, a list or a number"
+            f"utterance {id!r}, feature {name!r}: {value!r:.60} is no feature; return numbers (a "
+            "tensor, an array, a list or a number), and no texts nor ids beside them"
         )
     return array
 

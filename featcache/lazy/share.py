@@ -15,7 +15,7 @@ from featcache.errors import CacheLockedError, DuplicateIdError, KeyNotFoundErro
 from featcache.interface import Array
 from featcache.lazy.claims import Claims
 from featcache.lazy.live_cache import ABSENT, LiveCache
-from featcache.lazy.results import Results, as_read_back, declared_for
+from featcache.lazy.results import Results, as_read_back, check_exact, declared_for
 from featcache.store.format.disk_errors import explained
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.casts import ArrayLike, check_features, to_storage
@@ -188,6 +188,9 @@ class Share:
                 name: as_read_back(id, arrays[name], feature)
                 for name, feature in live.features.items()
             }
+            if self._plan.features is None and live.has_form:
+                for name, feature in live.features.items():
+                    check_exact(id, arrays[name], read[name], feature)
             self._store(id, arrays, read, live)
         except BaseException:
             self._give_up(id)

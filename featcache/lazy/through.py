@@ -205,6 +205,11 @@ def through(
     >>> featcache.open(path).read("utt-1", "squares")
     array([0, 1, 4, 9])
     """
+    if callable(cache) or isinstance(compute, str | PathLike):
+        raise ConfigError(
+            "the directory of the cache comes first, then what computes: "
+            "featcache.through('features', function)"
+        )
     if callable(compute) and ids is None:
         plan = plan_of(cache, compute, features, fingerprint)
         return ReadThrough(compute, replace(plan, accept=accept))

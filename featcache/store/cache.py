@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from featcache._checks import directory
 from featcache.errors import CacheError, UnknownNameError, nearest
-from featcache.interface import Ints
 from featcache.store.format.bfloat16 import from_storage
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import stored_sets
@@ -19,7 +18,6 @@ from featcache.store.format.roots import NO_ROOTS, absolute_roots
 from featcache.store.reading.described import Described
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
-from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.joined_sets import damage_of
 from featcache.store.reading.open_generation import OpenSettings, open_generation, settings_of
 from featcache.store.reading.padded import PaddedFeatures, read_padded
@@ -145,11 +143,6 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         }
 
     @property
-    def ids(self) -> Sequence[str]:
-        """The utterance ids, in the order of rows; taken out of the index as they are asked for."""
-        return Ids(self._index)
-
-    @property
     def table(self) -> FeatureTable:
         """All utterances as a table, of which views are made: `cache.table.select(ids)`."""
         from featcache.tables.table import FeatureTable
@@ -157,7 +150,13 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         return FeatureTable.of(self)
 
     def read(
-        self, id: str, feature: str, start: int | None = None, stop: int | None = None
+        self,
+        id: str,
+        feature: str,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        copy: bool = True,
     ) -> NDArray[Any]:
         """Return a writable copy of an array, or of its frames from `start` to before `stop`.
 
@@ -165,12 +164,19 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         float32 of the same value. Only the bytes of these frames are read, or the blocks that hold
         them where a codec is used.
 
+        With `copy=False` the array is read-only: the mapped bytes themselves where they are the
+        array, that is without a codec, in one piece, no bfloat16, not with `mapped=False`. It stays
+        good as long as you hold it, after `close`, `refresh` and `compact`, too; so long the disk
+        keeps its file. Whoever cuts an adopted file short ends the process, as with any mapped one.
+        `torch.from_numpy` warns of an array that is read-only.
+
         Raises `KeyNotFoundError` for an unknown id or feature, `WindowError` unless 0 <= start <=
         stop <= frames.
         """
         opened = self.opened
         arrays = opened.arrays(feature)
-        return from_storage(opened.read(id, arrays, start, stop), arrays.declared_dtype)
+        stored = opened.read(id, arrays, start, stop, copy=copy)
+        return from_storage(stored, arrays.declared_dtype, writable=copy)
 
     def read_batch(self, ids: Iterable[str], feature: str) -> PaddedFeatures:
         """Return the arrays of several utterances, copied into one array padded with zeros.
@@ -178,14 +184,6 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         Raises `KeyNotFoundError` for an unknown id or feature.
         """
         return read_padded(self.opened, ids, feature)
-
-    def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
-        """Return the frames of all utterances in row order, or of those that `ids` lists.
-
-        Ones for a feature without a time axis. Raises `KeyNotFoundError` for an unknown id or
-        feature.
-        """
-        return self.opened.lengths(feature, ids=ids)
 
     def annotate(
         self, source: AnnotationSource, *, unknown: Literal["raise", "skip"] = "raise"

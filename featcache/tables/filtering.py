@@ -33,9 +33,22 @@ def rows_that_meet(
     if where is not None:
         if not callable(where):
             raise ConfigError(f"where= is a function of an utterance's values, not {where!r}")
-        kept = [bool(where(RowValues(columns, row))) for row in rows.tolist()]
+        kept = [_keeps(where, columns, row) for row in rows.tolist()]
         rows = rows[np.array(kept, np.bool_)]
     return rows
+
+
+def _keeps(where: Callable[[Mapping[str, Value]], object], columns: Columns, row: int) -> bool:
+    """Ask the user's function about a row; what it raises names the utterance."""
+    values = RowValues(columns, row)
+    try:
+        return bool(where(values))
+    except Exception as error:
+        named = [name for name in values if name != "id"]
+        missing = ", ".join(repr(name) for name in named if values[name] is None)
+        told = f", whose {missing} is None, as it is missing" if missing else ""
+        error.add_note(f"in where= of filter, at utterance {values['id']!r}{told}")
+        raise
 
 
 def _meets(name: str, column: Column, condition: object) -> Mask:

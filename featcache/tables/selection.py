@@ -17,7 +17,7 @@ from featcache.store.format.files import digest
 from featcache.store.format.index import Hashes
 from featcache.store.format.strings import Strings
 from featcache.store.reading.annotation import Annotation
-from featcache.store.reading.generation import window
+from featcache.store.reading.generation import read_row, window
 from featcache.store.reading.padded import PaddedFeatures
 from featcache.tables.block import Block, Blocks
 from featcache.tables.cuts import Cuts
@@ -118,6 +118,9 @@ class Selection:
         """Return the rows of ids, -1 where there is none."""
         if self.cuts is not None:
             return self.cuts.find(ids)
+        if len(self.blocks.blocks) == 1:
+            inner = self.blocks.blocks[0].find(ids)
+            return inner if self.row_map is None else self.row_map.find(inner)
         found = np.full(len(ids), -1, np.int64)
         for number, block in enumerate(self.blocks.blocks):
             # blocks may have an id in common, of which a view holds one
@@ -157,17 +160,20 @@ class Selection:
         return lengths if span is None else span[1]
 
     def read(
-        self, row: int, feature: str, start: int | None, stop: int | None
+        self, row: int, feature: str, start: int | None, stop: int | None, *, copy: bool
     ) -> NDArray[np.generic]:
-        """Return a copy of the frames from `start` to before `stop` of a row."""
+        """Return the frames from `start` to before `stop` of a row, as `Cache.read` does."""
         block, inner = self.place(row)
-        cache, id = block.features[feature].as_opened, block.id(inner)
-        span = self.span(feature, np.array([row]))
-        if span is None:
-            return cache.read(id, feature, start, stop)
-        first, length = int(span[0][0]), int(span[1][0])
-        begin, end = window(self.id(row), feature, length, start, stop)
-        return cache.read(id, feature, first + begin, first + end)
+        member = block.features[feature]
+        arrays = member.opened.arrays(feature)
+        span = self.span(feature, np.array([row])) if self.cuts is not None else None
+        if span is not None:
+            first, length = int(span[0][0]), int(span[1][0])
+            begin, end = window(self.id(row), feature, length, start, stop)
+            start, stop = first + begin, first + end
+        below = inner if member.rows is None else int(member.rows.below[inner])
+        stored = read_row(arrays, below, block.id(inner), start, stop, copy=copy)
+        return from_storage(stored, arrays.declared_dtype, writable=copy)
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read frames of each row into the bytes of a row of `out`; zeros fill the rest."""

@@ -127,14 +127,21 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         return self.selection.checked_lengths(feature, rows)
 
     def read(
-        self, id: str, feature: str, start: int | None = None, stop: int | None = None
+        self,
+        id: str,
+        feature: str,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        copy: bool = True,
     ) -> NDArray[Any]:
         """Return a writable copy of an array, or of its frames from `start` to before `stop`.
 
-        As `Cache.read` does.
+        As `Cache.read` does; with `copy=False` read-only, and the mapped bytes themselves where
+        they are the array.
         """
         self.selection.blocks.require(feature)
-        return self.selection.read(int(self.rows([id])[0]), feature, start, stop)
+        return self.selection.read(int(self.rows([id])[0]), feature, start, stop, copy=copy)
 
     def read_batch(self, ids: Iterable[str], feature: str) -> PaddedFeatures:
         """Return the arrays of several utterances, copied into one array padded with zeros.
@@ -173,7 +180,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         return self._take(chosen_rows(self, keys))
 
     def filter(
-        self, *, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
+        self, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
     ) -> FeatureTable:
         """Return the view of the utterances that meet all conditions, in their order.
 

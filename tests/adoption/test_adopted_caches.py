@@ -16,6 +16,7 @@ from npy_folders import Arrays, check_arrays, save_all, snapshot, some_arrays
 
 import featcache
 from featcache import Cache, CacheWriter, FeatureStats, FeatureStorageConfig
+from featcache.adoption.npy import NpyFolder
 from featcache.errors import (
     CacheError,
     ConfigError,
@@ -157,6 +158,9 @@ def test_a_moved_source_is_opened_by_its_key(
     check_arrays(pickle.loads(pickle.dumps(found)), arrays)  # noqa: S301
     reader = pickle.loads(pickle.dumps(found.reader("feats")))  # noqa: S301
     assert np.array_equal(reader("utt-2").numpy(), arrays["utt-2"])
+    own = featcache.FeatureReader(tmp_path / "cache", "feats", roots={"fbank": moved})
+    for each in (own, pickle.loads(pickle.dumps(own))):  # noqa: S301
+        assert np.array_equal(each("utt-2").numpy(), arrays["utt-2"])
     found.collect()
     check_stats(found, arrays)
     found.delete(["utt-2"])
@@ -337,3 +341,15 @@ def test_a_part_that_says_it_is_adopted_needs_times(tmp_path: Path, cache: Cache
     write_manifest(tmp_path / "own", replace(own, parts=parts))
     with pytest.raises(CorruptCacheError, match="lacks times"):
         featcache.open(tmp_path / "own")
+
+
+def test_a_source_is_refused_before_it_is_indexed_again(
+    cache: Cache, source: Path, arrays: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(NpyFolder, "index", None)
+        with pytest.raises(CacheError, match=r"already, adopted as 'feats': featcache\.open reads"):
+            featcache.adopt(source, cache.path)
+    again = featcache.adopt(source, cache.path, feature="more")  # beside what is there
+    assert again.features == ("feats", "more")
+    check_arrays(featcache.adopt(source, cache.path, overwrite=True), arrays)

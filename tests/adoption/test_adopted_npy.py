@@ -189,7 +189,7 @@ def test_a_folder_behind_a_link_is_adopted(tmp_path: Path) -> None:
 
 def test_a_folder_without_arrays_is_not_recognised(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(AdoptionError, match=r"not recognised: no file is there.*'npy'"):
+    with pytest.raises(AdoptionError, match=r"not recognised: no file is there$"):
         featcache.adopt(tmp_path / "a", tmp_path / "cache")
     with pytest.raises(AdoptionError, match=r"no \.npy file"):
         featcache.adopt(tmp_path / "a", tmp_path / "cache", kind="npy")

@@ -16,8 +16,8 @@ from featcache.testing.promises import append_all
 from featcache.testing.reads import packages
 
 
-class WritesAllItself:
-    """No file is read again when the writer is closed."""
+class KnowsItsPages:
+    """Files are hashed on their way, and not read for that when the part is sealed."""
 
     def test_the_pages_of_all_files_are_known(self, storage: Storage, tmp_path: Path) -> None:
         writer, _ = append_all(storage, tmp_path)
@@ -26,14 +26,14 @@ class WritesAllItself:
         assert set(writer.pages()) == set(files_of(tmp_path))
 
 
-class TestMemmap(BackendContract, WritesAllItself):
+class TestMemmap(BackendContract, KnowsItsPages):
     backend = "memmap"
 
     def read_natively(self, directory: Path, feature: FeatureSpec, extents: Places) -> Arrays:
         return native_readers.read_npy(directory, feature, extents)
 
 
-class TestHdf5(BackendContract):
+class TestHdf5(BackendContract, KnowsItsPages):
     backend = "hdf5"
     tolerance: ClassVar[Mapping[str, float]] = {"lilcom": 2.0**-5 / 2}
 
@@ -41,7 +41,7 @@ class TestHdf5(BackendContract):
         return native_readers.read_hdf5(directory, feature, extents)
 
 
-class TestLilcom(BackendContract, WritesAllItself):
+class TestLilcom(BackendContract, KnowsItsPages):
     backend = "lilcom"
     tolerance: ClassVar[Mapping[str, float]] = {"lilcom": 2.0**-5 / 2}
 
@@ -49,14 +49,14 @@ class TestLilcom(BackendContract, WritesAllItself):
         return native_readers.read_lilcom(directory, feature, extents)
 
 
-class TestWebDataset(BackendContract, WritesAllItself):
+class TestWebDataset(BackendContract, KnowsItsPages):
     backend = "webdataset"
 
     def read_natively(self, directory: Path, feature: FeatureSpec, extents: Places) -> Arrays:
         return native_readers.read_shards(directory, feature, extents)
 
 
-class TestZarr(BackendContract, WritesAllItself):
+class TestZarr(BackendContract, KnowsItsPages):
     backend = "zarr"
 
     def read_natively(self, directory: Path, feature: FeatureSpec, extents: Places) -> Arrays:

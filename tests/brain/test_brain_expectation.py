@@ -86,7 +86,7 @@ def test_a_path_that_is_read_without_an_expectation_is_told_of(
     assert "not checked" not in caplog.text
     monkeypatch.setattr(expectation, "_compared", {})
     read(storage.path("train"))
-    assert caplog.text.count("not checked: give expect=brain.expectation()") == 1
+    assert caplog.text.count("not checked: give expect= when you open it") == 1
 
 
 def test_an_expectation_holds_for_all_splits_unless_it_names_a_stage(

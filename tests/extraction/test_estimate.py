@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ from convert_helpers import KINDS, make_source
 
 import featcache
 from featcache import (
+    AdoptionError,
     CacheWriter,
     ComputeError,
     ConfigError,
@@ -149,3 +151,27 @@ def test_what_cannot_be_estimated_is_refused_with_a_sentence(tmp_path: Path) -> 
 
     with pytest.raises(ComputeError, match=r"utterance-.*no such file"):
         featcache.estimate(Broken(3), [FeatureStorageConfig("fbank")])
+
+
+def test_features_of_others_are_estimated_where_they_lie(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "feats.h5", "w") as file:
+        for number in range(30):
+            file[f"fbank/utt-{number}"] = speech_like(number, 100 + number)
+    before = (tmp_path / "feats.h5").read_bytes()
+    half = FeatureStorageConfig("fbank", "float16")
+    pattern = {"pattern": "{feature}/{id}"}
+    told = featcache.estimate(tmp_path / "feats.h5", [half], adopting=pattern)
+    converted = featcache.convert(
+        tmp_path / "feats.h5", tmp_path / "c", features=[half], adopting=pattern, progressbar=False
+    )
+    assert told.utterances == 30
+    assert told.nbytes == pytest.approx(size_of(converted.path), rel=0.03)
+    assert (tmp_path / "feats.h5").read_bytes() == before
+    assert {*tmp_path.iterdir()} == {tmp_path / "feats.h5", tmp_path / "c"}
+
+
+def test_an_estimate_copies_nothing_that_cannot_be_adopted(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "feats.h5", "w") as file:
+        file.create_dataset("utt-1", data=np.ones((300, 80), np.float32), chunks=(75, 40))
+    with pytest.raises(AdoptionError, match=r"featcache\.convert makes a cache of it"):
+        featcache.estimate(tmp_path / "feats.h5")

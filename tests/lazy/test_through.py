@@ -20,6 +20,7 @@ from store_helpers import make_cache, two_features
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import ConfigError, FeatureError
 
 
 def same(one: Any, other: Any) -> bool:
@@ -407,7 +408,46 @@ def test_a_deleted_utterance_is_computed_again(tmp_path: Path) -> None:
 def test_no_function_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(featcache.ConfigError, match="a function of an utterance id"):
         featcache.through(tmp_path, 7)  # type: ignore[call-overload]
-    with pytest.raises(featcache.ConfigError, match="the path of a directory"):
-        featcache.cache(scaled)  # type: ignore[arg-type]
     with pytest.raises(featcache.ConfigError, match="fingerprint is a dict"):
         featcache.through(tmp_path, scaled, fingerprint=3)  # type: ignore[call-overload]
+
+
+FIRST_AND_OTHER: dict[str, tuple[Any, Any, Any]] = {  # the first result, another that fits, one not
+    "float32": (torch.zeros(3), torch.tensor([1, 2, 3]), torch.tensor([2**40 + 1, 1, 1])),
+    "narrow": (np.zeros(3, np.float32), np.array([0.5, 1, 2]), np.array([0.1, 1, 2])),
+    "bfloat16": (torch.zeros(3).bfloat16(), torch.ones(3), torch.full((3,), 1.001)),
+    "number": (0.5, 7, 2**53 + 1),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_AND_OTHER)
+def test_a_result_that_the_first_ones_dtype_would_round_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    first, fits, rounded = FIRST_AND_OTHER[name]
+    results = {"a": first, "b": fits, "c": rounded}
+    with featcache.through(tmp_path / "c", results.__getitem__) as read:
+        read("a")
+        for _ in range(2):
+            assert np.array_equal(np.asarray(_plain(read("b"))), np.asarray(_plain(fits)))
+        with pytest.raises(FeatureError, match=r"'c', .* without rounding; return one dtype, or"):
+            read("c")
+
+
+def test_a_declared_result_is_rounded_as_the_declaration_says(tmp_path: Path) -> None:
+    declared = [FeatureStorageConfig("f", "float16")]
+    with featcache.through(tmp_path, lambda id: torch.full((3,), 0.1), features=declared) as read:
+        assert np.array_equal(np.asarray(read("a")), np.full(3, 0.1, np.float16))
+
+
+def _plain(value: Any) -> Any:
+    return value.double().numpy() if isinstance(value, torch.Tensor) else value
+
+
+def test_a_directory_and_a_function_that_were_swapped_are_told_apart(tmp_path: Path) -> None:
+    swapped: Any
+    for swapped in ((torch.zeros, tmp_path), (str(tmp_path), "other")):
+        with pytest.raises(ConfigError, match="the directory of the cache comes first"):
+            featcache.through(*swapped)
+    with pytest.raises(ConfigError, match=r"@featcache\.cache\('features'\), not"):
+        featcache.cache(lambda id: torch.zeros(3))  # type: ignore[arg-type]

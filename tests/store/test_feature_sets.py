@@ -195,8 +195,21 @@ def test_who_declares_old_and_new_features_together_is_told_to_add_the_new(cache
 
 def test_an_incomplete_cache_says_which_utterances_lack_a_feature(cache: Path) -> None:
     add(cache, [*range(7), 20, 21, 22])
-    with pytest.raises(IncompleteError, match=r"2 more have no 'energy', see missing\('energy'\)"):
+    says = r"2 more have no 'energy': compute or delete them, cache\.missing\('energy'\)"
+    with pytest.raises(IncompleteError, match=says):
         featcache.FeatureDataset(featcache.open(cache), ["energy"])
+
+
+def test_a_feature_of_a_data_set_that_shrank_leaves_the_cache_complete(cache: Path) -> None:
+    ids = [id_of(number) for number in ALL[:7]]
+    with CacheWriter(cache, [ENERGY], FINGERPRINT) as writer:
+        writer.expect(ids)
+        for number, id in zip(ALL, ids, strict=False):
+            writer.write(id, energy_of(number))
+    opened = featcache.open(cache)
+    assert opened.complete
+    assert [*opened.missing("energy")] == [id_of(number) for number in ALL[7:]]
+    assert len(featcache.FeatureDataset(opened, ["fbank", "energy"])) == 7
 
 
 def test_statistics_of_a_feature_are_of_all_that_have_it_and_of_a_table_of_its_rows(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.errors import ConfigError
+from featcache.errors import ConfigError, RowError
 from featcache.tables.table import FeatureTable
 
 COUNT = 60
@@ -149,3 +149,28 @@ def test_rows_are_sorted_by_value_and_those_without_one_are_last(
 def test_lists_have_no_order(table: FeatureTable) -> None:
     with pytest.raises(ConfigError, match="'tags' holds ints, by which nothing is sorted"):
         table.sort("tags")
+
+
+def test_what_a_condition_raises_names_the_utterance_and_what_it_lacks(
+    table: FeatureTable,
+) -> None:
+    lacking = next(id for id, row in values(table).items() if row["snr"] is None)
+    with pytest.raises(TypeError) as raised:
+        table.filter(where=lambda row: cast(float, row["snr"]) > 5)
+    [note] = raised.value.__notes__
+    assert f"in where= of filter, at utterance {lacking!r}" in note
+    assert "'snr'" in note
+    assert note.endswith("is None, as it is missing")
+
+
+def test_values_that_are_no_list_are_refused(table: FeatureTable) -> None:
+    for given in (None, "spk1", 5):
+        with pytest.raises(ConfigError, match=r"'speaker': values are a list or a set of them"):
+            table.annotation("speaker").is_in(given)  # type: ignore[arg-type]
+
+
+def test_an_annotation_says_how_the_value_of_an_id_is_read(table: FeatureTable) -> None:
+    id = table.ids[3]
+    with pytest.raises(RowError, match=r"by row number or slice, not by 'u.*table\.rows"):
+        table.annotation("speaker")[id]  # type: ignore[call-overload]
+    assert table.annotation("speaker")[table.rows([id])[0]] == values(table)[id]["speaker"]

@@ -64,6 +64,7 @@ def test_conditions_are_met_all_at_once_and_the_function_is_asked_last(
     view = table.filter(fbank=(2, 20), id=set(some) | {"nobody"}, where=where)
     assert asked == [id for id in some if 2 <= frames[id] <= 20]
     assert list(view) == [id for id in asked if units[id] % 2]
+    assert list(table.filter(where, fbank=(2, 20), id=set(some))) == list(view)
     assert view.digest == table.select(table.rows(view)).digest
 
 

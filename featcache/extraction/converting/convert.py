@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featcache._checks import directory
-from featcache.adoption.as_cache import as_cache
+from featcache.adoption.as_cache import as_cache, foreign_source
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.declaration.feature_config import Features, FeatureStorageConfig
 from featcache.errors import ConfigError
@@ -18,8 +18,6 @@ from featcache.extraction.converting.conversion import Conversion
 from featcache.extraction.converting.conversion_run import ConversionRun
 from featcache.extraction.table_rows import TableRows, table_of
 from featcache.store.cache import Cache, CachePath
-from featcache.store.format.manifest import MANIFESTS, PARTS
-from featcache.store.format.manifest import NAME as MANIFEST
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.tables.table import FeatureTable
 
@@ -88,21 +86,11 @@ def convert(
     """
     path = directory(dst, "a cache").absolute()
     workers = None if parallel is None else config_or_client(parallel)
-    foreign = _foreign(src)
+    foreign = foreign_source(src)
     if foreign is None:
         return _converted(src, path, features, workers, overwrite, progressbar)
     with as_cache(foreign, path, adopting or {}) as source:
         return _converted(source, path, features, workers, overwrite, progressbar)
-
-
-def _foreign(src: FeatureTable | Cache | CachePath) -> Path | None:
-    """Return the path of a source that is there and is no cache."""
-    if isinstance(src, FeatureTable | Cache):
-        return None
-    path = directory(src, "a source").absolute()
-    if (path / MANIFEST).exists() or all((path / name).is_dir() for name in (PARTS, MANIFESTS)):
-        return None
-    return path if path.exists() or "*" in path.name else None
 
 
 def _converted(

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from featcache._checks import whole_number
+from featcache.adoption.as_cache import as_cache, foreign_source
 from featcache.declaration.feature_config import Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError
 from featcache.extraction.converting.carried import declared_as
 from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.estimating.estimate_table import Estimate, StorageEstimate
 from featcache.extraction.estimating.forecast import TRIAL_UTTERANCES, raw_of, sample_of
-from featcache.extraction.estimating.trial_cache import trial_of
+from featcache.extraction.estimating.trial_cache import PREFIX, trial_of
 from featcache.extraction.table_rows import TableRow, TableRows, table_of
 from featcache.interface import storage_dtype
 from featcache.registry import backend_names, get_backend
@@ -32,6 +35,7 @@ def estimate(
     features: Features | Iterable[str | FeatureStorageConfig] | None = None,
     *,
     utterances: int = TRIAL_UTTERANCES,
+    adopting: Mapping[str, object] | None = None,
 ) -> Estimate:
     """Tell bytes and hours of features by backend, codec and dtype, from a few utterances.
 
@@ -45,11 +49,14 @@ def estimate(
         source: a cache, its path or a view; or what would compute: an `EnvironmentProvider`, or an
             environment as `featcache.extract` describes it, `{"dataset": ..., "compute_features":
             ...}`. Where the data set shows lengths ("lengths", durations), frames are told by
-            them; else by the mean of the sample.
+            them; else by the mean of the sample. A file or folder of features that others wrote is
+            adopted for the while.
         features: the declarations; of a cache also names, None: all as they are.
         utterances: how many are tried; fewer where they are large, more where they are small.
+        adopting: settings of `featcache.adopt` for a source that is no cache.
 
-    Raises `ConfigError` where there is nothing to try; otherwise what computing or writing raises.
+    Raises `ConfigError` where there is nothing to try, `AdoptionError` for what cannot be adopted;
+    otherwise what computing or writing raises.
 
     >>> import numpy as np, tempfile, featcache
     >>> path = tempfile.mkdtemp()
@@ -63,7 +70,22 @@ def estimate(
     whole_number("utterances", utterances, 1)
     if _computes(source):
         return _of_environment(cast(_Computes, source), features, utterances)
-    table = table_of(cast(_Stored, source))
+    foreign = foreign_source(cast(_Stored, source))
+    if foreign is None:
+        return _of_stored(cast(_Stored, source), features, utterances)
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX) as beside,
+        as_cache(foreign, Path(beside), adopting or {}, copies=False) as adopted,
+    ):
+        return _of_stored(adopted, features, utterances)
+
+
+def _of_stored(
+    source: _Stored,
+    features: Features | Iterable[str | FeatureStorageConfig] | None,
+    utterances: int,
+) -> Estimate:
+    table = table_of(source)
     declared = declared_as(table, features)
     rows, everything = TableRows(table, tuple(declared)), np.arange(len(table))
     sample = sample_of(rows, everything, utterances)

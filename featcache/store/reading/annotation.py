@@ -70,6 +70,11 @@ class Annotation(Sequence[Value | None]):
             number = range(len(self))[operator.index(row)]
         except IndexError:
             raise RowError(f"no row {row}: there are {len(self)} utterances") from None
+        except TypeError:
+            raise RowError(
+                f"annotation {self.name!r} is read by row number or slice, not by {row!r}; the "
+                f"value of an id is table.annotation({self.name!r})[table.rows([id])[0]]"
+            ) from None
         return self.take(np.array([number]))[0]
 
     def __iter__(self) -> Iterator[Value | None]:
@@ -127,9 +132,10 @@ class Annotation(Sequence[Value | None]):
 
         Raises `ConfigError` for values of another kind, and for annotations that are lists.
         """
-        if isinstance(values, str):
+        if isinstance(values, str) or not isinstance(values, Collection):
             raise ConfigError(
-                f"annotation {self.name!r}: values are a list of them, not {values!r}"
+                f"annotation {self.name!r}: values are a list or a set of them, such as "
+                f"[{values!r}], not {values!r}"
             )
         wanted = {self._checked(value) for value in values if value is not None}
         column = self._column()

@@ -28,7 +28,8 @@ def check_complete(cache: object, *, allow_incomplete: bool = False) -> None:
             there += f"; it is being written by {holder_text(path)}"
     raise IncompleteError(
         f"cache {str(path)!r} is incomplete: {there}; go on with what fills it "
-        "(cache_features, extract, CacheWriter), or read what is there: allow_incomplete=True"
+        "(cache_features, extract, CacheWriter; publish(complete=True) of a read-through), or "
+        "read what is there: allow_incomplete=True"
     )
 
 
@@ -38,4 +39,5 @@ def _lacking(cache: Any) -> Iterator[str]:
         feature = next(iter(set_.features))
         if missing := len(cache.missing(feature)):
             have = "has" if missing == 1 else "have"
-            yield f"; {missing} more {have} no {feature!r}, see missing({feature!r})"
+            them = f"cache.missing({feature!r})"
+            yield f"; {missing} more {have} no {feature!r}: compute or delete them, {them}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from abc import ABC
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from featcache.errors import KeyNotFoundError
+from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.reading.annotation import Annotation
 from featcache.store.reading.generation import Generation
+from featcache.store.reading.id_sequence import Ids
 from featcache.store.reading.joined_sets import missing_from
 
 
@@ -24,6 +27,11 @@ class Described(ABC):
 
     path: Path
     opened: Generation
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The utterance ids, in the order of rows; taken out of the index as they are asked for."""
+        return Ids(self.opened.index)
 
     @property
     def nbytes(self) -> int:
@@ -101,6 +109,14 @@ class Described(ABC):
         """
         rows = self.opened.annotation(name)
         return Annotation(name, self.opened.manifest.annotations[name].kind, [rows])
+
+    def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
+        """Return the frames of all utterances in row order, or of those that `ids` lists.
+
+        Ones for a feature without a time axis. Raises `KeyNotFoundError` for an unknown id or
+        feature.
+        """
+        return self.opened.lengths(feature, ids=ids)
 
     def stats(self, feature: str) -> FeatureStats:
         """Return count, mean and variance over all frames of a feature.

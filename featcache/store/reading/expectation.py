@@ -112,7 +112,8 @@ def _tell(opened: Generation, found: str) -> None:
     if found not in (_compared.get(path), _told.get(path)):
         _told[path] = found
         _log.warning(
-            "cache %r: %s, not checked: give expect=brain.expectation() when you open it",
+            "cache %r: %s, not checked: give expect= when you open it, brain.expectation() or the "
+            "fingerprint that it should have",
             str(path),
             origin(opened),
         )

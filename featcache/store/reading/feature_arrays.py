@@ -60,8 +60,13 @@ class FeatureArrays:
         self._rows_blocks = None if columns.block_rows is None else columns.block_rows.data
         self._skip = None if columns.skip is None else columns.skip.data
 
-    def read(self, row: int, start: int = 0, stop: int | None = None) -> Array:
-        """Return a writable copy of frames `start` to before `stop`, in the user's shape."""
+    def read(
+        self, row: int, start: int = 0, stop: int | None = None, *, copy: bool = True
+    ) -> Array:
+        """Return a writable copy of frames `start` to before `stop`, in the user's shape.
+
+        Without `copy`, the mapped bytes themselves where they are the array.
+        """
         try:
             end: int = self._length[row] if stop is None else stop
             view = self._view(row, start, end)
@@ -72,7 +77,8 @@ class FeatureArrays:
                 return out if self.has_frames else out[0, ...]
             if self._checks is not None:
                 self._check(row, start, end)
-            return view.copy() if self.has_frames else view[0, ...].copy()
+            view = view if self.has_frames else view[0, ...]
+            return view.copy() if copy else view
         except (IndexError, ValueError, OverflowError) as error:
             raise self._damaged(row, error) from None
 

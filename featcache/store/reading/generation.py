@@ -206,9 +206,17 @@ class Generation:
         return rows
 
     def read(
-        self, id: str, arrays: FeatureArrays, start: int | None = None, stop: int | None = None
+        self,
+        id: str,
+        arrays: FeatureArrays,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        copy: bool = True,
     ) -> Array:
         """Return a copy of an array as it is stored, or of its frames `start` to before `stop`.
+
+        Without `copy`, the mapped bytes themselves where they are the array.
 
         Raises `KeyNotFoundError` for an unknown id, `WindowError` unless 0 <= start <= stop <=
         frames.
@@ -216,14 +224,7 @@ class Generation:
         row = self.index.find(id) if isinstance(id, str) else -1
         if row < 0:
             raise self._not_found(id)
-        if start is None and stop is None:
-            return arrays.read(row)
-        if not arrays.has_frames:
-            raise WindowError(
-                f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
-            )
-        length: int = arrays.lengths.item(row)
-        return arrays.read(row, *window(id, arrays.name, length, start, stop))
+        return read_row(arrays, row, id, start, stop, copy=copy)
 
     def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
         """Return the frames of all utterances in row order, or of some."""
@@ -248,6 +249,20 @@ class Generation:
             f"no utterance {id!r} in cache {str(self.path)!r}",
             hint=lambda: self.index.nearest(id) + more,
         )
+
+
+def read_row(
+    arrays: FeatureArrays, row: int, id: str, start: int | None, stop: int | None, *, copy: bool
+) -> Array:
+    """Return the array of a row, or some of its frames, as `Generation.read` does by its id."""
+    if start is None and stop is None:
+        return arrays.read(row, copy=copy)
+    if not arrays.has_frames:
+        raise WindowError(
+            f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
+        )
+    length: int = arrays.lengths.item(row)
+    return arrays.read(row, *window(id, arrays.name, length, start, stop), copy=copy)
 
 
 def window(

@@ -111,8 +111,12 @@ def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
 
 
 def _lacks_any(opened: Generation, sets: Mapping[str, Generation]) -> bool:
-    """Tell whether other sets have utterances that a set neither has nor says have failed."""
-    return not {*_missing(opened, sets)} <= {*opened.failed}
+    """Tell whether other sets have utterances that a set neither has nor says have failed.
+
+    One that is told how many it is to hold lacks nothing of what the others hold besides.
+    """
+    told = opened.manifest.expected is not None
+    return not told and not {*_missing(opened, sets)} <= {*opened.failed}
 
 
 def _missing(opened: Generation, sets: Mapping[str, Generation]) -> list[str]:

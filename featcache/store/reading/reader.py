@@ -12,7 +12,7 @@ from featcache.declaration.dtypes import dtype_name
 from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import set_of
 from featcache.store.format.ids import as_id
-from featcache.store.format.roots import NO_ROOTS
+from featcache.store.format.roots import NO_ROOTS, absolute_roots
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 
@@ -32,7 +32,7 @@ class FeatureReader:
         path: the cache directory.
         feature: the name of the feature.
         dtype: dtype of the tensors, "float32" or `torch.float32`; None: as declared.
-        check_reads, expect, mapped: as of `featcache.open`.
+        check_reads, expect, mapped, roots: as of `featcache.open`.
 
     >>> # to be given to `dataset.add_dynamic_item(reader, "id", "fbank")`
     >>> reader = FeatureReader("features/train", "fbank")
@@ -47,13 +47,14 @@ class FeatureReader:
         check_reads: bool = False,
         expect: Mapping[str, object] | None = None,
         mapped: bool = True,
+        roots: Mapping[str, str | PathLike[str]] = NO_ROOTS,
     ) -> None:
         self.path = directory(path, "a cache").absolute()
         self.feature = feature
         self._dtype = None if dtype is None else dtype_name(dtype)
         self._check_reads = check_reads
         self._mapped = mapped
-        self._roots = NO_ROOTS
+        self._roots = absolute_roots(roots)
         self._expectation = Expectation.of(expect).with_what_is_there(self._place)
         self._name: str | None = None  # of the generation; None: the current one
         self._opened: Generation | None = None

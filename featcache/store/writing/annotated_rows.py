@@ -14,6 +14,7 @@ from featcache.interface import Ints
 from featcache.store.format.annotation_columns import Column
 from featcache.store.format.annotations import wider_kind
 from featcache.store.format.index import Index
+from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import SealedPart
 
 
@@ -90,7 +91,10 @@ def _widest(cache: Path, parts: Sequence[AnnotatedRows], name: str, known: str |
         if wider is None:
             raise FeatureError(
                 f"annotation {name!r} is {each.kinds[name]} in part {each.part!r} of "
-                f"{str(cache)!r} and {widest} in others; remove the wrong one"
+                f"{str(cache)!r} and {widest} in others, written at the same time; nothing is "
+                f"lost, but nothing is published either: if {each.kinds[name]} is wrong, remove "
+                f"'{cache / PARTS / each.part}', and its {each.count} utterances are written again "
+                "by the next call, else the others; with one kind for all"
             )
         widest = wider
     return cast(str, widest)

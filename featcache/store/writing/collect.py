@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from tqdm import tqdm
 
 from featcache.container_files import PAGE_BYTES, Pages
 from featcache.errors import FeatureError
@@ -152,6 +151,8 @@ class _ReadAhead:
         self._descriptor = -1  # of the container that is being read, the next one of `pages`
         self._read_pages: list[Pages] = []  # of it
         self._done = 0
+        from tqdm import tqdm  # here, since every `featcache.open` imports this module
+
         self.bar = tqdm(
             total=sum(self._sizes), unit="B", unit_scale=True, desc="collect", disable=None
         )

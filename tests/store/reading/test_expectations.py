@@ -284,7 +284,7 @@ def test_a_cache_that_nobody_compared_is_told_of_once(
         opens(storage)
     assert [record.getMessage() for record in caplog.records] == [
         f"cache {str(storage.path('train'))!r}: made 3 days ago, not checked: give "
-        "expect=brain.expectation() when you open it"
+        "expect= when you open it, brain.expectation() or the fingerprint that it should have"
     ]
     assert caplog.records[0].levelno == logging.WARNING
 

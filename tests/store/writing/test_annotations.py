@@ -170,9 +170,16 @@ def test_another_kind_is_refused_by_a_later_writer_too(tmp_path: Path) -> None:
 
 
 def test_parts_of_different_kinds_are_not_published(tmp_path: Path) -> None:
-    with pytest.raises(FeatureError, match=r"annotation 'tag' is (str|int) in part"):
+    """Of writers at the same time; the error says what to remove, and that mends it."""
+    with pytest.raises(FeatureError, match=r"annotation 'tag' is (str|int) in part") as raised:
         _write_two_kinds(tmp_path)
     check_cache(tmp_path, range(2))
+    wrong = Path(str(raised.value).split("remove '")[1].split("', and its 1 utterances")[0])
+    assert wrong.parent == tmp_path / "parts"
+    shutil.rmtree(wrong)
+    with open_writer(tmp_path):
+        pass
+    assert len(featcache.open(tmp_path).ids) == 3
 
 
 def _write_two_kinds(path: Path) -> None:
