@@ -13,6 +13,7 @@ from featcache.interface import Ints
 from featcache.store.cache import Cache, CachePath
 from featcache.tables import fit
 from featcache.tables.block import Block, Blocks
+from featcache.tables.joined_cuts import joined_cuts
 from featcache.tables.member import Member
 from featcache.tables.row_map import RowMap
 from featcache.tables.same_ids import check_no_shared_id, paths_of, rows_by_id
@@ -40,7 +41,7 @@ def join(
     tables = [FeatureTable.of(source) for source in sources]
     if not tables:
         raise ConfigError("join needs at least one cache")
-    _refuse_cuts("join", tables)
+    _refuse_cuts(tables)
     seen: dict[str, FeatureTable] = {}
     for number, table in enumerate(tables):
         for name in table.features:
@@ -97,6 +98,8 @@ def concat(
 ) -> FeatureTable:
     """Put the utterances of several caches, or of tables, one after another, in this order.
 
+    Where some are segments, all others are segments of all their frames.
+
     Args:
         sources: caches, their paths, or tables.
         unlike: "raise" refuses features that were made from something else than those of the first
@@ -109,7 +112,6 @@ def concat(
     tables = [FeatureTable.of(source) for source in sources]
     if not tables:
         raise ConfigError("concat needs at least one cache")
-    _refuse_cuts("concat", tables)
     for number, table in enumerate(tables):
         for earlier in tables[:number]:
             for pair in product(earlier.selection.blocks.blocks, table.selection.blocks.blocks):
@@ -140,7 +142,8 @@ def _one_after_another(tables: Sequence[FeatureTable]) -> FeatureTable:
         starts = np.array(table.selection.blocks.starts)
         which = np.searchsorted(starts, below, side="right") - 1
         rows.append(below - starts[which] + np.array(made.starts)[np.array(mine)][which])
-    return FeatureTable(Selection(made, RowMap(np.concatenate(rows))))
+    cuts = joined_cuts([table.selection for table in tables])
+    return FeatureTable(Selection(made, RowMap(np.concatenate(rows)), cuts))
 
 
 def _number(block: Block, blocks: list[Block]) -> int:
@@ -152,7 +155,7 @@ def _number(block: Block, blocks: list[Block]) -> int:
     return len(blocks) - 1
 
 
-def _refuse_cuts(what: str, tables: Sequence[FeatureTable]) -> None:
+def _refuse_cuts(tables: Sequence[FeatureTable]) -> None:
     for table in tables:
         if table.selection.cuts is not None:
-            raise ConfigError(f"{what} takes no segments, as {table!r} has; {what} first, then cut")
+            raise ConfigError(f"join takes no segments, as {table!r} has; join first, then cut")

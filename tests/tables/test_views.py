@@ -210,8 +210,8 @@ def test_cut_rows_have_ids_and_frames_of_their_own(cache: featcache.Cache) -> No
         assert view.digest == cut.digest != table.select(rows[1:]).digest
     with pytest.raises(KeyNotFoundError, match=f"'{id_of(9)}' in this view of 3"):
         cut.read(id_of(9), "fbank")
-    with pytest.raises(ConfigError, match="concat takes no segments"):
-        featcache.concat(cut)
+    with pytest.raises(ConfigError, match="join takes no segments"):
+        featcache.join(cut)
 
 
 def test_views_are_joined_by_id_and_keep_the_order_of_the_first(tmp_path: Path) -> None:

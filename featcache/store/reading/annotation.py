@@ -89,12 +89,12 @@ class Annotation(Sequence[Value | None]):
         rows = np.asarray(rows, np.int64)
         if rows.min(initial=0) < 0 or rows.max(initial=-1) >= len(self):
             raise RowError(f"rows are from 0 to before {len(self)}")
-        return self._column(rows).values()
+        return self.column(rows).values()
 
     @property
     def missing(self) -> Bools:
         """True for the rows without a value."""
-        null = self._column().null
+        null = self.column().null
         return np.zeros(len(self), bool) if null is None else null != 0
 
     @property
@@ -122,7 +122,7 @@ class Annotation(Sequence[Value | None]):
         """
         if self.kind not in _NUMBERS:
             raise ConfigError(f"annotation {self.name!r} is {self.kind}, not a number")
-        column = self._column()
+        column = self.column()
         numbers = cast(NDArray[Any], column.body)
         missing = None if column.null is None else column.null != 0
         return numbers > 0 if self.kind == "bool" else numbers, missing
@@ -138,7 +138,7 @@ class Annotation(Sequence[Value | None]):
                 f"[{values!r}], not {values!r}"
             )
         wanted = {self._checked(value) for value in values if value is not None}
-        column = self._column()
+        column = self.column()
         body, null = column.body, column.null
         if isinstance(body, Codes):
             found = _among(body.texts, wanted)[body.codes]
@@ -158,7 +158,7 @@ class Annotation(Sequence[Value | None]):
         `ConfigError` for annotations that are lists.
         """
         self._check_no_list()
-        column = self._column()
+        column = self.column()
         there = np.flatnonzero(~self.missing)
         body = column.body
         numbers = np.full(len(self), -1)
@@ -179,7 +179,7 @@ class Annotation(Sequence[Value | None]):
         numbers[there] = places[codes[there]]
         return numbers, [all_texts[number] for number in in_order]
 
-    def _column(self, rows: Ints | None = None) -> Column:
+    def column(self, rows: Ints | None = None) -> Column:
         """Return the column of some rows, or of all; nothing is copied for those of one cache."""
         if rows is None:
             rows = self._rows
