@@ -1,7 +1,7 @@
 """Run all benchmarks, one after the other, and print their tables.
 
 python benchmarks/run.py              print
-python benchmarks/run.py --publish    and rewrite RESULTS.md, results.json and results.png from it
+python benchmarks/run.py --publish    and write its sections of RESULTS.md, and its picture
 python benchmarks/run.py --publish --only extraction    that section of RESULTS.md
 """
 
@@ -26,31 +26,10 @@ QUESTIONS = {
     "checking": "What do fingerprint and probe cost?",
     "stamps": "What do stamps cost, and how fast is one changed file found?",
 }
-HEAD = """# Results of the benchmarks
-
-Written by `python benchmarks/run.py --publish`. `make bench` prints the same tables for another
-machine.
-
-- Only figures of one table can be compared: a table's methods run in turns, on the same data and in
-  one process tree.
-- GB/s are of padded batches delivered, padding included; what a training loop does with them is not
-  part of it. Batches of worker processes come in shared memory that the receiver has not touched
-  yet, which favours those.
-- Every method's batches are compared with the arrays, all of them, before anything is measured.
-- Rounds are timed whole, so that what is read ahead counts. Only the start of worker processes is
-  left out, for all.
-- lilcom is lossy and its files are smaller; WebDataset reads in order, all others at random;
-  float16 caches hold half the bytes.
-- Cold means: not in this machine's page cache. What lies behind a virtual disk may well keep the
-  bytes in its memory. "The file in order" is one buffered stream there, not the most that the disk
-  gives: who asks for many pieces at once can be faster.
-
-![GB/s of padded batches](results.png)
-"""
 
 
 @click.command()
-@click.option("--publish", is_flag=True, help="Rewrite RESULTS.md and its picture.")
+@click.option("--publish", is_flag=True, help="Write its sections of RESULTS.md, and the picture.")
 @click.option("--only", type=click.Choice(list(QUESTIONS)), help="One benchmark.")
 def main(publish: bool, only: str | None) -> None:
     """Run all benchmarks."""
@@ -67,7 +46,6 @@ def main(publish: bool, only: str | None) -> None:
         if only:
             write_section(results, only, tables[only], started)
             return
-        results.write_text(HEAD)
         for name, table in tables.items():
             write_section(results, name, table, started)
         (HERE / "results.json").write_text(figures.read_text())
