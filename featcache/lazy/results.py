@@ -141,24 +141,42 @@ def as_read_back(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Ar
     return stored if feature.time_axis == 0 else stored[0, ...]
 
 
-def check_exact(id: str, value: ArrayLike, read: Array, feature: FeatureStorageConfig) -> None:
-    """Raise `FeatureError` for a value that will not be read as it is, by `as_read_back`.
+def exactly_read_back(id: str, value: ArrayLike, feature: FeatureStorageConfig) -> Array:
+    """Return a value as it will be read, of a lossless feature that a first result declared.
 
-    Those of a lossless feature have another dtype than the first result had.
+    Raises `FeatureError` if it comes back as something else than it is, which only values of
+    another dtype than the first one's do.
     """
-    own = dtype_name(value.dtype)
+    try:
+        read = as_read_back(id, value, feature)
+        if not _is_exact(id, value, read, feature):
+            raise FeatureError(
+                f"utterance {id!r}, feature {feature.name!r}: its numbers are {value.dtype} and do "
+                f"not fit {feature.dtype} without rounding"
+            )
+    except FeatureError as error:
+        if str(value.dtype).removeprefix("torch.") == feature.dtype:
+            raise
+        raise FeatureError(
+            f"{error}; the first result was {feature.dtype}: return one dtype, or declare what is "
+            "stored (features=), in a new directory"
+        ) from error
+    return read
+
+
+def _is_exact(id: str, value: ArrayLike, read: Array, feature: FeatureStorageConfig) -> bool:
+    try:
+        own = dtype_name(value.dtype)
+    except ConfigError:  # such as longdouble, which is stored as another one
+        back: Any = from_storage(read, feature.dtype)
+        return np.array_equal(back, cast(Array, value))
     if own == feature.dtype:
-        return
+        return True
     alone = replace(feature, dtype=own, backend="memmap", codec=RAW, options={}, stats=False)
     given = from_storage(to_storage(id, value, alone), own)
     with np.errstate(all="ignore"):
         back = from_storage(read, feature.dtype).astype(given.dtype)
-    if not np.array_equal(back, given if feature.time_axis == 0 else given[0, ...]):
-        raise FeatureError(
-            f"utterance {id!r}, feature {feature.name!r}: its numbers are {own} and do not fit "
-            f"{feature.dtype}, which the first result was, without rounding; return one dtype, or "
-            "declare what is stored (features=)"
-        )
+    return np.array_equal(back, given if feature.time_axis == 0 else given[0, ...])
 
 
 def as_array(id: str, name: str, value: object) -> ArrayLike:

@@ -15,7 +15,7 @@ from featcache.errors import CacheLockedError, DuplicateIdError, KeyNotFoundErro
 from featcache.interface import Array
 from featcache.lazy.claims import Claims
 from featcache.lazy.live_cache import ABSENT, LiveCache
-from featcache.lazy.results import Results, as_read_back, check_exact, declared_for
+from featcache.lazy.results import Results, as_read_back, declared_for, exactly_read_back
 from featcache.store.format.disk_errors import explained
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.casts import ArrayLike, check_features, to_storage
@@ -184,13 +184,9 @@ class Share:
             live = self._live or self._created(id, value)
             arrays = live.results.arrays(id, value)
             check_features(id, arrays, live.features)
-            read = {
-                name: as_read_back(id, arrays[name], feature)
-                for name, feature in live.features.items()
-            }
-            if self._plan.features is None and live.has_form:
-                for name, feature in live.features.items():
-                    check_exact(id, arrays[name], read[name], feature)
+            is_declared = self._plan.features is not None or not live.has_form
+            back = as_read_back if is_declared else exactly_read_back
+            read = {name: back(id, arrays[name], each) for name, each in live.features.items()}
             self._store(id, arrays, read, live)
         except BaseException:
             self._give_up(id)

@@ -140,7 +140,8 @@ class Values:
             held = value.get(None) if isinstance(value, contextvars.ContextVar) else value()
             return self.describe(held, name)
         if isinstance(value, np.generic):
-            return self.describe(value.item(), name)
+            item = value.item()  # of a longdouble: itself
+            return str(item) if isinstance(item, np.generic) else self.describe(item, name)
         if is_configuration(value):
             return self.describe(plain_configuration(value), name)
         if isinstance(value, torch.dtype | np.dtype | range | slice | torch.Size):

@@ -44,9 +44,8 @@ def _keeps(where: Callable[[Mapping[str, Value]], object], columns: Columns, row
     try:
         return bool(where(values))
     except Exception as error:
-        named = [name for name in values if name != "id"]
-        missing = ", ".join(repr(name) for name in named if values[name] is None)
-        told = f", whose {missing} is None, as it is missing" if missing else ""
+        missing = ", ".join(repr(name) for name in values if values[name] is None)
+        told = f", where None stands for what is missing: {missing}" if missing else ""
         error.add_note(f"in where= of filter, at utterance {values['id']!r}{told}")
         raise
 

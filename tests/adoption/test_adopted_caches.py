@@ -161,6 +161,8 @@ def test_a_moved_source_is_opened_by_its_key(
     own = featcache.FeatureReader(tmp_path / "cache", "feats", roots={"fbank": moved})
     for each in (own, pickle.loads(pickle.dumps(own))):  # noqa: S301
         assert np.array_equal(each("utt-2").numpy(), arrays["utt-2"])
+    with pytest.raises(ConfigError, match="no adopted source 'fbnk'; did you mean 'fbank'"):
+        featcache.FeatureReader(tmp_path / "cache", "feats", roots={"fbnk": moved})("utt-2")
     found.collect()
     check_stats(found, arrays)
     found.delete(["utt-2"])

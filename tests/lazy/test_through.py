@@ -417,6 +417,8 @@ FIRST_AND_OTHER: dict[str, tuple[Any, Any, Any]] = {  # the first result, anothe
     "narrow": (np.zeros(3, np.float32), np.array([0.5, 1, 2]), np.array([0.1, 1, 2])),
     "bfloat16": (torch.zeros(3).bfloat16(), torch.ones(3), torch.full((3,), 1.001)),
     "number": (0.5, 7, 2**53 + 1),
+    "empty": ([], [3], [0.5]),
+    "longdouble": (np.zeros(3), np.ones(3, np.longdouble), np.full(3, np.longdouble(1) / 3)),
 }
 
 
@@ -430,7 +432,7 @@ def test_a_result_that_the_first_ones_dtype_would_round_is_refused(
         read("a")
         for _ in range(2):
             assert np.array_equal(np.asarray(_plain(read("b"))), np.asarray(_plain(fits)))
-        with pytest.raises(FeatureError, match=r"'c', .* without rounding; return one dtype, or"):
+        with pytest.raises(FeatureError, match=r"'c', .*; the first result was \w+: return one"):
             read("c")
 
 

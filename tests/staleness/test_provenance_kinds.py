@@ -143,6 +143,7 @@ def fingerprint(folder: Path, *change: str) -> dict[str, Any]:
         ("tools.made(4)", "tools.made(5)"),
         ("Child(3)", "Child(4)"),
         ("np.arange(3.0)", "np.arange(4.0)"),
+        ("made(4)", "made(np.longdouble(4) / 3)"),
         ("default_rng(3)", "default_rng(4)"),
         ('kind = "low"', 'kind = "high"'),
     ],

@@ -160,7 +160,7 @@ def test_what_a_condition_raises_names_the_utterance_and_what_it_lacks(
     [note] = raised.value.__notes__
     assert f"in where= of filter, at utterance {lacking!r}" in note
     assert "'snr'" in note
-    assert note.endswith("is None, as it is missing")
+    assert "where None stands for what is missing: '" in note
 
 
 def test_values_that_are_no_list_are_refused(table: FeatureTable) -> None:

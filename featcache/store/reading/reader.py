@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 from featcache._checks import directory
 from featcache.declaration.dtypes import dtype_name
 from featcache.store.format.disk_errors import reading
-from featcache.store.format.feature_sets import set_of
+from featcache.store.format.feature_sets import set_of, stored_sets
 from featcache.store.format.ids import as_id
-from featcache.store.format.roots import NO_ROOTS, absolute_roots
+from featcache.store.format.roots import NO_ROOTS, absolute_roots, check_roots
 from featcache.store.reading.expectation import Expectation
 from featcache.store.reading.generation import Generation
 
@@ -120,10 +120,17 @@ class FeatureReader:
                     name=self._name,
                     roots=self._roots,
                 )
+                if self._expectation.same is None:  # nobody has opened the cache before
+                    self._check_roots()
                 self._expectation.check(opened)
             opened.arrays(self.feature)  # an unknown feature is an error here, with its name
             self._opened, self._expectation = opened, Expectation.of_opened(opened)
         return self._opened
+
+    def _check_roots(self) -> None:
+        if self._roots:
+            parts = [part for _, each in stored_sets(self.path) for part in each.parts]
+            check_roots(self.path, parts, self._roots)
 
     @property
     def _place(self) -> Path:
