@@ -200,39 +200,21 @@ def test_an_incomplete_cache_says_which_utterances_lack_a_feature(cache: Path) -
         featcache.FeatureDataset(featcache.open(cache), ["energy"])
 
 
-def test_a_feature_of_a_data_set_that_shrank_leaves_the_cache_complete(
-    cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ids = [id_of(number) for number in ALL[:7]]
-    with CacheWriter(cache, [ENERGY], FINGERPRINT) as writer:
-        writer.expect(ids)
-        for number, id in zip(ALL, ids, strict=False):
-            writer.write(id, energy_of(number))
-    opened = featcache.open(cache)
-    assert opened.complete
-    assert [*opened.missing("energy")] == [id_of(number) for number in ALL[7:]]
-    assert (opened.expected, len(opened)) == (None, 7)  # of "fbank" nothing was said
-    featcache.open(cache)
-    assert caplog.text.count("the 7 utterances that have all features; 2 more have only") == 1
-    assert len(featcache.FeatureDataset(opened, ["fbank", "energy"])) == 7
-
-
-@pytest.mark.parametrize("others", [3, 9])
-def test_features_of_data_sets_that_each_lack_some_leave_the_cache_incomplete(
-    cache: Path, others: int
+def test_a_feature_of_fewer_utterances_leaves_the_cache_incomplete_until_they_are_deleted(
+    cache: Path,
 ) -> None:
     ids = [id_of(number) for number in ALL]
-    with CacheWriter(cache, two_features(), FINGERPRINT) as writer:
-        writer.expect(ids)
     with CacheWriter(cache, [ENERGY], FINGERPRINT) as writer:
-        mine = [*ids[others:], *(f"other-{number}" for number in range(others))]
-        writer.expect(mine)
-        for number, id in enumerate(mine):
-            writer.write(id, energy_of(number))
+        writer.expect(ids[:7])
+        for number in ALL[:7]:
+            writer.write(id_of(number), energy_of(number))
     opened = featcache.open(cache)
-    assert (opened.complete, opened.expected, len(opened)) == (False, 9, 9 - others)
-    with pytest.raises(IncompleteError, match=f"{others} more have no 'energy'"):
-        featcache.FeatureDataset(opened, ["energy"])
+    assert not opened.complete
+    assert [*opened.missing("energy")] == ids[7:]
+    opened.delete(opened.missing("energy"))
+    opened.refresh()
+    assert opened.complete
+    assert len(featcache.FeatureDataset(opened, ["fbank", "energy"])) == 7
 
 
 def test_statistics_of_a_feature_are_of_all_that_have_it_and_of_a_table_of_its_rows(

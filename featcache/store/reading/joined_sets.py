@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -93,13 +93,14 @@ def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
         name: {key: value for key, value in one.fingerprint.items() if key != FEATURES}
         for name, one in all_.items()
     }
+    expected = [one.expected.count for one in manifests if one.expected is not None]
     whole = all(one.complete for one in manifests)
     return Manifest(
         {**joined_mapping(made_from), FEATURES: declared},
         generation=sum(one.generation for one in manifests),
         write_id="".join(one.write_id for one in manifests),
         complete=whole and not any(_lacks_any(each, sets) for each in sets.values()),
-        expected=_expected(manifests),
+        expected=Expected(max(expected), "") if len(expected) == len(manifests) else None,
         rows=rows,
         dims={name: dims for one in manifests for name, dims in one.dims.items()},
         # the first set that has an annotation counts
@@ -109,41 +110,18 @@ def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
     )
 
 
-def _expected(manifests: Sequence[Manifest]) -> Expected | None:
-    """Say how many utterances are to have all features, where all sets are told."""
-    if any(one.expected is None for one in manifests):
-        return None
-    unfinished = [one.expected.count for one in manifests if one.expected and not one.complete]
-    counts = [one.expected.count for one in manifests if one.expected]
-    return Expected(max(unfinished) if unfinished else min(counts), "")
-
-
 def _lacks_any(opened: Generation, sets: Mapping[str, Generation]) -> bool:
-    """Tell whether other sets have utterances that a set neither has nor says have failed.
-
-    A set that is told its ids need not have those of one that has all of it: the data set shrank.
-    """
-    told = opened.manifest.expected is not None
-    return any(
-        _lacks(opened, each) and not (told and not _lacks(each, opened)) for each in sets.values()
-    )
-
-
-def _lacks(opened: Generation, other: Generation) -> bool:
-    return not _lacking(opened, other) <= {*opened.failed}
+    """Tell whether other sets have utterances that a set neither has nor says have failed."""
+    return not {*_missing(opened, sets)} <= {*opened.failed}
 
 
 def _missing(opened: Generation, sets: Mapping[str, Generation]) -> list[str]:
     found: set[str] = set()
-    return sorted(found.union(*(_lacking(opened, each) for each in sets.values())), key=str.encode)
-
-
-def _lacking(opened: Generation, other: Generation) -> set[str]:
-    """Return the ids of another set that a set lacks."""
-    if other is opened or have_same_ids(other.index, opened.index):
-        return set()
-    rows: Ints = np.flatnonzero(rows_of_ids(opened.index, other.index) < 0)
-    return {other.index.id(row) for row in rows.tolist()}
+    for each in sets.values():
+        if each is not opened and not have_same_ids(each.index, opened.index):
+            lacking: Ints = np.flatnonzero(rows_of_ids(opened.index, each.index) < 0)
+            found.update(each.index.id(row) for row in lacking.tolist())
+    return sorted(found, key=str.encode)
 
 
 def _arrays(opened: Generation, index: Index) -> dict[str, FeatureArrays]:

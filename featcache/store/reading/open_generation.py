@@ -25,7 +25,6 @@ from featcache.store.reading.generation import Generation
 from featcache.store.reading.joined_sets import join_sets
 
 _log = logging.getLogger("featcache")
-_told: dict[Path, str] = {}  # caches of which some features have more utterances: their write ids
 
 
 class OpenSettings(NamedTuple):
@@ -66,9 +65,7 @@ def open_generation(
         sets = _open_at_once(path, found.names, settings)
         _check_roots(path, sets.values(), settings)
         if len(sets) > 1:
-            opened = _joined(path, sets, expectation)
-            _tell_of_others(opened)
-            return opened
+            return _joined(path, sets, expectation)
         (opened,) = sets.values()
     else:
         _check_roots(path, (opened,), settings)
@@ -101,21 +98,6 @@ def _joined(path: Path, sets: dict[str, Generation], expectation: Expectation | 
         _log.warning("the other features of cache %r can be read, but %s", str(path), why)
     refused = {feature: why for name, why in stale.items() for feature in sets[name].features}
     return Generation.of_sets(path, served, join_sets(served), refused)
-
-
-def _tell_of_others(opened: Generation) -> None:
-    """Say once where a cache is complete, and some of its features have further utterances."""
-    manifest, rows = opened.manifest, len(opened.index)
-    others = max(len(each.index) for each in opened.sets.values()) - rows
-    if manifest.complete and others > 0 and _told.get(opened.path) != manifest.write_id:
-        _told[opened.path] = manifest.write_id
-        _log.warning(
-            "cache %r holds the %d utterances that have all features; %d more have only some of "
-            "them, cache.missing(feature) lists those without one",
-            str(opened.path),
-            rows,
-            others,
-        )
 
 
 def _open_at_once(
