@@ -118,7 +118,7 @@ class StoredArrays:
         if self._coded[name]:
             return EncodedArrays(columns.rows[rows], placed.blocks, placed.nbytes, pieces)
         has_bytes = placed.sizes > 0
-        if (placed.blocks > 1).any():  # shards cut them
+        if (placed.blocks > has_bytes).any():  # cut by shards, or told of without bytes
             pieces = [array for array in arrays if len(array)]
         nbytes = placed.sizes[has_bytes]
         return EncodedArrays(columns.rows[rows], has_bytes.astype(np.int64), nbytes, pieces)

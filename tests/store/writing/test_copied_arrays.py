@@ -141,6 +141,33 @@ def test_arrays_side_by_side_are_one_piece(part: tuple[Path, SealedPart, Index])
     assert all(len(each.each_block()) > 1 for each in batch.arrays.values())
 
 
+def test_extents_of_no_bytes_move_no_array_to_another(
+    part: tuple[Path, SealedPart, Index],
+) -> None:
+    path, sealed, index = part
+    columns = index.features["fbank"]
+    # of a format that tells a place for an array without bytes, too
+    empty = np.flatnonzero(np.diff(columns.first) == 0)
+    before = columns.first[empty]
+    assert len(empty)
+    told = dataclasses.replace(
+        columns,
+        first=columns.first + np.searchsorted(empty, np.arange(len(index) + 1)),
+        **{
+            name: np.insert(getattr(columns, name), before, 0)
+            for name in ("container", "offset", "nbytes")
+        },
+    )
+    index = dataclasses.replace(index, features={**index.features, "fbank": told})
+    expected = oracle(range(20))
+    # one piece without bytes, and one that holds two arrays
+    rows = np.array([empty[0], *np.flatnonzero(np.diff(columns.first))[:2]])
+    for some in (rows, np.arange(20)):
+        (batch,) = arrays(path, sealed, index).batches(some)
+        for row, array in zip(some.tolist(), batch.arrays["fbank"], strict=True):
+            assert b"".join(array.blocks) == expected[index.id(row)]["fbank"].tobytes()
+
+
 def test_an_array_that_is_not_what_was_written_is_named(
     part: tuple[Path, SealedPart, Index],
 ) -> None:
