@@ -8,7 +8,7 @@ survive a power cut: ours with statistics, checksums, index and publishing, the 
 fsync of each of their files.
 
     python benchmarks/writing.py               all of these:
-    python benchmarks/writing.py long          750 x 80 float32, by format
+    python benchmarks/writing.py long          750 x 80 float32, one by one and in batches of 16
     python benchmarks/writing.py short         sequences of 50 tokens, one by one and in batches
     python benchmarks/writing.py extract       0.5 s of audio an utterance, against lhotse's loop
     python benchmarks/writing.py memory        ten million token sequences: memory of the writer
@@ -36,6 +36,7 @@ import featcache
 FRAMES, MELS = 750, 80
 TOKENS = 50
 BATCH = 256  # utterances of a batch of token sequences
+LONG_BATCH = 16  # and of 750 frames
 Write = Callable[[Path], object]
 
 
@@ -71,16 +72,19 @@ def ours(backend: str, data: Any, ids: list[str], dtype: str = "float32") -> Wri
     return write
 
 
-def ours_in_batches(backend: str, data: Any, ids: list[str], dtype: str = "float32") -> Write:
-    """Write utterances in padded batches."""
-    lengths = np.full(BATCH, data.shape[1])
+def ours_in_batches(
+    backend: str, data: Any, ids: list[str], dtype: str = "float32", size: int = BATCH
+) -> Write:
+    """Write utterances, all of one length, in padded batches."""
+    batches = [
+        (ids[start : start + size], np.stack(data[start : start + size]))
+        for start in range(0, len(ids), size)
+    ]
 
     def write(path: Path) -> None:
         with featcache.CacheWriter(path / "cache", feature(backend, dtype)) as writer:
-            for start in range(0, len(ids), BATCH):
-                some = ids[start : start + BATCH]
-                batch = {"fbank": data[start : start + BATCH]}
-                writer.write_batch(some, batch, {"fbank": lengths[: len(some)]})
+            for some, batch in batches:
+                writer.write_batch(some, {"fbank": batch}, [batch.shape[1]] * len(some))
 
     return write
 
@@ -165,7 +169,9 @@ def long(folder: Path, pairs: int, nbytes: int) -> None:
     raw = plain(data, ids)
     for backend in ("memmap", "webdataset", "zarr", "hdf5"):
         other, name = (with_h5py(data, ids), "h5py") if backend == "hdf5" else (raw, "plain writes")
-        compare(f"{backend} against {name}", ours(backend, data, ids), other, folder, pairs, size)
+        in_batches = ours_in_batches(backend, data, ids, size=LONG_BATCH)
+        for how, one in (("one by one", ours(backend, data, ids)), ("in batches", in_batches)):
+            compare(f"{backend} {how} against {name}", one, other, folder, pairs, size)
 
 
 def short(folder: Path, pairs: int, count: int) -> None:

@@ -13,6 +13,7 @@ codecs: both are given in one dict.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -230,6 +231,7 @@ class Codec(Protocol):
         """
 
 
+@functools.cache
 def storage_dtype(dtype: str) -> np.dtype[np.generic]:
     """Return the little-endian numpy dtype that holds the declared `dtype` on disk.
 

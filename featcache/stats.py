@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from io import BytesIO
@@ -25,9 +25,11 @@ _BLOCK_VALUES = 1 << 17
 _BLOCK_ROWS = 1 << 12
 # Squares are summed as they are, in one pass less, where no mean is so far from zero that they
 # swallow the variance: this many variances in the square of a mean cost four of the 53 bits. Small
-# blocks take two passes: there calls cost more than passes.
+# arrays take two passes at once: there calls cost more than passes.
 _NEAR = 16.0
 _SMALL_VALUES = 1 << 12
+_TOGETHER = 10  # rows that are summed side by side
+_ZERO = np.zeros(())
 _scratch = threading.local()  # of each thread: fresh memory costs more than the sums
 
 
@@ -80,22 +82,37 @@ class FeatureStats:
             raise FeatureError(
                 "statistics need an array of shape (frames, ...), not a single number"
             )
-        width = max(array.size // max(len(array), 1), 1)
-        rows = max(min(_BLOCK_VALUES // width, _BLOCK_ROWS), 1)
-        blocks = (array[start : start + rows] for start in range(0, len(array), rows))
-        stats = [cls._of_block(block) for block in blocks]
-        return reduce(cls.merge, stats) if stats else cls.empty(array.shape[1:])
+        stats = cls._of_sums(array) if array.size > _SMALL_VALUES else None
+        if stats is not None:
+            return stats
+        found = [cls._of_block(block) for block in _blocks(array)]
+        return reduce(cls.merge, found) if found else cls.empty(array.shape[1:])
+
+    @classmethod
+    def _of_sums(cls, array: NDArray[Any]) -> FeatureStats | None:
+        """Take them in one pass; None where a mean is too far from zero for that."""
+        sums = squares = _ZERO
+        with _nan_and_infinity_allowed():
+            for block in _blocks(array):
+                values = _as_float64(block)
+                sums = sums + _summed(values)
+                np.multiply(values, values, out=values)
+                squares = squares + _summed(values)
+            mean = sums / len(array)
+            of_mean = sums * mean
+            m2 = squares - of_mean
+            if not np.logical_and.reduce(of_mean <= _NEAR * m2):
+                return None
+        return cls._made(len(array), mean.reshape(array.shape[1:]), m2.reshape(array.shape[1:]))
 
     @classmethod
     def _of_block(cls, block: NDArray[Any]) -> FeatureStats:
         values = _as_float64(block)
         with _nan_and_infinity_allowed():
-            sums = np.einsum("ij->j", values)  # np.sum's bits, in less time
-            mean = sums / len(block)
-            m2 = _m2_if_near(values, sums, mean) if block.size > _SMALL_VALUES else None
-            if m2 is None:
-                values -= mean  # squares of values far from zero would swallow the variance
-                m2 = np.einsum("ij,ij->j", values, values)
+            mean = _summed(values) / len(block)
+            values -= mean  # squares of values far from zero would swallow the variance
+            np.multiply(values, values, out=values)
+            m2 = _summed(values)
         return cls._made(len(block), mean.reshape(block.shape[1:]), m2.reshape(block.shape[1:]))
 
     def merge(self, other: FeatureStats) -> FeatureStats:
@@ -219,14 +236,21 @@ def _as_float64(block: NDArray[Any]) -> NDArray[np.float64]:
     return values.reshape(len(block), -1)
 
 
-def _m2_if_near(
-    values: NDArray[np.float64], sums: NDArray[np.float64], mean: NDArray[np.float64]
-) -> NDArray[np.float64] | None:
-    """Return the sum of squared differences, if the means are near enough to zero."""
-    of_mean = sums * mean
-    m2: NDArray[np.float64] = np.einsum("ij,ij->j", values, values)
-    m2 -= of_mean
-    return m2 if (of_mean <= _NEAR * m2).all() else None
+def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    width = max(array.size // max(len(array), 1), 1)
+    rows = max(min(_BLOCK_VALUES // width, _BLOCK_ROWS), 1)
+    return (array[start : start + rows] for start in range(0, len(array), rows))
+
+
+def _summed(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum over rows, some of them side by side: 80 values are too few for a loop."""
+    rows, width = values.shape
+    together = rows - rows % _TOGETHER
+    wide = values[:together].reshape(together // _TOGETHER, _TOGETHER * width)
+    sums: NDArray[np.float64] = np.add.reduce(np.add.reduce(wide).reshape(_TOGETHER, width))
+    if together < rows:
+        sums += np.add.reduce(values[together:])
+    return sums
 
 
 def _nan_and_infinity_allowed() -> np.errstate:

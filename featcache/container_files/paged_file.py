@@ -15,20 +15,21 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from featcache.container_files.many_arrays import EncodedArrays, Extents
 from featcache.container_files.system import (
+    calls_of,
     create,
     named,
     read_at,
     start_writing,
     sync_file,
     write_all,
-    write_each,
+    write_together,
 )
 from featcache.interface import EncodedArray, Extent, SupportsPages
 
 PAGE_BYTES = 1 << 16  # the unit of checksums; the last page of a file may be shorter
 
 GATHERED_BYTES = 1 << 16  # of pieces smaller than this, written together: a system call costs more
-AT_ONCE_BYTES = 1 << 25  # that are brought to the disk while others are still appended
+AT_ONCE_BYTES = 1 << 23  # that are brought to the disk while others are still appended
 Pages = NDArray[np.uint64]  # the xxh3-64 of each page of a file
 
 
@@ -147,6 +148,7 @@ class PagedFile:
                 pieces = [memoryview(b"".join(pieces))]
             for piece in pieces:
                 self._gathered += piece
+                self._digest(piece)
         else:
             self._write_gathered(pieces)
         self.size += nbytes
@@ -154,8 +156,6 @@ class PagedFile:
             self.write_out()
             start_writing(self._file, self._on_its_way, self.size - self._on_its_way)
             self._on_its_way = self.size
-        for piece in pieces:
-            self._digest(piece)
         return offset
 
     def patch(self, offset: int, data: bytes) -> None:
@@ -203,10 +203,14 @@ class PagedFile:
                 self._file.close()
 
     def _write_gathered(self, pieces: Sequence[memoryview] = ()) -> None:
-        """Write what was gathered, and pieces behind it."""
+        """Write what was gathered, and pieces behind it, each while its digest has it in cache."""
         gathered, self._gathered = self._gathered, bytearray()
-        if gathered or pieces:
-            write_each(self._file, [memoryview(gathered), *pieces] if gathered else pieces)
+        digested = 1 if gathered else 0
+        for some in calls_of([memoryview(gathered), *pieces] if gathered else pieces):
+            for piece in some[digested:]:
+                self._digest(piece)
+            digested = 0
+            write_together(self._file, some)
 
     def _digest(self, data: memoryview) -> None:
         """Digest `data`, behind what there is of the last page."""

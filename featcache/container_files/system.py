@@ -61,18 +61,24 @@ def write_all(file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
 
 def write_each(file: BinaryIO, pieces: Sequence[memoryview]) -> None:
     """Write all of several pieces, one behind the other, with few calls."""
+    for some in calls_of(pieces):
+        write_together(file, some)
+
+
+def write_together(file: BinaryIO, pieces: Sequence[memoryview]) -> None:
+    """Write all of the pieces that `calls_of` puts into one call."""
     if len(pieces) == 1 or not hasattr(os, "writev"):
         for piece in pieces:
             write_all(file, piece)
         return
     with named(file.name):
-        for rest in _calls(pieces):
-            while rest:
-                rest = _behind(rest, os.writev(file.fileno(), rest))
+        rest = pieces
+        while rest:
+            rest = _behind(rest, os.writev(file.fileno(), rest))
 
 
-def _calls(pieces: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
-    """Cut pieces into those of one call each."""
+def calls_of(pieces: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
+    """Cut pieces into those of one system call each."""
     some: list[memoryview] = []
     nbytes = 0
     for piece in pieces:

@@ -24,7 +24,7 @@ class Background:
     def __init__(self, idle: Task, idle_s: float, limit_bytes: int) -> None:
         self._idle, self._idle_s, self._limit = idle, idle_s, limit_bytes
         self._tasks: deque[tuple[Task, int, int]] = deque()
-        self._put = self._done = 0  # tasks so far
+        self._done = 0  # tasks so far
         self._stopping = False
         self._changed = threading.Condition(threading.Lock())
         self.queued_bytes = 0
@@ -37,31 +37,27 @@ class Background:
         """Raise the error that ended the thread, if one did."""
         self._raise_error()
 
+    def wait_for_room(self, memory: int) -> None:
+        """Return once there is room for a task that holds so much memory."""
+        with self._changed:
+            self._wait_for_room(memory)
+
     def put(self, task: Task, nbytes: int, notes: int = 0) -> None:
         """Queue a task that holds `nbytes`, and `notes` more; waits while the queue is full."""
         memory = nbytes + notes
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self.error
-                    or self._stopping
-                    or not self._tasks
-                    or self._memory + memory <= self._limit
-                )
-            )
-            self._raise_error()
+            self._wait_for_room(memory)
             if self._stopping:
                 raise RuntimeError("the thread that stores has been stopped")
-            self._tasks.append((task, nbytes, memory))
-            self._put += 1
             self.queued_bytes += nbytes
             self._memory += memory
+            self._tasks.append((task, nbytes, memory))  # an interrupt counts too much, never less
             self._changed.notify_all()
 
     def drain(self) -> None:
         """Return once all tasks that were put before are done, whatever others put meanwhile."""
         with self._changed:
-            number = self._put
+            number = self._done + len(self._tasks)
             self._changed.wait_for(lambda: self.error or self._done >= number or self._is_over())
             self._raise_error()
 
@@ -77,6 +73,17 @@ class Background:
         # garbage collection
         self._idle = _nothing
         self._tasks.clear()
+
+    def _wait_for_room(self, memory: int) -> None:
+        self._changed.wait_for(
+            lambda: (
+                self.error
+                or self._stopping
+                or not self._tasks
+                or self._memory + memory <= self._limit
+            )
+        )
+        self._raise_error()
 
     def _is_over(self) -> bool:
         return self._stopping and not self._tasks

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import FeatureError, nearest
 from featcache.interface import Array, storage_dtype
-from featcache.stats import FeatureStats
-from featcache.store.format.bfloat16 import from_bfloat16, from_storage
-from featcache.store.writing.copy_memory import CopyMemory
+from featcache.store.format.bfloat16 import from_bfloat16
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +27,7 @@ def check_features(
     id: str, arrays: Mapping[str, ArrayLike], declared: Mapping[str, FeatureStorageConfig]
 ) -> None:
     """Raise `FeatureError` unless `arrays` has exactly the declared features."""
-    if not isinstance(arrays, Mapping):
+    if type(arrays) is not dict and not isinstance(arrays, Mapping):  # which takes longer
         raise FeatureError(
             f"utterance {id!r}: a dict of arrays by feature is needed, not {type(arrays).__name__}"
         )
@@ -50,13 +48,8 @@ def to_storage(
     id: str,
     value: ArrayLike,
     feature: FeatureStorageConfig,
-    memory: CopyMemory | None = None,
-    *,
-    check_finite: bool = True,
 ) -> Array:
-    """Return a copy of `value` as it is stored: shape (rows, *dims), C order, little-endian.
-
-    Without `memory` it may be `value` itself.
+    """Return `value` as it is stored, maybe itself: shape (rows, *dims), C order, little-endian.
 
     Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
     """
@@ -66,7 +59,7 @@ def to_storage(
     if not least <= array.ndim <= MAX_RANK:
         rank = f"has rank {array.ndim}, but must have {least} to {MAX_RANK}"
         raise FeatureError(f"{where}: shape {array.shape} {rank}")
-    stored = converted(array, is_bfloat16, feature, where, memory, check_finite=check_finite)
+    stored = converted(array, is_bfloat16, feature, where)
     return stored if feature.time_axis == 0 else stored[np.newaxis]
 
 
@@ -74,24 +67,10 @@ def store_all(
     id: str,
     arrays: Mapping[str, ArrayLike],
     features: Mapping[str, FeatureStorageConfig],
-    memory: CopyMemory,
-) -> tuple[dict[str, Array], dict[str, FeatureStats]]:
-    """Return the features of an utterance as `to_storage` does, and their statistics.
-
-    Where these are finite, so is each number, which saves looking at all of them once more.
-    """
+) -> dict[str, Array]:
+    """Return the features of an utterance as `to_storage` does."""
     check_features(id, arrays, features)
-    stored: dict[str, Array] = {}
-    stats: dict[str, FeatureStats] = {}
-    for name, feature in features.items():
-        array = to_storage(id, arrays[name], feature, memory, check_finite=not feature.stats)
-        if feature.stats:
-            stats[name] = FeatureStats.of(from_storage(array, feature.dtype))
-            if not stats[name].is_finite:
-                # says which number is not; or all are, but not their squares
-                array = to_storage(id, arrays[name], feature, memory)
-        stored[name] = array
-    return stored, stats
+    return {name: to_storage(id, arrays[name], feature) for name, feature in features.items()}
 
 
 def converted(
@@ -99,11 +78,10 @@ def converted(
     is_bfloat16: bool,
     feature: FeatureStorageConfig,
     where: str,
-    memory: CopyMemory | None,
     *,
     check_finite: bool = True,
 ) -> Array:
-    """Return an array in the declared dtype; without `memory` it may be the one that was given.
+    """Return an array in the declared dtype and C order, maybe itself.
 
     Raises `FeatureError` that begins with `where` for what the dtype cannot hold.
     """
@@ -115,15 +93,13 @@ def converted(
     if check_finite and numbers.dtype.kind == "f":
         _check_finite(numbers, feature, where)
     if is_bfloat16 and feature.dtype == "bfloat16":
-        return _in_order(array, memory)
+        return np.asarray(array, order="C")
     if feature.dtype == "bfloat16":
         return _to_bfloat16(numbers, where)
     dtype = storage_dtype(feature.dtype)
-    return _in_order(numbers, memory) if numbers.dtype == dtype else _cast(numbers, dtype, where)
-
-
-def _in_order(array: Array, memory: CopyMemory | None) -> Array:
-    return np.asarray(array, order="C") if memory is None else memory.copy(array)
+    if numbers.dtype != dtype:
+        return _cast(numbers, dtype, where)
+    return np.asarray(numbers, order="C")
 
 
 def as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:

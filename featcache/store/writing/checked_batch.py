@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from featcache.container_files import EncodedArrays
 from featcache.declaration.feature_config import FeatureStorageConfig
 from featcache.errors import FeatureError, nearest
 from featcache.store.format.annotations import NONE, Values
 from featcache.store.format.ids import check_id
+from featcache.store.format.part import checksums
 from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.writing.casts import ArrayLike, check_features
 from featcache.store.writing.copy_memory import CopyMemory
@@ -55,6 +57,11 @@ class CheckedBatch:
             piece = UtteranceBatch()
             piece.ids = self.ids[start:stop]
             piece.arrays = part.prepare_piece(self.ids, self.features, start, stop)
+            piece.checksums = {
+                name: checksums(each)
+                for name, each in piece.arrays.items()
+                if isinstance(each, EncodedArrays)
+            }
             piece.stamps = [self.stamps.get(id, UNKNOWN) for id in piece.ids]
             piece.annotations = [self.annotations.get(id, NONE) for id in piece.ids]
             piece.add_stats(

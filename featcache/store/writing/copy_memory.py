@@ -29,11 +29,14 @@ class CopyMemory:
         """Return a copy in C order."""
         if not LEAST_BYTES <= array.nbytes <= BLOCK_BYTES:
             return np.array(array, order="C")
-        copy = self._take(array.nbytes).view(array.dtype).reshape(array.shape)
+        copy = self.take(array.nbytes).view(array.dtype).reshape(array.shape)
         np.copyto(copy, array)
         return copy
 
-    def _take(self, nbytes: int) -> Bytes:
+    def take(self, nbytes: int) -> Bytes:
+        """Return memory of any content."""
+        if nbytes > BLOCK_BYTES:
+            return np.empty(nbytes, np.uint8)
         with self._lock:
             if self._block is None or self._used + nbytes > BLOCK_BYTES:
                 self._block, self._used = None, 0

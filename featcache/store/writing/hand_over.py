@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 from featcache.errors import ClosedError
+from featcache.interface import Array, EncodedArray
 from featcache.store.format.annotations import Values
 from featcache.store.format.disk_errors import explained
 from featcache.store.format.stamps import Stamps
 from featcache.store.writing.background import Background
-from featcache.store.writing.open_part import OpenPart
-from featcache.store.writing.utterance_batch import Gathered, Prepared, UtteranceBatch
+from featcache.store.writing.copy_memory import CopyMemory
+from featcache.store.writing.open_part import Declarations, OpenPart
+from featcache.store.writing.parts_under_way import PartsUnderWay
+from featcache.store.writing.staging import Staging
+from featcache.store.writing.utterance_batch import UtteranceBatch
 
 COMMIT_INTERVAL_S = 2.0  # what a killed writer loses at most, in time, of what has reached the disk
 QUEUE_BYTES = 64 << 20  # arrays that wait for the disk; more would only cost fresh memory
@@ -23,29 +27,33 @@ NOTE_BYTES = 1 << 10  # of memory, beside the arrays of an utterance
 
 
 class HandOver:
-    """Gives utterances to the thread that stores: short ones together, which saves most of it.
+    """Gives utterances to the thread that stores: some together, which saves most of the work.
 
     Those that wait for more to come are stored with the next commit at the latest. One thread at a
     time may use it.
 
     Args:
         path: the cache directory.
-        kept: says what of the work is safe, for errors.
-        commit: makes durable what was stored; called in the thread, by itself too.
+        features: the declarations, by name.
+        memory: takes the copies of arrays.
+        under_way: the parts to store in.
     """
 
-    def __init__(self, path: Path, kept: Callable[[], str], commit: Callable[[], object]) -> None:
+    def __init__(
+        self, path: Path, features: Declarations, memory: CopyMemory, under_way: PartsUnderWay
+    ) -> None:
         self._pid = os.getpid()
-        self._path, self._kept, self._commit = path, kept, commit
-        self._waiting = UtteranceBatch()  # for more
-        self._waiting_for: OpenPart | None = None  # that takes them; None: there are none
+        self._path, self._kept, self._commit = path, under_way.kept, under_way.commit
+        self._features, self._memory = features, memory
+        self._waiting: Staging | None = None  # for more
         self._taking = threading.Lock()  # either thread takes what waits
         self._background = Background(self._idle, COMMIT_INTERVAL_S, QUEUE_BYTES)
 
     @property
     def nbytes(self) -> int:
         """The bytes of all arrays that are not stored yet."""
-        return self._background.queued_bytes + self._waiting.nbytes
+        waiting = self._waiting
+        return self._background.queued_bytes + (waiting.nbytes if waiting else 0)
 
     def check_process(self) -> None:
         """Raise `ClosedError` in a child: the thread is not there, what it is given were lost."""
@@ -65,25 +73,24 @@ class HandOver:
         self,
         part: OpenPart,
         id: str,
-        arrays: Prepared,
-        stats: Gathered,
+        arrays: Mapping[str, Array],
+        encoded: Mapping[str, EncodedArray],
         stamps: Stamps,
         annotations: Values,
-        nbytes: int,
     ) -> None:
-        """Hand over an utterance, maybe with some that follow."""
-        with self._taking:
-            self._waiting.add(id, arrays, stamps, annotations)
-            self._waiting.add_stats(stats, nbytes)
-            self._waiting_for = part
-            is_full = self._waiting.is_full
-        if is_full:
+        """Copy an utterance, as `Staging.add` does, and hand it over, maybe with some to follow."""
+        waiting = self._waiting
+        if waiting is not None and not waiting.has_room(arrays):
             self._put_waiting()
+        with self._taking:
+            if self._waiting is None:
+                self._waiting = Staging(part, self._features, self._memory, arrays)
+            self._waiting.add(id, arrays, encoded, stamps, annotations)
 
     def put_batch(self, part: OpenPart, batch: UtteranceBatch) -> None:
         """Hand over utterances."""
         self._put_waiting()
-        self._put_batch(part, batch)
+        self._put(part, batch)
 
     def put(self, task: Callable[[], object]) -> None:
         """Have the thread run a task behind all that was handed over before."""
@@ -100,30 +107,38 @@ class HandOver:
     def stop(self, finish: bool) -> None:
         """End the thread, after what was handed over or before that; never raises."""
         self._background.stop(finish)
-        self._waiting, self._waiting_for = UtteranceBatch(), None
+        self._waiting = None
         self._commit, self._kept = _nothing, str  # or those who gave them live on in a circle
 
     def _put_waiting(self) -> None:
-        part, batch = self._take_waiting()
-        if part is not None:
-            self._put_batch(part, batch)
+        waiting = self._waiting
+        if waiting is not None:
+            with explained(self._path, self._kept):
+                self._background.wait_for_room(waiting.nbytes + NOTE_BYTES * len(waiting))
+            with self._taking:
+                # an interrupt (Ctrl-C) anywhere here leaves them waiting, to be put once more
+                if self._waiting is not None:
+                    self._put(waiting.part, waiting.batch())
+                    self._waiting = None
 
-    def _put_batch(self, part: OpenPart, batch: UtteranceBatch) -> None:
+    def _put(self, part: OpenPart, batch: UtteranceBatch) -> None:
         with explained(self._path, self._kept):
-            task = partial(part.append, batch)
+            task = partial(_store, part, batch)
             self._background.put(task, batch.nbytes, NOTE_BYTES * len(batch))
 
-    def _take_waiting(self) -> tuple[OpenPart | None, UtteranceBatch]:
-        with self._taking:
-            taken = self._waiting_for, self._waiting
-            self._waiting_for, self._waiting = None, UtteranceBatch()
-        return taken
-
     def _idle(self) -> None:
-        part, batch = self._take_waiting()
-        if part is not None:
-            part.append(batch)
+        with self._taking:
+            waiting, self._waiting = self._waiting, None
+            batch = waiting.batch() if waiting is not None else None
+        if waiting is not None and batch is not None:
+            _store(waiting.part, batch)
         self._commit()
+
+
+def _store(part: OpenPart, batch: UtteranceBatch) -> None:
+    if not batch.is_stored:
+        batch.is_stored = True
+        part.append(batch)
 
 
 def _nothing() -> None:

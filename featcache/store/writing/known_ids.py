@@ -51,7 +51,7 @@ class KnownIds:
         return id in self._numbers or self._is_stored(id)
 
     def _is_stored(self, id: str) -> bool:
-        if any(each.holds(id) for each in self._stored[:1]):
+        if self._stored and self._stored[0].holds(id):
             return True
         if len(self._stored) < 2 or not self._others.may_hold(
             hash_of(id.encode("utf-8", "surrogatepass"))
@@ -72,7 +72,7 @@ class KnownIds:
                 f"utterance {id!r} was given twice: as number {earlier} and as number {number} of "
                 "this run (counted from 0)"
             )
-        if id in self:
+        if self._is_stored(id):
             raise DuplicateIdError(
                 f"utterance {id!r} was given as number {number} of this run (counted from 0), "
                 f"but is stored in {str(self._cache)!r} already; skip it (`id in writer` tells), "
@@ -120,7 +120,7 @@ class KnownIds:
         if len(self._stored) > 1:
             self._others.add(index.hashes, self._hashes(len(self._stored)))
         for id in ids:
-            del self._numbers[id]
+            self._numbers.pop(id, None)  # an interrupt may have come before `take`
 
 
 def find_stored(

@@ -71,9 +71,7 @@ class OpenPart:
         self._specs = {key: feature.spec(header.dims[key]) for key, feature in features.items()}
         self._blocks = {key: feature.blocks(header.dims[key]) for key, feature in features.items()}
         codecs = {key: spec.codec for key, spec in self._specs.items()}
-        self._is_encoded_at_once = {
-            key: codec is None or not codec.lossless for key, codec in codecs.items()
-        }
+        self._lossy = {key for key, codec in codecs.items() if codec and not codec.lossless}
         with_stats = [key for key, feature in features.items() if feature.stats]
         self.stats = {key: FeatureStats.empty(header.dims[key]) for key in with_stats}
         self._rows = PartRows([*features])
@@ -111,27 +109,28 @@ class OpenPart:
         for names, container in self._checking:
             container.check(id, {name: sizes[name] for name in names})
 
-    def prepare(self, id: str, arrays: Mapping[str, Array]) -> dict[str, Array | EncodedArray]:
-        """Make arrays bytes, but for those of lossless codecs: only lossy ones refuse numbers.
+    def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
+        """Return the arrays of lossy codecs as bytes; in any thread.
 
-        Raises `FeatureError` for these; in any thread.
+        Raises `FeatureError` for numbers that these refuse, as no other codec does.
         """
-        return {
-            name: self._encode(id, name, array) if self._is_encoded_at_once[name] else array
-            for name, array in arrays.items()
-        }
+        return {name: self._encode(id, name, arrays[name]) for name in self._lossy}
+
+    def is_raw(self, name: str) -> bool:
+        """Tell whether a feature is stored without a codec."""
+        return self._specs[name].codec is None
 
     def prepare_piece(
         self, ids: Sequence[str], packed: Mapping[str, Packed], start: int, stop: int
     ) -> dict[str, PreparedArrays]:
-        """Make the arrays of some utterances of a batch bytes, as `prepare` those of one."""
+        """Make arrays of some utterances of a batch bytes, but for those of lossless codecs."""
         found: dict[str, PreparedArrays] = {}
         for name, each in packed.items():
             if self._specs[name].codec is None:
                 found[name] = pieces_of(each.rows(start, stop), each.lengths[start:stop])
                 continue
             arrays = each.arrays(start, stop)
-            if self._is_encoded_at_once[name]:
+            if name in self._lossy:
                 some = zip(ids[start:stop], arrays, strict=True)
                 found[name] = [self._encode(id, name, array) for id, array in some]
             else:
@@ -147,7 +146,7 @@ class OpenPart:
             name: encoded_all(batch.ids, each, self._specs[name], self._blocks[name])
             for name, each in batch.arrays.items()
         }
-        self._append(batch.ids, encoded, batch.stamps, batch.annotations)
+        self._append(batch.ids, encoded, batch.stamps, batch.annotations, batch.checksums)
 
     def append_encoded(
         self,
@@ -159,7 +158,7 @@ class OpenPart:
         """Store one utterance as it is, without touching the statistics."""
         self._journal.check_there()
         encoded = {name: EncodedArrays.of([array]) for name, array in arrays.items()}
-        self._append([id], encoded, [stamps], [annotations])
+        self._append([id], encoded, [stamps], [annotations], {})
 
     def _append(
         self,
@@ -167,10 +166,11 @@ class OpenPart:
         arrays: Mapping[str, EncodedArrays],
         stamps: Sequence[Stamps],
         annotations: Sequence[Values],
+        known: Mapping[str, Sequence[int]],
     ) -> None:
         extents = self._store(ids, arrays)
         placed = {
-            k: PlacedArrays(each.rows.tolist(), checksums(each), extents[k])
+            k: PlacedArrays(each.rows.tolist(), known.get(k) or checksums(each), extents[k])
             for k, each in arrays.items()
         }
         self._journal.add(ids, placed, stamps, annotations)

@@ -108,26 +108,20 @@ def pack(
     if feature.time_axis is None:
         layout = "packed"  # of a row each
     _check_shape(ids, array.shape, lengths, layout, feature)
-    is_packed = layout == "packed"
-    rows = array if is_packed else _without_padding(array, lengths)
+    rows = array if layout == "packed" else _without_padding(array, lengths)
     packed = Packed(rows, lengths, [0, *np.cumsum(lengths, dtype=np.int64).tolist()], [])
     try:
         # the statistics tell whether all numbers are finite
-        stored = converted(
-            rows,
-            is_bfloat16,
-            feature,
-            f"feature {feature.name!r}",
-            memory if is_packed or rows.base is not None else None,
-            check_finite=not feature.stats,
-        )
+        where = f"feature {feature.name!r}"
+        stored = converted(rows, is_bfloat16, feature, where, check_finite=not feature.stats)
     except FeatureError:
         _refuse(ids, packed, is_bfloat16, feature)
         raise
-    found = packed._replace(array=stored, stats=_stats_of(packed._replace(array=stored), feature))
-    if not all(each.is_finite for each in found.stats):
+    stats = _stats_of(packed._replace(array=stored), feature)
+    if not all(each.is_finite for each in stats):
         _refuse(ids, packed, is_bfloat16, feature)
-    return found
+    copy = memory.copy(stored) if np.may_share_memory(stored, array) else stored
+    return packed._replace(array=copy, stats=stats)
 
 
 def _check_shape(
@@ -178,4 +172,4 @@ def _refuse(
     """Raise the error of the first utterance that cannot be stored."""
     for id, array in zip(ids, packed.arrays(0, len(ids)), strict=True):
         where = f"utterance {id!r}, feature {feature.name!r}"
-        converted(array if feature.time_axis == 0 else array[0], is_bfloat16, feature, where, None)
+        converted(array if feature.time_axis == 0 else array[0], is_bfloat16, feature, where)

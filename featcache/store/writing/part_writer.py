@@ -34,7 +34,6 @@ from featcache.store.writing.open_part import OpenPart
 from featcache.store.writing.packed_batch import BatchLayout, LengthsByFeature
 from featcache.store.writing.parts_under_way import PartsUnderWay
 from featcache.store.writing.unclosed import close_at_exit
-from featcache.store.writing.utterance_batch import Gathered
 
 PART_BYTES = 8 << 30  # a killed writer's part is read when it is recovered, and an HDF5 file copied
 PART_ROWS = 100_000  # notes on these stay in memory until the part is sealed, about 1 KB each
@@ -78,7 +77,7 @@ class PartWriter:
         # told the name of each part before anything is written to it
         self.on_part: Callable[[str], object] = lambda name: None
         self._under_way = PartsUnderWay(self.path, self._known)
-        self._thread = HandOver(self.path, self._under_way.kept, self._under_way.commit)
+        self._thread = HandOver(self.path, self.features, self._memory, self._under_way)
         what = f"the part writer of {str(self.path)!r}"
         self.forget = close_at_exit(self, what, PartWriter.close)
 
@@ -111,14 +110,12 @@ class PartWriter:
         values = check_annotations(id, annotations, self._names) if annotations else NONE
         if stamps is not UNKNOWN:
             stamps = check_stamps(id, stamps)
-        stored, stats = store_all(id, arrays, self.features, self._memory)
+        stored = store_all(id, arrays, self.features)
         self.check_open()
         with self._one_at_a_time:
-            self._take(id, stored, stats, stamps, values)
+            self._take(id, stored, stamps, values)
 
-    def _take(
-        self, id: str, stored: Mapping[str, Array], stats: Gathered, stamps: Stamps, values: Values
-    ) -> None:
+    def _take(self, id: str, stored: Mapping[str, Array], stamps: Stamps, values: Values) -> None:
         self.check_open()
         self._thread.check()
         self._known.check_new(id, self._count)
@@ -132,10 +129,10 @@ class PartWriter:
         self._space.check(self._thread.nbytes + nbytes, self._under_way.kept)
         part = self._part_for({name: array.shape[1:] for name, array in stored.items()})
         # in this thread, so that a refused utterance is an error of its own `write`
-        prepared = part.prepare(id, stored)
+        encoded = part.encode_lossy(id, stored)
         if part.checks:
             part.check(id, {name: (len(each), each.nbytes) for name, each in stored.items()})
-        self._thread.add(part, id, prepared, stats, stamps, values, nbytes)
+        self._thread.add(part, id, stored, encoded, stamps, values)
         self._kinds = kinds
         self._count_taken([id], nbytes)
 

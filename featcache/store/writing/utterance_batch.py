@@ -5,7 +5,7 @@ They go together, since to hand over each short one costs more than to store it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from featcache.container_files import EncodedArrays
 from featcache.interface import Array, EncodedArray
@@ -13,13 +13,9 @@ from featcache.stats import FeatureStats
 from featcache.store.format.annotations import Values
 from featcache.store.format.stamps import Stamps
 
-# arrays of shape (rows, *dims), C order, storage dtype, and those that are bytes already
-Prepared = Mapping[str, Array | EncodedArray]
-PreparedArrays = list[Array | EncodedArray] | EncodedArrays  # of several utterances
+# of several utterances: arrays of shape (rows, *dims), C order, storage dtype, or bytes already
+PreparedArrays = Sequence[Array | EncodedArray] | EncodedArrays
 Gathered = Mapping[str, FeatureStats]  # statistics, by feature
-
-BATCH_BYTES = 1 << 22
-BATCH_ROWS = 256
 
 
 class UtteranceBatch:
@@ -28,6 +24,8 @@ class UtteranceBatch:
     Attributes:
         nbytes: of their arrays, before any codec.
         stats: of some of them together, by feature, in the same order.
+        is_stored: True once the thread that stores has begun with it: it may be put twice.
+        checksums: of their stored bytes, of the features of which they are known.
     """
 
     def __init__(self) -> None:
@@ -36,28 +34,15 @@ class UtteranceBatch:
         self.stamps: list[Stamps] = []
         self.annotations: list[Values] = []
         self.stats: list[Gathered] = []
+        self.checksums: dict[str, list[int]] = {}
         self.nbytes = 0
+        self.is_stored = False
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def add(self, id: str, arrays: Prepared, stamps: Stamps, annotations: Values) -> None:
-        """Add an utterance, but for its statistics and its bytes."""
-        self.ids.append(id)
-        for name, array in arrays.items():
-            column = self.arrays.setdefault(name, [])
-            if isinstance(column, list):
-                column.append(array)
-        self.stamps.append(stamps)
-        self.annotations.append(annotations)
 
     def add_stats(self, stats: Gathered, nbytes: int) -> None:
         """Add the statistics, if there are any, and the bytes of utterances."""
         self.nbytes += nbytes
         if stats:
             self.stats.append(stats)
-
-    @property
-    def is_full(self) -> bool:
-        """True when the next utterance belongs to the next batch."""
-        return self.nbytes >= BATCH_BYTES or len(self.ids) >= BATCH_ROWS

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +30,9 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import EncodedArrays, Extents, FeatureFilesWriter
 from featcache.errors import ClosedError, FeatureError, StorageFullError
 from featcache.store.format.journal import read_journal
-from featcache.store.writing import free_space, hand_over, utterance_batch
+from featcache.store.writing import free_space, hand_over
 from featcache.store.writing.background import Background
+from featcache.store.writing.hand_over import HandOver
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,13 @@ class Gate:
             return append_many(writer, ids, arrays)
 
         monkeypatch.setattr(FeatureFilesWriter, "append_many", gated)
-        monkeypatch.setattr(utterance_batch, "BATCH_BYTES", 0)  # each is handed over at once
+
+        def add_at_once(hand_over: HandOver, *utterance: Any) -> None:
+            add(hand_over, *utterance)
+            hand_over._put_waiting()
+
+        add = HandOver.add
+        monkeypatch.setattr(HandOver, "add", add_at_once)
         monkeypatch.setattr(hand_over, "NOTE_BYTES", 0)
 
 

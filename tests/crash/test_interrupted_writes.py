@@ -1,0 +1,92 @@
+"""Ctrl-C at any line of a write costs no other utterance, and the cache can be closed."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from staging_helpers import FEATURES, arrays_of, check
+
+import featcache
+from featcache import CacheWriter
+from featcache.store.writing import hand_over, staging
+
+WRITING = str(Path(featcache.__file__).parent / "store" / "writing")
+
+
+class Interrupt:
+    """Raises `KeyboardInterrupt` at the line of the writing code of this number, once.
+
+    Not at `with`: Python raises none between what such a line takes and its block.
+    """
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not frame.f_code.co_filename.startswith(WRITING):
+            return None
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not source.lstrip().startswith("with "):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.fixture
+def no_trace() -> Iterator[None]:
+    before = sys.gettrace()
+    yield
+    sys.settrace(before)
+
+
+def write_alone(writer: CacheWriter, id: str, arrays: dict[str, NDArray[Any]]) -> None:
+    writer.write(id, arrays)
+
+
+def write_as_batch(writer: CacheWriter, id: str, arrays: dict[str, NDArray[Any]]) -> None:
+    batch = {name: array[np.newaxis] for name, array in arrays.items()}
+    lengths = {name: [array.shape[1]] for name, array in batch.items() if name != "vector"}
+    writer.write_batch([id], batch, lengths)
+
+
+@pytest.mark.usefixtures("no_trace")
+@pytest.mark.parametrize("write", [write_alone, write_as_batch])
+def test_an_interrupt_at_any_line_of_a_write_spoils_no_other_utterance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None]
+) -> None:
+    """Ctrl-C comes between any two lines; the script goes on, or closes the cache."""
+    monkeypatch.setattr(staging, "COUNTED_VALUES", 40)
+    monkeypatch.setattr(staging, "MOST_ROWS", 3)
+    monkeypatch.setattr(hand_over, "COMMIT_INTERVAL_S", 60.0)
+    line, whole = 0, False
+    while not whole:
+        line += 1
+        path = tmp_path / str(line)
+        interrupt = Interrupt(line)
+        returned: list[int] = []
+        with CacheWriter(path, [FEATURES[0], FEATURES[1], FEATURES[3]]) as writer:
+            for number in range(6):
+                arrays = {name: arrays_of(number)[name] for name in ("fbank", "lossy", "vector")}
+                if number == 3:  # hands over those before, and begins anew
+                    sys.settrace(interrupt)
+                try:
+                    write(writer, f"utt-{number}", arrays)
+                    returned.append(number)
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    sys.settrace(None)
+        whole = interrupt.left > 0
+        stored = {*featcache.open(path).ids}
+        assert {f"utt-{number}" for number in returned} <= stored
+        check(path, dict.fromkeys(stored, 5))
+    assert line > 100  # lines of a write
