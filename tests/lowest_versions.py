@@ -28,8 +28,14 @@ def lowest_versions() -> dict[str, str]:
     of_users = chain.from_iterable(extras[name] for name in extras.keys() - OURS)
     lowest = bounds(chain(project["dependencies"], of_users))
     tools = bounds(chain.from_iterable(extras[name] for name in OURS)).keys() - lowest.keys()
-    pins = dict(re.findall(r"^(\S+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins = pinned_versions()
     return lowest | {name: pins[name] for name in tools | {"torch"}}
+
+
+def pinned_versions() -> dict[str, str]:
+    """Return the version of each package that `make setup` installs."""
+    text = (ROOT / "constraints.txt").read_text()
+    return dict(re.findall(r"^(\S+)==(\S+)", text, re.MULTILINE))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lowest_versions import lowest_versions, pinned_versions
 from places import ROOT
 
 HOUSE = ROOT / "featcache"
@@ -67,3 +68,9 @@ def test_a_docstring_begins_with_the_thing(path: Path) -> None:
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, documented)]
     first = {(ast.get_docstring(node) or " ").partition(" ")[0] for node in nodes}
     assert not first & {"What", "Who", "How", "Which", "From", "Whether"}
+
+
+def test_each_direct_dependency_is_pinned() -> None:
+    """Without a pin `make setup` installs what is newest that day, and `make floor` nothing."""
+    pinned = {name.lower().replace("_", "-") for name in pinned_versions()}
+    assert {name.lower().replace("_", "-") for name in lowest_versions()} <= pinned
