@@ -23,6 +23,7 @@ from featcache.errors import CorruptCacheError, FeatureError
 # 2^-53.
 _BLOCK_VALUES = 1 << 17
 _BLOCK_ROWS = 1 << 12
+_BLOCKS = 16  # whose sums are added: merging rounds less, where there are more
 # Squares are summed as they are, in one pass less, where no mean is so far from zero that they
 # swallow the variance: this many variances in the square of a mean cost four of the 53 bits. Small
 # arrays take two passes at once: there calls cost more than passes.
@@ -82,18 +83,20 @@ class FeatureStats:
             raise FeatureError(
                 "statistics need an array of shape (frames, ...), not a single number"
             )
-        stats = cls._of_sums(array) if array.size > _SMALL_VALUES else None
-        if stats is not None:
-            return stats
-        found = [cls._of_block(block) for block in _blocks(array)]
+        found = [cls._of_blocks(blocks) for blocks in _pieces(array, _BLOCKS)]
         return reduce(cls.merge, found) if found else cls.empty(array.shape[1:])
+
+    @classmethod
+    def _of_blocks(cls, array: NDArray[Any]) -> FeatureStats:
+        stats = cls._of_sums(array) if array.size > _SMALL_VALUES else None
+        return stats or reduce(cls.merge, map(cls._of_block, _pieces(array, 1)))
 
     @classmethod
     def _of_sums(cls, array: NDArray[Any]) -> FeatureStats | None:
         """Take them in one pass; None where a mean is too far from zero for that."""
         sums = squares = _ZERO
         with _nan_and_infinity_allowed():
-            for block in _blocks(array):
+            for block in _pieces(array, 1):
                 values = _as_float64(block)
                 sums = sums + _summed(values)
                 np.multiply(values, values, out=values)
@@ -236,9 +239,10 @@ def _as_float64(block: NDArray[Any]) -> NDArray[np.float64]:
     return values.reshape(len(block), -1)
 
 
-def _blocks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _pieces(array: NDArray[Any], blocks: int) -> Iterator[NDArray[Any]]:
+    """Cut an array into pieces of so many blocks."""
     width = max(array.size // max(len(array), 1), 1)
-    rows = max(min(_BLOCK_VALUES // width, _BLOCK_ROWS), 1)
+    rows = max(min(_BLOCK_VALUES // width, _BLOCK_ROWS), 1) * blocks
     return (array[start : start + rows] for start in range(0, len(array), rows))
 
 

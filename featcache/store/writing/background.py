@@ -26,7 +26,9 @@ class Background:
         self._tasks: deque[tuple[Task, int, int]] = deque()
         self._done = 0  # tasks so far
         self._stopping = False
-        self._changed = threading.Condition(threading.Lock())
+        # taken by itself: an interrupt may come within `Condition.__enter__`, and it stays taken
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self.queued_bytes = 0
         self._memory = 0  # that, and what else the tasks take
         self.error: BaseException | None = None
@@ -39,13 +41,12 @@ class Background:
 
     def wait_for_room(self, memory: int) -> None:
         """Return once there is room for a task that holds so much memory."""
-        with self._changed:
+        with self._lock:
             self._wait_for_room(memory)
 
-    def put(self, task: Task, nbytes: int, notes: int = 0) -> None:
-        """Queue a task that holds `nbytes`, and `notes` more; waits while the queue is full."""
-        memory = nbytes + notes
-        with self._changed:
+    def put(self, task: Task, nbytes: int, memory: int) -> None:
+        """Queue a task that stores `nbytes` and takes so much memory; waits while there is none."""
+        with self._lock:
             self._wait_for_room(memory)
             if self._stopping:
                 raise RuntimeError("the thread that stores has been stopped")
@@ -56,14 +57,14 @@ class Background:
 
     def drain(self) -> None:
         """Return once all tasks that were put before are done, whatever others put meanwhile."""
-        with self._changed:
+        with self._lock:
             number = self._done + len(self._tasks)
             self._changed.wait_for(lambda: self.error or self._done >= number or self._is_over())
             self._raise_error()
 
     def stop(self, finish: bool) -> None:
         """End the thread, after the queued tasks or before them; never raises."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
             if not finish and self._tasks:  # the first one may be running: leave it to `_run`
                 self._tasks = deque([self._tasks[0]])
@@ -99,7 +100,7 @@ class Background:
                 if self._tasks:
                     task, nbytes, memory = self._tasks[0]
                     task()
-                    with self._changed:  # only now, so that an empty queue means all done
+                    with self._lock:  # only now, so that an empty queue means all done
                         self._tasks.popleft()
                         self._done += 1
                         self.queued_bytes -= nbytes
@@ -109,13 +110,13 @@ class Background:
                     self._idle()
                     idle_at = time.monotonic() + self._idle_s
         except BaseException as error:
-            with self._changed:
+            with self._lock:
                 self.error = error
                 self._changed.notify_all()
 
     def _wait(self, until: float) -> bool:
         """Wait for a task or until a time; False once all is done and the thread shall end."""
-        with self._changed:
+        with self._lock:
             timeout = max(until - time.monotonic(), 0)
             self._changed.wait_for(lambda: self._tasks or self._stopping, timeout)
             return bool(self._tasks) or not self._stopping

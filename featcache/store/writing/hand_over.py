@@ -83,20 +83,22 @@ class HandOver:
         if waiting is not None and not waiting.has_room(arrays):
             self._put_waiting()
         with self._taking:
-            if self._waiting is None:
-                self._waiting = Staging(part, self._features, self._memory, arrays)
-            self._waiting.add(id, arrays, encoded, stamps, annotations)
+            waiting = self._waiting
+            if waiting is None:
+                waiting = Staging(part, self._features, self._memory, arrays)
+            waiting.add(id, arrays, encoded, stamps, annotations)
+            self._waiting = waiting  # which is never empty, whatever interrupts this
 
     def put_batch(self, part: OpenPart, batch: UtteranceBatch) -> None:
         """Hand over utterances."""
         self._put_waiting()
-        self._put(part, batch)
+        self._put(part, batch, batch.nbytes)
 
     def put(self, task: Callable[[], object]) -> None:
         """Have the thread run a task behind all that was handed over before."""
         self._put_waiting()
         with explained(self._path, self._kept):
-            self._background.put(task, 0)
+            self._background.put(task, 0, 0)
 
     def drain(self) -> None:
         """Return once all that was handed over before is stored; raises what went wrong."""
@@ -114,17 +116,17 @@ class HandOver:
         waiting = self._waiting
         if waiting is not None:
             with explained(self._path, self._kept):
-                self._background.wait_for_room(waiting.nbytes + NOTE_BYTES * len(waiting))
+                self._background.wait_for_room(waiting.memory + NOTE_BYTES * len(waiting))
             with self._taking:
                 # an interrupt (Ctrl-C) anywhere here leaves them waiting, to be put once more
                 if self._waiting is not None:
-                    self._put(waiting.part, waiting.batch())
+                    self._put(waiting.part, waiting.batch(), waiting.memory)
                     self._waiting = None
 
-    def _put(self, part: OpenPart, batch: UtteranceBatch) -> None:
+    def _put(self, part: OpenPart, batch: UtteranceBatch, memory: int) -> None:
         with explained(self._path, self._kept):
             task = partial(_store, part, batch)
-            self._background.put(task, batch.nbytes, NOTE_BYTES * len(batch))
+            self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
 
     def _idle(self) -> None:
         with self._taking:

@@ -39,6 +39,7 @@ class Staging:
 
     Attributes:
         nbytes: of their arrays, before any codec.
+        memory: bytes that are taken for them.
     """
 
     def __init__(
@@ -49,17 +50,14 @@ class Staging:
         first: Mapping[str, Array],
     ) -> None:
         self.part = part
-        self.nbytes = 0
+        self.nbytes = self.memory = 0
         total = max(sum(array.nbytes for array in first.values()), 1)
-        self._rows = {
-            name: _Rows(
-                features[name],
-                array,
-                memory.take(max(BLOCK_BYTES * array.nbytes // total, array.nbytes, LEAST_BYTES)),
-                is_raw=part.is_raw(name),
-            )
-            for name, array in first.items()
-        }
+        self._rows: dict[str, _Rows] = {}
+        for name, array in first.items():
+            share = min(BLOCK_BYTES * array.nbytes // total, 2 * MOST_ROWS * array.nbytes)
+            taken = memory.take(max(share, array.nbytes, LEAST_BYTES))
+            self._rows[name] = _Rows(features[name], array, taken, is_raw=part.is_raw(name))
+            self.memory += len(taken)
         self._utterances: list[_Utterance] = []
         self._batch: UtteranceBatch | None = None
 
@@ -139,16 +137,16 @@ class _Rows:
         self.room = self._values.nbytes
         self.checksums: list[int] = []
         self._lengths: list[int] = []
-        self._used = 0  # values
-        self._counted: tuple[int, list[FeatureStats]] = 0, []  # values, and their statistics
+        self._used = 0  # rows
+        self._counted: tuple[int, list[FeatureStats]] = 0, []  # rows, and their statistics
 
     def add(self, number: int, array: Array) -> None:
         """Copy the array of an utterance, behind those of so many."""
         if len(self._lengths) > number:
             self.end(number)
         self._lengths.append(len(array))  # first, so that `end` finds what an interrupt cut off
-        begin, self._used = self._used, self._used + array.size
-        copy = self._values[begin : self._used]
+        begin, self._used = self._used, self._used + len(array)
+        copy = self._values[begin * self._width : self._used * self._width]
         np.copyto(copy.reshape(array.shape), array)
         if self.is_raw:
             self.checksums.append(xxhash.xxh3_64_intdigest(copy.data))
@@ -156,15 +154,18 @@ class _Rows:
 
     def end(self, number: int) -> None:
         """Forget what an interrupt left behind the arrays of so many utterances."""
-        del self._lengths[number:], self.checksums[number:]
-        self._used = sum(self._lengths) * self._width
-        self.room = self._values.nbytes - self._used * self._values.itemsize
+        lengths = self._lengths[:number]
+        self.checksums = self.checksums[:number]
+        self._used = sum(lengths)
+        self.room = self._values.nbytes - self._used * self._width * self._values.itemsize
+        self._lengths = lengths  # last, so that one more interrupt leaves that to the next call
 
     def count(self, least: int = COUNTED_VALUES) -> None:
         """Take the statistics of those that wait for that, if they are enough."""
         counted, stats = self._counted
-        if self.has_stats and self._used - counted >= least:
-            frames = self._values[counted : self._used].reshape(-1, *self._dims)
+        if self.has_stats and (self._used - counted) * max(self._width, 1) >= least:
+            values = self._values[counted * self._width : self._used * self._width]
+            frames = values.reshape(self._used - counted, *self._dims)
             taken = FeatureStats.of(from_storage(frames, self._dtype))
             self._counted = self._used, [*stats, taken]
 
@@ -177,5 +178,5 @@ class _Rows:
     def packed(self) -> Packed:
         """Return all arrays."""
         ends = [0, *np.cumsum(self._lengths, dtype=np.int64).tolist()]
-        array = self._values[: self._used].reshape(ends[-1], *self._dims)
+        array = self._values[: self._used * self._width].reshape(self._used, *self._dims)
         return Packed(array, self._lengths, ends, [])

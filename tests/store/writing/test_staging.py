@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,10 @@ from staging_helpers import FEATURES, arrays_of, check
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.stats import FeatureStats
-from featcache.store.writing import staging
+from featcache.store.writing import hand_over, staging
 from featcache.store.writing.copy_memory import BLOCK_BYTES
+from featcache.store.writing.open_part import OpenPart
+from featcache.store.writing.utterance_batch import UtteranceBatch
 
 
 @pytest.mark.parametrize("counted", [1, 40, 1 << 16])
@@ -30,6 +34,35 @@ def test_lengths_of_every_kind_come_back(
         for id, length in frames.items():
             writer.write(id, arrays_of(int(id.split("-")[1]), length))
     check(tmp_path, frames)
+
+
+def test_frames_without_numbers_are_counted(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path, [FeatureStorageConfig("none")]) as writer:
+        for number in range(5):
+            writer.write(str(number), {"none": np.empty((4, 0), np.float32)})
+    assert featcache.open(tmp_path).stats("none").count == 20
+
+
+def test_memory_of_utterances_that_fill_little_of_it_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `write` between batches takes memory for more that never come."""
+    monkeypatch.setattr(hand_over, "QUEUE_BYTES", 4 * BLOCK_BYTES)
+    array = np.ones((100, 40), np.float32)
+    append = OpenPart.append
+
+    def slow(part: OpenPart, batch: UtteranceBatch) -> None:
+        time.sleep(0.002)
+        append(part, batch)
+
+    monkeypatch.setattr(OpenPart, "append", slow)
+    with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
+        for number in range(150):
+            writer.write(f"a{number}", {"fbank": array})
+            writer.write_batch([f"b{number}"], {"fbank": array[np.newaxis]}, [100])
+        memory = writer._parts._memory
+    gc.collect()
+    assert len(memory._free) <= 8  # blocks, all that it ever had
 
 
 def test_an_utterance_larger_than_the_memory_passes_alone(tmp_path: Path) -> None:

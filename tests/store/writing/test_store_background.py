@@ -30,7 +30,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import EncodedArrays, Extents, FeatureFilesWriter
 from featcache.errors import ClosedError, FeatureError, StorageFullError
 from featcache.store.format.journal import read_journal
-from featcache.store.writing import free_space, hand_over
+from featcache.store.writing import free_space, hand_over, staging
 from featcache.store.writing.background import Background
 from featcache.store.writing.hand_over import HandOver
 
@@ -69,6 +69,8 @@ class Gate:
 
         add = HandOver.add
         monkeypatch.setattr(HandOver, "add", add_at_once)
+        monkeypatch.setattr(staging, "MOST_ROWS", 0)  # no memory beyond their own
+        monkeypatch.setattr(staging, "LEAST_BYTES", 0)
         monkeypatch.setattr(hand_over, "NOTE_BYTES", 0)
 
 

@@ -294,7 +294,7 @@ def test_a_writer_that_cannot_be_closed_any_more_says_why(
     write(writer, range(3))
     writer.commit()
     error = OSError(5, "Input/output error")
-    writer._parts._thread._background.put(lambda: (_ for _ in ()).throw(error), 0)
+    writer._parts._thread._background.put(lambda: (_ for _ in ()).throw(error), 0, 0)
     with pytest.warns(ResourceWarning, match="closing it now failed: .*Input/output error"):
         del writer
     assert caplog.records[-1].levelno == logging.WARNING
