@@ -72,8 +72,17 @@ class FeatureStats:
 
     @classmethod
     def empty(cls, dims: tuple[int, ...]) -> FeatureStats:
-        """Start with no frames; `dims` is the shape of one frame."""
-        return cls(0, np.zeros(dims), np.zeros(dims))
+        """Start with no frames; `dims` is the shape of one frame.
+
+        Raises `FeatureError` for more than memory holds.
+        """
+        try:
+            return cls(0, np.zeros(dims), np.zeros(dims))
+        except (MemoryError, ValueError) as error:  # a damaged cache has any dims
+            raise FeatureError(
+                f"no memory for statistics of frames of shape {dims!r}: {error}; see whether the "
+                "cache is damaged (verify='columns')"
+            ) from error
 
     @classmethod
     def of(cls, frames: ArrayLike) -> FeatureStats:

@@ -305,3 +305,8 @@ def test_many_merge_to_the_bit_as_one_after_the_other() -> None:
     assert merged.m2.tobytes() == one_by_one.m2.tobytes()
     with pytest.raises(FeatureError, match="do not merge"):
         merged.merge_all([FeatureStats.empty((5,))])
+
+
+def test_frames_too_large_for_memory_are_refused_with_their_shape() -> None:
+    with pytest.raises(FeatureError, match=r"frames of shape \(33554436, 33554436\)"):
+        FeatureStats.empty((33554436, 33554436))
