@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,12 @@ from staging_helpers import FEATURES, arrays_of, check
 
 import featcache
 from featcache import CacheWriter
+from featcache.container_files import EncodedArrays
+from featcache.store.format.annotations import NONE
+from featcache.store.format.part import checksums
+from featcache.store.format.stamps import UNKNOWN
 from featcache.store.writing import hand_over, staging
+from featcache.store.writing.copy_memory import CopyMemory
 
 WRITING = str(Path(featcache.__file__).parent / "store" / "writing")
 
@@ -59,9 +65,10 @@ def write_as_batch(writer: CacheWriter, id: str, arrays: dict[str, NDArray[Any]]
 
 
 @pytest.mark.usefixtures("no_trace")
+@pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("write", [write_alone, write_as_batch])
 def test_an_interrupt_at_any_line_of_a_write_spoils_no_other_utterance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None], goes_on: bool
 ) -> None:
     """Ctrl-C comes between any two lines; the script goes on, or closes the cache."""
     monkeypatch.setattr(staging, "COUNTED_VALUES", 40)
@@ -82,7 +89,8 @@ def test_an_interrupt_at_any_line_of_a_write_spoils_no_other_utterance(
                     write(writer, f"utt-{number}", arrays)
                     returned.append(number)
                 except KeyboardInterrupt:
-                    pass
+                    if not goes_on:
+                        break
                 finally:
                     sys.settrace(None)
         whole = interrupt.left > 0
@@ -90,3 +98,45 @@ def test_an_interrupt_at_any_line_of_a_write_spoils_no_other_utterance(
         assert {f"utt-{number}" for number in returned} <= stored
         check(path, dict.fromkeys(stored, 5))
     assert line > 100  # lines of a write
+
+
+@pytest.mark.usefixtures("no_trace")
+def test_two_interrupts_in_a_row_spoil_no_other_utterance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "COUNTED_VALUES", 40)
+    features = {"fbank": FEATURES[0]}
+    with CacheWriter(tmp_path, features.values()) as writer:
+        writer.write("utt-0", {"fbank": arrays_of(0)["fbank"]})
+        part = writer._parts._part
+        assert part is not None
+        memory, lines = CopyMemory(), range(1, 40)
+        for first, second in itertools.product(lines, lines):
+            waiting = staging.Staging(part, features, memory, {"fbank": arrays_of(0)["fbank"]})
+            added = [
+                is_added(waiting, number, Interrupt(line))
+                for number, line in enumerate((0, first, second, 0))
+            ]
+            batch = waiting.batch()
+            numbers = [int(id.split("-")[1]) for id in batch.ids]
+            assert {*itertools.compress(range(4), added)} <= {*numbers}
+            frames = np.concatenate([arrays_of(number)["fbank"] for number in numbers])
+            stored = batch.arrays["fbank"]
+            assert isinstance(stored, EncodedArrays)
+            assert b"".join(stored.pieces) == frames.tobytes()
+            assert batch.checksums["fbank"] == checksums(stored)
+            assert batch.stats[0]["fbank"].count == len(frames)
+            np.testing.assert_allclose(batch.stats[0]["fbank"].mean, frames.mean(0), atol=1e-6)
+        assert is_added(waiting, 9, Interrupt(max(lines)))  # all lines were interrupted
+
+
+def is_added(waiting: staging.Staging, number: int, interrupt: Interrupt) -> bool:
+    arrays = {"fbank": arrays_of(number)["fbank"]}
+    try:
+        sys.settrace(interrupt)
+        waiting.add(f"utt-{number}", arrays, {}, UNKNOWN, NONE)
+    except KeyboardInterrupt:
+        return False
+    finally:
+        sys.settrace(None)
+    return True
