@@ -227,6 +227,9 @@ class PartWriter:
         with self._one_at_a_time:
             self._end_part()
             self._thread.drain()
+            for part in [*self._under_way.unsealed]:  # an interrupt came when they were ended
+                self._thread.put(partial(self._under_way.seal, part))
+            self._thread.drain()
             if self._under_way.committed < self._count:  # never: a promise worth a comparison
                 raise CorruptCacheError(
                     f"{self._count} utterances were written to {str(self.path)!r}, fewer are "
