@@ -123,6 +123,8 @@ def test_closing_drops_what_is_not_begun_and_waits_for_what_is() -> None:
 
     results = Prefetch(jobs(50, run=wait), 1, 20)
     assert next(results) == 0
+    while len(begun) < 2:  # or closing drops it, too
+        time.sleep(0.001)
     closing = threading.Thread(target=results.close)
     closing.start()
     while results._todo:
