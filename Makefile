@@ -11,17 +11,24 @@ FLOOR := .venv-floor
 WORKER_TESTS := tests/slurm tests/hosts tests/cluster $(wildcard tests/extraction/test_parallel_*.py) \
   tests/collect_stats/test_collect_stats_workers.py tests/collect_stats/test_collect_stats_faults.py \
   tests/brain/test_brain_ddp.py tests/recipes/test_recipe_librispeech.py \
-  tests/interop/test_interop_huggingface.py
+  tests/interop/test_interop_huggingface.py tests/lazy/test_many_processes.py \
+  tests/loading/test_exactly_once.py tests/brain/test_added_features.py
 
 # tests that kill processes and fill disks, beside the harnesses that do so by the thousand
-CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store_crashes.py \
-  tests/store/writing/test_sealed_in_place.py tests/loading/test_leaving.py
+CRASH_TESTS := tests/crash tests/store/test_store_kill.py tests/store/test_store_crashes.py tests/store/test_left_names.py \
+  tests/store/writing/test_sealed_in_place.py tests/loading/test_leaving.py \
+  tests/store/test_feature_sets_crashes.py tests/extraction/test_convert_killed.py
 FAULT_TESTS := tests/faults tests/store/writing/test_failed_publish.py \
   tests/store/writing/test_store_full_disk.py
 
+# tests of what threads, forks and interrupts may do: FEATCACHE_ROUNDS times each
+SHARING_TESTS := tests/test_sharing.py tests/lazy/test_shared_functions.py \
+  tests/store/writing/test_shared_writers.py tests/store/test_left_names.py \
+  tests/crash/test_interrupted_reads.py tests/crash/test_interrupted_verbs.py
+
 NOT_IN_TEST := $(addprefix --ignore=,$(WORKER_TESTS) $(CRASH_TESTS) $(FAULT_TESTS))
 
-.PHONY: setup demo stale test workers crash torture faults fuzz rightness floor lint fmt check map bench clean
+.PHONY: setup demo stale test workers crash torture faults fuzz rightness floor lint fmt check map bench speed clean
 
 setup: $(STAMP)  ## make .venv and install the pinned versions
 
@@ -40,13 +47,14 @@ workers: setup  ## run the tests that start Dask workers, on SLURM too where it 
 crash: setup  ## crash writers in thousands of ways and see that nothing is lost; 8 minutes, needs strace
 	$(BIN)/pytest $(CRASH_TESTS) -s --override-ini=timeout=3600
 
-torture: setup  ## kill the demo at random moments while it caches, again and again; some minutes
+torture: setup  ## kill the demo again and again; threads, forks, interrupts by the hundred; half an hour
 	$(BIN)/pytest tests/torture -s --override-ini=timeout=3600
+	FEATCACHE_ROUNDS=300 $(BIN)/pytest -n 2 $(SHARING_TESTS) --override-ini=timeout=3600
 
 faults: setup  ## let system calls of writers fail, 2,112 of them; three minutes (FEATCACHE_FAULTS=20000 tries more)
 	$(BIN)/pytest $(FAULT_TESTS) -s --override-ini=timeout=3600
 
-fuzz: setup  ## damage caches in every way, 20,000 of them and more; three minutes (FEATCACHE_FUZZ=10 tries ten times as many)
+fuzz: setup  ## damage caches, and what is adopted, in every way, 20,000 times each and more; fifteen minutes (FEATCACHE_FUZZ=10 tries ten times as many)
 	$(BIN)/pytest tests/fuzz -s --override-ini=timeout=3600
 
 rightness: setup  ## change two recipes in hundreds of ways: what matters must be noticed, nothing else; ten minutes
@@ -73,6 +81,9 @@ check: setup  ## layout, lint, types, direction of imports
 bench: setup  ## measure reading, feeding and scale, against the peers; about twenty minutes, 6 GB of temporary files
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
+
+speed: setup  ## measure eight figures against the commit before, in turns, and say which became slower; five minutes
+	$(BIN)/python benchmarks/speed.py
 
 clean:  ## remove everything that the words above made
 	rm -rf $(VENV) $(FLOOR) results recipes/*/results build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

@@ -21,12 +21,9 @@ from scale import OPEN, line, timed, write_cache
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store.format.annotation_columns import Column, stored_columns
-from featcache.store.format.coded_strings import Codes
-from featcache.store.format.column_file import ColumnFile, save_columns
-from featcache.store.format.manifest import read_manifest, write_manifest
-from featcache.store.format.manifest_entries import AnnotationEntry
-from featcache.store.format.strings import Strings, ends_of
+from featcache.store.format.annotations import Column, stored_columns
+from featcache.store.format.columns import Codes, ColumnFile, Strings, ends_of, save_columns
+from featcache.store.format.manifest import AnnotationEntry, read_manifest, write_manifest
 
 SPEAKERS = 5000
 WRITTEN = 20_000

@@ -33,10 +33,10 @@ import numpy as np
 from machine import describe
 
 import featcache
+from featcache.extraction import run as plan
 from featcache.extraction.dataset_batches import wanted_batches
-from featcache.extraction.id_numbers import IdNumbers
+from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.run import Run
-from featcache.extraction.workers import plan
 from featcache.store.writing.part_writer import PartWriter
 
 FEATURES = [featcache.FeatureStorageConfig("fbank")]

@@ -29,26 +29,20 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
-from featcache.store.format.annotation_columns import Column as AnnotationColumn
-from featcache.store.format.annotation_columns import stored_columns
-from featcache.store.format.column_file import save_columns
+from featcache.store.format.annotations import Column as AnnotationColumn
+from featcache.store.format.annotations import stored_columns
+from featcache.store.format.columns import Strings, save_columns
 from featcache.store.format.files import make_directory
-from featcache.store.format.index import ContainerColumns, FeatureColumns, Index
-from featcache.store.format.index_writer import (
-    container_columns,
-    index_columns,
-    rows_of,
-    string_columns,
-)
+from featcache.store.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index
 from featcache.store.format.manifest import (
+    AnnotationEntry,
     Manifest,
+    PartEntry,
     index_file,
     new_generation_name,
     write_manifest,
 )
-from featcache.store.format.manifest_entries import AnnotationEntry, PartEntry
-from featcache.store.format.pages import DIGEST_BYTES
-from featcache.store.format.strings import Strings
+from featcache.store.format.part import container_columns, index_columns, rows_of, string_columns
 from featcache.tables.table import FeatureTable
 
 MELS = 80

@@ -27,9 +27,8 @@ from torch.utils.data import DataLoader, Dataset
 import featcache
 from featcache import FeatureDataset, FeatureLoader
 from featcache.samplers import BucketBatchSampler
-from featcache.store.format.annotation_columns import Column
-from featcache.store.format.coded_strings import Codes
-from featcache.store.format.strings import Strings
+from featcache.store.format.annotations import Column
+from featcache.store.format.columns import Codes, Strings
 from featcache.tables.table import FeatureTable
 
 SPEAKERS = 10_000

@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     from featcache.cluster.worker_env import with_worker_env as with_worker_env
     from featcache.cluster.worker_env import worker_env as worker_env
     from featcache.collect_stats.runner import CollectStatsRunner as CollectStatsRunner
-    from featcache.declaration.feature_config import FeatureStorageConfig as FeatureStorageConfig
+    from featcache.declaration import FeatureStorageConfig as FeatureStorageConfig
     from featcache.extraction.converting.convert import convert as convert
     from featcache.extraction.environment import EnvironmentProvider as EnvironmentProvider
+    from featcache.extraction.estimating.estimate import Estimate as Estimate
     from featcache.extraction.estimating.estimate import estimate as estimate
-    from featcache.extraction.estimating.estimate_table import Estimate as Estimate
     from featcache.extraction.extract import extract as extract
     from featcache.extraction.unpad import unpad as unpad
     from featcache.interop.utterances import utterances as utterances
     from featcache.lazy.decorator import cache as cache
-    from featcache.lazy.items import ReadThroughDataset as ReadThroughDataset
     from featcache.lazy.through import ReadThrough as ReadThrough
+    from featcache.lazy.through import ReadThroughDataset as ReadThroughDataset
     from featcache.lazy.through import through as through
-    from featcache.loading.collate import CommonCollateFn as CommonCollateFn
     from featcache.loading.dataset import FeatureDataset as FeatureDataset
     from featcache.loading.loader import FeatureLoader as FeatureLoader
+    from featcache.loading.padding import CommonCollateFn as CommonCollateFn
     from featcache.making import diff as diff
     from featcache.making import made_from as made_from
     from featcache.mvn import GlobalMVN as GlobalMVN
@@ -67,37 +67,37 @@ if TYPE_CHECKING:
     from featcache.storage import FeatureStorage as FeatureStorage
     from featcache.store.cache import Cache as Cache
     from featcache.store.opening import open as open
-    from featcache.store.reading.padded import PaddedFeatures as PaddedFeatures
+    from featcache.store.reading.generation import PaddedFeatures as PaddedFeatures
     from featcache.store.reading.reader import FeatureReader as FeatureReader
     from featcache.store.writing.cache_writer import CacheWriter as CacheWriter
     from featcache.tables.combine import concat as concat
     from featcache.tables.combine import join as join
-    from featcache.tables.seconds import Seconds as Seconds
     from featcache.tables.segments import Windows as Windows
     from featcache.tables.table import FeatureTable as FeatureTable
+    from featcache.tables.times import Seconds as Seconds
 
 # loaded when first used: `import featcache` brings in neither torch nor any format's library
 _HOMES = {
     "Cache": "featcache.store.cache",
     "CacheWriter": "featcache.store.writing.cache_writer",
     "CollectStatsRunner": "featcache.collect_stats.runner",
-    "CommonCollateFn": "featcache.loading.collate",
+    "CommonCollateFn": "featcache.loading.padding",
     "EnvironmentProvider": "featcache.extraction.environment",
-    "Estimate": "featcache.extraction.estimating.estimate_table",
+    "Estimate": "featcache.extraction.estimating.estimate",
     "FeatureCacheMixin": "featcache.brain",
     "FeatureDataset": "featcache.loading.dataset",
     "FeatureLoader": "featcache.loading.loader",
     "FeatureReader": "featcache.store.reading.reader",
     "FeatureStats": "featcache.stats",
     "FeatureStorage": "featcache.storage",
-    "FeatureStorageConfig": "featcache.declaration.feature_config",
+    "FeatureStorageConfig": "featcache.declaration",
     "FeatureTable": "featcache.tables.table",
     "GlobalMVN": "featcache.mvn",
-    "PaddedFeatures": "featcache.store.reading.padded",
+    "PaddedFeatures": "featcache.store.reading.generation",
     "ParallelConfig": "featcache.cluster.config",
     "ReadThrough": "featcache.lazy.through",
-    "ReadThroughDataset": "featcache.lazy.items",
-    "Seconds": "featcache.tables.seconds",
+    "ReadThroughDataset": "featcache.lazy.through",
+    "Seconds": "featcache.tables.times",
     "Windows": "featcache.tables.segments",
     "adopt": "featcache.adoption.adopt",
     "backend_names": "featcache.registry",

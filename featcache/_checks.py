@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import ParamSpec
+from types import MappingProxyType
+from typing import ParamSpec, TypeVar
 
 from featcache.errors import (
     ConfigError,
@@ -21,32 +22,36 @@ from featcache.errors import (
 )
 
 P = ParamSpec("P")
+R = TypeVar("R")
+NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
-def named_settings(what: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Decorate an `__init__`: unknown and missing settings of `what` are a `ConfigError` by name.
+def named_settings(
+    what: str, elsewhere: Mapping[str, str] = NOWHERE
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate an `__init__` or a function: unknown and missing settings of `what` are an error.
 
-    Python's own `TypeError` does not say which setting was meant, and HyperPyYAML hides it behind
-    one that names the class alone. The signature stays visible.
+    A `ConfigError` names the setting. Python's own `TypeError` does not say which setting was
+    meant, and HyperPyYAML hides it behind one that names the class alone. The signature stays
+    visible. `elsewhere` says of settings that are not among them where they belong.
     """
 
-    def decorate(init: Callable[P, None]) -> Callable[P, None]:
-        signature = inspect.signature(init)
-        known = list(signature.parameters)[1:]
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        known = [name for name in signature.parameters if name != "self"]
 
-        @functools.wraps(init)
-        def checked(*args: P.args, **settings: P.kwargs) -> None:
+        @functools.wraps(function)
+        def checked(*args: P.args, **settings: P.kwargs) -> R:
             for name in settings:
                 if name not in known:
-                    raise UnknownNameError(
-                        f"{what} has no setting {name!r}; {nearest(name, known)}"
-                    )
+                    hint = elsewhere.get(name) or nearest(name, known)
+                    raise UnknownNameError(f"{what} has no setting {name!r}; {hint}")
             try:
                 signature.bind(*args, **settings)
             except TypeError as error:
                 settings_text = ", ".join(map(repr, known))
                 raise ConfigError(f"{what}: {error}; its settings are {settings_text}") from None
-            init(*args, **settings)
+            return function(*args, **settings)
 
         return checked
 

@@ -7,41 +7,36 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from featcache.cluster.config import ParallelConfig, config_or_client
-from featcache.extraction.brain_comparison import compare
-from featcache.extraction.brain_environment import (
+from featcache.extraction.brain_job import (
     collate_fn_of,
+    compare,
     computing,
     environment_of,
+    estimate_of,
     evaluating,
+    find_storage,
     ids_for_workers,
+    name_of,
     probe_source_of,
     provenance_of,
-)
-from featcache.extraction.brain_estimate import estimate_of
-from featcache.extraction.brain_loaders import taking_loaders
-from featcache.extraction.brain_settings import (
-    find_storage,
-    name_of,
     settings_of,
     split_and_stage,
+    stage_of,
+    taking_loaders,
 )
 from featcache.extraction.changed_inputs import ChangedInputs
-from featcache.extraction.checking import Checking, check_of
+from featcache.extraction.checking import Checking, Record, check_of
 from featcache.extraction.computation import features_of
-from featcache.extraction.dataset_annotations import DatasetAnnotations
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
-from featcache.extraction.destination import Destination
-from featcache.extraction.estimating.estimate_table import Estimate
-from featcache.extraction.estimating.forecast import TRIAL_UTTERANCES
+from featcache.extraction.destination import Destination, shares_of
+from featcache.extraction.estimating.estimate import TRIAL_UTTERANCES, Estimate
 from featcache.extraction.local_executor import LocalExecutor
 from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.record import Record
-from featcache.extraction.run import Executor, Run, check_settings
-from featcache.extraction.shares import shares_of
-from featcache.extraction.torchrun import Ranks
+from featcache.extraction.run import DatasetAnnotations, Executor, Ranks, Run, check_settings
 from featcache.extraction.workers.executor import WorkersExecutor
 from featcache.loading.loader import FeatureLoader
+from featcache.staleness.watch import Watch
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
 from featcache.tables.table import FeatureTable
@@ -131,7 +126,8 @@ class FeatureCacheMixin:
 
         Args:
             dataset: a dataset; or a loader, which is used as it is.
-            stage: given to `compute_features`; by default that of the split.
+            stage: given to `compute_features`; by default that of the split. "train" is
+                `Stage.TRAIN` to a Brain.
             split: names the cache, `storage.path(split)`; by default after the stage, "train"
                 without one.
             storage: by default the one `FeatureStorage` in `self.hparams`.
@@ -190,7 +186,7 @@ class FeatureCacheMixin:
             if progressbar is None:
                 progressbar = not getattr(self, "noprogressbar", False)
             colour = getattr(self, "tqdm_barcolor", {}).get(name_of(stage).lower())
-            identify = partial(made_with.fingerprint, made_from)
+            watch = Watch([made_with], lambda: [again()], made_from)
             beside = DatasetAnnotations.of(dataset, annotations, storage.features)
             shares = partial(shares_of, storage, split, overwrite=overwrite)
             for share in (found := ranks.together(shares)[0]):
@@ -201,11 +197,12 @@ class FeatureCacheMixin:
                 if parallel is None:
                     compute = partial(features_of, self, stage)
                     executor = LocalExecutor(
-                        to, dataset, compute, kwargs, retries, most_batches=most, ranks=ranks
+                        to, dataset, compute, kwargs, retries, watch, None, most, ranks
                     )
                 else:
                     client, lengths = config_or_client(parallel), visible_lengths(dataset)
-                    build = partial(environment_of, self, dataset, stage, kwargs, made_with)
+                    sent = dataset, stage, kwargs, made_with, made_from
+                    build = partial(environment_of, self, *sent)
                     executor = WorkersExecutor(
                         to, client, build, kwargs, retries, publish_every_s, lengths, most
                     )
@@ -218,7 +215,7 @@ class FeatureCacheMixin:
                 run = Run(
                     to, executor, checking, publish_every_s, progressbar, colour, first, ranks
                 )
-                table = run.run(identify, resume=resume, overwrite=overwrite)
+                table = run.run(lambda: watch.fingerprint, resume=resume, overwrite=overwrite)
             return table if len(found) == 1 else to.view(of_all=True, tell=ranks.rank == 0)
 
     def check_features(
@@ -274,7 +271,7 @@ class FeatureCacheMixin:
             fingerprint: as it was given there.
         """
         made_with = provenance_of(self, collate_fn)
-        made_from = {} if stage is None else {"stage": name_of(stage)}
+        made_from = {} if stage is None else {"stage": name_of(stage_of(self, stage))}
         with kept_random_state(), evaluating(self, made_with.modules.values()):
             return made_with.fingerprint({**made_from, **settings_of(self), **(fingerprint or {})})
 

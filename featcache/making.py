@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from featcache._checks import directory
 from featcache.store.cache import Cache, CachePath
-from featcache.store.format.disk_errors import reading
+from featcache.store.format.files import reading
 from featcache.store.format.fingerprint import differences
 from featcache.store.reading.generation import Generation
-from featcache.store.reading.joined_sets import joined_mapping
-from featcache.store.reading.open_generation import open_generation
-from featcache.store.reading.origin import made_at, witnesses
+from featcache.store.reading.opening import joined_mapping, made_at, open_generation, witnesses
 
 _SOURCES = "sources"  # of the witnesses: the text of each function, by file and name
 
@@ -70,8 +68,10 @@ def diff(a: Cache | CachePath, b: Cache | CachePath) -> dict[str, list[str]]:
         now = _recorded(second)
     sources = was.pop(_SOURCES, {}), now.pop(_SOURCES, {})
     return {
-        "fingerprint": differences(first.manifest.fingerprint, second.manifest.fingerprint),
-        "recorded": differences(was, now) if was and now else [],
+        "fingerprint": [
+            *map(str, differences(first.manifest.fingerprint, second.manifest.fingerprint))
+        ],
+        "recorded": [*map(str, differences(was, now))] if was and now else [],
         "sources": list(_changed_code(*sources)),
     }
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from featcache.errors import FeatureError
 from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath
-from featcache.store.reading.complete import check_complete
+from featcache.store.reading.opening import check_complete
 
 VARIANCE_FLOOR = 1e-10  # that of SpeechBrain's InputNormalization
 Ends = torch.Tensor | Sequence[float]  # of utterances: frames, or shares of the padded length
@@ -23,7 +23,8 @@ class GlobalMVN(torch.nn.Module):
 
     `mean` and `std` have the shape of one frame; they become float32 buffers: saved with the model,
     moved with it, never trained. Computes in float32 or better whatever the input, and returns the
-    dtype of the input. `norm_means` and `norm_vars` switch off one half each.
+    dtype of the input. `norm_means` and `norm_vars` switch off one half each. Threads, forks and
+    pickles may share it.
 
     >>> mvn = GlobalMVN(mean=[1.0, 2.0], std=[1.0, 4.0])
     >>> mvn(torch.tensor([[[2.0, 2.0], [0.0, 6.0]]]), lengths=torch.tensor([1]))

@@ -6,7 +6,7 @@ import operator
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from io import BytesIO
 from os import PathLike
@@ -92,8 +92,9 @@ class FeatureStats:
             raise FeatureError(
                 "statistics need an array of shape (frames, ...), not a single number"
             )
-        found = [cls._of_blocks(blocks) for blocks in _pieces(array, _BLOCKS)]
-        return reduce(cls.merge, found) if found else cls.empty(array.shape[1:])
+        if not array.size:  # of any number of frames, where these have no elements
+            return replace(cls.empty(array.shape[1:]), count=len(array))
+        return reduce(cls.merge, (cls._of_blocks(each) for each in _pieces(array, _BLOCKS)))
 
     @classmethod
     def _of_blocks(cls, array: NDArray[Any]) -> FeatureStats:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from featcache._checks import directory, named_settings
-from featcache.declaration.feature_config import Features, FeatureStorageConfig, by_name
+from featcache.declaration import Features, FeatureStorageConfig, by_name
 from featcache.errors import (
     ConfigError,
     KeyNotFoundError,
@@ -20,8 +20,7 @@ from featcache.errors import (
 )
 from featcache.store.cache import Cache, open_features
 from featcache.store.format.fingerprint import differences
-from featcache.store.reading.complete import check_complete
-from featcache.store.reading.expectation import Expectation
+from featcache.store.reading.opening import Expectation, check_complete
 from featcache.store.reading.reader import FeatureReader
 from featcache.store.writing.cache_writer import CacheWriter
 
@@ -40,7 +39,8 @@ class TakesDynamicItems(Protocol):
 class FeatureStorage:
     """Where and how the features of all splits are stored: a cache a split, at `root/split`.
 
-    Touches no disk when made. Usable from Python and as a HyperPyYAML `!new:` block.
+    Touches no disk when made. Usable from Python and as a HyperPyYAML `!new:` block. Threads, forks
+    and pickles may share it.
 
     Args:
         root: the directory of all caches; a leading `~` is the home directory.
@@ -213,8 +213,8 @@ def declared_cache(
     # stale features are left out: whoever reads them is told
     named = {*needed, *features.keys() & cache.features} - cache.opened.refused.keys()
     declared = {name: each.to_json() for name, each in features.items() if name in named}
-    if changed := differences(cache.fingerprint["features"], declared, "features"):
-        lines = "\n  ".join(["", *changed])
+    if changed := differences(cache.fingerprint["features"], declared, ("features",)):
+        lines = "".join(f"\n  {each}" for each in changed)
         added = not features.keys() <= {*cache.features} and {*cache.features} <= features.keys()
         more = ", or have what is absent computed by cache_features, or extract" if added else ""
         raise StaleCacheError(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store.format.stamps import Stamps
+from featcache.store.format.index import Stamps
 from featcache.store.writing.part_writer import PartWriter
 
 GOLDEN = Path(__file__).parent / "golden"

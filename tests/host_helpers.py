@@ -28,6 +28,14 @@ def make_host_cache(path: Path) -> featcache.Cache:
     return featcache.open(path)
 
 
+# a process that ends with its group still there may end in `std::terminate`, in a thread of gloo's
+LEAVE = """
+import torch.distributed
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
+"""
+
+
 def run_two(script: str, folder: Path, *arguments: str, alone: bool = False) -> None:
     """Run a script in two connected processes, or in one that starts the other."""
     with socket.socket() as free:

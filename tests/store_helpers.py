@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store.format.column_file import ColumnFile, save_columns
+from featcache.store.format.columns import ColumnFile, save_columns
 from featcache.store.format.manifest import read_manifest, write_manifest
 from featcache.store.writing.part_writer import PartWriter
 

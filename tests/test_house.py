@@ -1,9 +1,8 @@
-"""The house stays a house: small files, short functions, one name for one file."""
+"""The house stays a house: files of one idea, short functions, one name for one thing."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,18 +43,13 @@ def code_lines(function: ast.FunctionDef) -> int:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_file_is_read_in_one_sitting(path: Path) -> None:
-    assert lines(path) <= 300
+    assert lines(path) <= 700
     long = {
         name
         for name, function in functions(ast.parse(path.read_text()))
         if code_lines(function) > 40
     }
     assert long <= LONG
-
-
-def test_no_two_modules_have_one_name() -> None:
-    names = Counter(path.stem for path in MODULES if path.stem != "__init__")
-    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_the_root_holds_what_a_user_names() -> None:

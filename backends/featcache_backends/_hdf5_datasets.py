@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 DEPTH = 32  # of groups
 DEFLATE, SHUFFLE = 1, 2
+MOST_DEFLATED = 1032  # bytes in a byte of deflate: 258 in two bits
+# what is read by HDF5 itself, which fills up what was never written: bytes, and bytes in one
+ANY_BYTES, MOST_BYTES_A_BYTE = 1 << 24, 1 << 15
 FILTERS = {
     **{1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset"},
     **{32000: "lzf", 32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd"},
@@ -110,8 +113,11 @@ class Hdf5Datasets:
                     self._refuse(name, "is stored in other files")
                 if shape is None:
                     self._refuse(name, "has no shape")
-                if math.prod(shape) and not dataset.get_storage_size():
+                stored, nbytes = dataset.get_storage_size(), math.prod(shape) * dtype.itemsize
+                if nbytes and not stored:
                     self._refuse(name, "was made, but never written")
+                if nbytes > max(ANY_BYTES, MOST_BYTES_A_BYTE * stored):
+                    self._refuse(name, f"would have {nbytes:,} bytes in {stored:,}: it is damaged")
             except BROKEN as error:
                 if isinstance(error, AdoptionError):
                     raise
@@ -232,8 +238,12 @@ class Hdf5Datasets:
         made = dataset.get_create_plist()
         if made.get_layout() == self._h5py.h5d.CONTIGUOUS and not made.get_external_count():
             self._refuse(name, "was made, but never written")
+        if made.get_layout() == self._h5py.h5d.COMPACT:
+            self._refuse(name, "is stored in the header of this file", COPY)
         if made.get_layout() != self._h5py.h5d.CHUNKED:
-            self._refuse(name, "is stored neither in one piece of this file nor in chunks", COPY)
+            self._refuse(name, "is stored in other files")
+        if not dataset.get_storage_size():
+            self._refuse(name, "was made, but never written")
         chunk = made.get_chunk()
         if chunk[1:] != shape[1:]:
             cut = f"of shape {shape} has chunks of shape {chunk}, which cut another axis than 0"
@@ -247,6 +257,8 @@ class Hdf5Datasets:
             rest = shape[0] - (len(extents) - 1) * chunk[0]
             extents[-1] = (extents[-1][0], rest * row_bytes)
             return PlacedArray(dtype, shape, extents)
+        if any(chunk[0] * row_bytes > MOST_DEFLATED * nbytes for _, nbytes in extents):
+            self._refuse(name, "has chunks of fewer bytes than their shape needs: it is damaged")
         return PlacedArray(dtype, shape, extents, codec, options, chunk[0])
 
     def _codec(self, name: str, made: h5py.h5p.PropDCID) -> tuple[str | None, dict[str, object]]:
@@ -272,7 +284,8 @@ class Hdf5Datasets:
             lambda at: found.append((at.chunk_offset[0], at.byte_offset, at.size, at.filter_mask))
         )
         found.sort()
-        if [at[0] for at in found] != list(range(0, shape[0], chunk[0])):
+        needed = range(0, shape[0], chunk[0])  # counted first: it may be a trillion
+        if len(found) != len(needed) or [at[0] for at in found] != list(needed):
             self._refuse(name, "has chunks that were never written", COPY)
         if any(at[3] for at in found):
             self._refuse(name, "has chunks whose filters were left out", COPY)

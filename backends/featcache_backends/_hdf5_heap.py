@@ -31,6 +31,7 @@ class GlobalHeap:
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
         self._size = size
+        self._walked = 0  # bytes of collections
         self._file: BinaryIO | None = None
         self._collections: dict[int, dict[int, tuple[int, int]]] = {}
 
@@ -53,6 +54,9 @@ class GlobalHeap:
         if magic != b"GCOL" or version != 1 or size < COLLECTION.size:
             raise AdoptionError(f"{str(self._path)!r} has no global heap at byte {address}")
         self._read(address + size, 0)
+        self._walked += size
+        if self._walked > self._size:
+            raise AdoptionError(f"{str(self._path)!r}: collections of its global heap overlap")
         objects, at = {}, COLLECTION.size
         while at + OBJECT.size <= size:
             number, _, nbytes = OBJECT.unpack(self._read(address + at, OBJECT.size))

@@ -10,22 +10,22 @@ lie in the root, and its name is the id, as in lhotse's `numpy_hdf5` and SpeechB
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from featcache.adoptable import Found, Options, Place, Readable, data_files, stored_as
+from featcache.adoptable.names import Names, refuse_features
 from featcache.adoptable.placed_arrays import ArrayColumns
-from featcache.errors import AdoptionError, ConfigError, FeatcacheError
+from featcache.errors import AdoptionError, FeatcacheError
 from featcache_backends._hdf5_datasets import Hdf5Datasets
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCKS = (0, 512, 1024, 2048)  # the signature is behind a block of the user's
 SUFFIXES = (".h5", ".hdf5", ".hdf")
-IN_ROOT = "{id}"
 LOOK_AT = 64  # files of a folder
 
 
@@ -47,12 +47,12 @@ class AdoptedHdf5:
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the datasets of all files whose names the pattern matches."""
         containers = [what] if what else _named_so(place)
-        names = _Names(options, place.name)
+        names = Names(options)
         features: dict[str, ArrayColumns] = {}
         for number, path in enumerate(containers):
             with closing(self.open(place, path)) as file:
                 for name, placed in file.all():
-                    matched = names.match(name)
+                    matched = _match(names, name, place.name)
                     if matched is None:
                         continue
                     feature, id = matched
@@ -62,19 +62,22 @@ class AdoptedHdf5:
         if not features:
             raise AdoptionError(f"{place.name!r} has no dataset called like {names.pattern!r}")
         ids = next(iter(features.values())).ids
-        return Found(containers, ids, {name: array.found(ids) for name, array in features.items()})
+        found = {name: array.found(ids) for name, array in features.items()}
+        if not names.is_given:
+            refuse_features(place.name, ids, next(iter(found.values())).rows)
+        return Found(containers, ids, found)
 
     @contextmanager
     def readable(self, place: Place, what: str, options: Options) -> Iterator[Readable]:
         """Read datasets by HDF5, in whatever chunks, filters and byte order."""
         paths = [what] if what else _named_so(place)
-        names = _Names(options, place.name)
+        names = Names(options)
         found: dict[str, dict[str, _Named]] = {}  # by feature, then by id
         with ExitStack() as opened:
             for path in paths:
                 file = opened.enter_context(closing(self.open(place, path)))
                 for name, shape, dtype in file.readable():
-                    if (matched := names.match(name)) is not None:
+                    if (matched := _match(names, name, place.name)) is not None:
                         feature, id = matched
                         known = found.setdefault(feature, {})
                         if id in known:
@@ -86,6 +89,9 @@ class AdoptedHdf5:
             for feature, known in found.items():
                 for id in {*ids} ^ known.keys():
                     raise AdoptionError(f"utterance {id!r} has not all features, as {feature!r}")
+            if not names.is_given:
+                lengths = [(*known.shape, 0)[0] for known in next(iter(found.values())).values()]
+                refuse_features(place.name, ids, np.array(lengths, np.int64))
             features = {
                 feature: stored_as(
                     feature,
@@ -120,36 +126,14 @@ class _Named(NamedTuple):
     dtype: str
 
 
-class _Names:
-    """The names of datasets, as a pattern says."""
-
-    def __init__(self, options: Options, source: str) -> None:
-        self.pattern = options.pattern or IN_ROOT
-        self._source = source
-        self._feature = options.feature
-        self._is_given = options.pattern is not None
-        parts = re.split(r"(\{id\}|\{feature\})", self.pattern.strip("/"))
-        if parts.count("{id}") != 1 or parts.count("{feature}") > 1:
-            raise ConfigError(
-                f"pattern {self.pattern!r} must have one {{id}}, and one {{feature}} at most, such "
-                "as '{feature}/{id}'"
-            )
-        groups = {"{id}": "(?P<id>.+)", "{feature}": "(?P<feature>[^/]+)"}
-        self._regex = re.compile("".join(groups.get(part, re.escape(part)) for part in parts), re.S)
-
-    def match(self, name: str) -> tuple[str, str] | None:
-        """Return the feature and the id of a dataset's name, None if the pattern is another."""
-        if not self._is_given:
-            if "/" in name:
-                raise AdoptionError(
-                    f"{self._source!r}: dataset {name!r} lies in a group; say what names mean, "
-                    "such as pattern='{feature}/{id}', or pattern='{id}' where ids have slashes"
-                )
-            return self._feature, name
-        found = self._regex.fullmatch(name)
-        if found is None:
-            return None
-        return found.groupdict().get("feature") or self._feature, found["id"]
+def _match(names: Names, name: str, source: str) -> tuple[str, str] | None:
+    """Return the feature and the id of a dataset's name, None if the pattern is another."""
+    if not names.is_given and "/" in name:
+        raise AdoptionError(
+            f"{source!r}: dataset {name!r} lies in a group; say what names mean, such as "
+            "pattern='{feature}/{id}', or pattern='{id}' where ids have slashes"
+        )
+    return names.match(name)
 
 
 def _named_so(place: Place) -> list[str]:

@@ -29,11 +29,12 @@ from featcache.interface import Ints, storage_dtype
 
 # the end of a message about what is not adopted as it lies
 CONVERT = "read it with its own library and write a cache of it (featcache.CacheWriter)"
-COPY = "featcache.convert makes a cache of it, by a copy"
+COPY = "featcache.convert makes a cache of it, by a copy (adopting= takes the settings of adopt)"
 RAW = "raw"
 # suffixes of files that people keep beside their arrays; README has none
 _BESIDE = frozenset({"", ".md", ".txt", ".rst", ".log", ".json", ".yaml", ".yml"})
 MOST_NUMBERS = 1 << 56  # of an array: bytes are counted in 64 bits
+MOST_AXES = 64  # of an array, as NumPy has
 Value = str | int | float | bool | list[int] | list[float] | None  # of an annotation
 
 
@@ -59,6 +60,12 @@ class Place(Protocol):
         """List the files that the user means: all below the folder, or the ones that were named.
 
         Paths are POSIX, relative to the place, in a fixed order. No link is followed.
+        """
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder, not below it, in order; none if there is none.
+
+        `folder` is relative to the place, "" the place itself. Links are left out.
         """
 
     def open(self, path: str) -> AbstractContextManager[ByteSource]:
@@ -225,6 +232,8 @@ def stored_as(
     _agree(feature, ids, dtypes, "dtype", dtypes[0])
     distinct = set(shapes)
     for shape in distinct:
+        if len(shape) > MOST_AXES:
+            raise AdoptionError(f"feature {feature!r}: an array has {len(shape):,} axes")
         if math.prod(max(length, 1) for length in shape) >= MOST_NUMBERS:  # without frames, say
             raise AdoptionError(f"feature {feature!r}: an array has the impossible shape {shape}")
     dtype, rank = str(np.dtype(dtypes[0])) if dtypes[0] != "bfloat16" else dtypes[0], len(shapes[0])
@@ -238,8 +247,13 @@ def stored_as(
         return Stored(dtype, shapes[0], False, np.ones(len(ids), np.int64))
     if len({shape[1:] for shape in distinct}) > 1:
         frames = [shape[1:] for shape in shapes]
-        _agree(feature, ids, frames, "shape of a frame", frames[0])
+        _agree(feature, ids, frames, "shape of a frame", frames[0], _guess(distinct))
     rows = np.fromiter((shape[0] for shape in shapes), np.int64, len(shapes))
+    if 0 in shapes[0][1:] and rows.any():  # any number of them takes no byte
+        raise AdoptionError(
+            f"feature {feature!r}: utterance {ids[int(rows.argmax())]!r} has frames without a "
+            f"number, of shape {shapes[0][1:]}; leave it out"
+        )
     return Stored(dtype, shapes[0][1:], True, rows)
 
 
@@ -266,13 +280,27 @@ def one_piece(stored: Stored, container: ArrayLike, offset: ArrayLike) -> FoundF
     )
 
 
+def _guess(shapes: set[tuple[int, ...]]) -> str:
+    """Say why frames of several shapes may differ, as the end of a message."""
+    if all(shape[0] == 1 for shape in shapes) and len({shape[2:] for shape in shapes}) == 1:
+        return "; was a batch axis left in? store array[0] of each"
+    if all(len(shape) == 2 for shape in shapes) and len({shape[0] for shape in shapes}) == 1:
+        return "; are they transposed? the first axis is the frames: store array.T of each"
+    return ""
+
+
 def _agree(
-    feature: str, ids: Sequence[str], values: Sequence[object], what: str, first: object
+    feature: str,
+    ids: Sequence[str],
+    values: Sequence[object],
+    what: str,
+    first: object,
+    hint: str = "",
 ) -> None:
     if len(set(values)) == 1:
         return
     other = next(number for number, value in enumerate(values) if value != first)
     raise AdoptionError(
         f"feature {feature!r}: utterance {ids[0]!r} has {what} {first}, {ids[other]!r} has "
-        f"{values[other]}; a feature has one; {CONVERT}"
+        f"{values[other]}; a feature has one{hint}; {CONVERT}"
     )

@@ -156,8 +156,8 @@ class ArrayColumns:
         for lacks in set(ids) ^ numbers.keys():
             raise AdoptionError(
                 f"feature {self.feature!r}: utterance {lacks!r} lacks it, or another feature: a "
-                "cache holds each feature of each utterance; adopt the features one by one, each "
-                "into a cache of its own, and join these"
+                "cache holds each feature of each utterance; adopt the features one by one into "
+                "one cache: it has the utterances that have all of them"
             )
         return np.fromiter((numbers[id] for id in ids), np.int64, len(ids))
 

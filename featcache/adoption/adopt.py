@@ -1,31 +1,207 @@
-"""`adopt`: an existing store becomes a cache, by an index of where its bytes lie."""
+"""`featcache.adopt`: a store that others wrote, as a cache whose bytes stay where they lie."""
 
 from __future__ import annotations
 
 import itertools
+import logging
+import math
 import os
-from collections.abc import Iterable
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from featcache._checks import directory
-from featcache.adoptable import RAW, FoundFeature, Kind, Options
-from featcache.adoption.checked_found import check_found
+import numpy as np
+import xxhash
+
+from featcache._checks import directory, named_settings
+from featcache.adoptable import (
+    CONVERT,
+    RAW,
+    Found,
+    FoundFeature,
+    Kind,
+    Options,
+    Readable,
+    ReadsArrays,
+    Stored,
+)
 from featcache.adoption.place import LocalPlace, is_pattern
-from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.errors import AdoptionError, CacheError, ConfigError
+from featcache.declaration import FeatureStorageConfig, FrameTimes, first_contradiction
+from featcache.errors import AdoptionError, CacheError, ConfigError, FeatureError
+from featcache.interface import Ints, storage_dtype
 from featcache.registry import backend_names, get_backend, get_kind, kind_names, only_reads
 from featcache.store.cache import Cache, CachePath
 from featcache.store.format.feature_sets import stored_sets
-from featcache.store.format.manifest import ADOPTED
+from featcache.store.format.files import check_id
+from featcache.store.format.manifest import ADOPTED, MANIFESTS, PARTS, SETS, refuse_other_formats
 from featcache.store.format.manifest import NAME as MANIFEST
 from featcache.store.opening import open as open_cache
 from featcache.store.writing.adopted_source import Source, publish_adopted
+from featcache.store.writing.cache_writer import CacheWriter
+from featcache.tables.table import FeatureTable
+
+# Checks of what a kind found: anybody may bring a kind, and sources are untrusted.
+#
+# Also hints at shapes that look like mistakes, as a writer gives them.
+
+_log = logging.getLogger("featcache")
+
+
+def check_found(found: Found, sizes: Sequence[int]) -> None:
+    """Raise `AdoptionError`, naming an id, for what cannot be a cache's columns.
+
+    Args:
+        found: by a kind.
+        sizes: bytes of each of its containers.
+    """
+    if not len(found.ids):
+        raise AdoptionError("the source holds no utterance")
+    if not found.features:
+        raise AdoptionError("the source holds no feature")
+    for id in found.ids:
+        try:
+            check_id(id)
+        except FeatureError as error:
+            raise AdoptionError(str(error)) from error
+    if len(set(found.ids)) < len(found.ids):
+        twice, _ = Counter(found.ids).most_common(1)[0]
+        raise AdoptionError(f"the source has utterance {twice!r} twice")
+    for name, values in found.annotations.items():
+        if len(values) != len(found.ids):
+            raise AdoptionError(f"annotation {name!r} has not a value for each utterance")
+    for name, feature in found.features.items():
+        _Checked(name, feature, found.ids, np.array(sizes, np.int64)).check()
+
+
+def check_shapes(
+    source: str,
+    ids: Sequence[str],
+    features: Mapping[str, FoundFeature | Stored],
+    time_axis: Literal[0, "auto"] | None,
+) -> None:
+    """Refuse batches of one, and warn of what else looks like a mistake, as a writer does.
+
+    Nothing in shapes is certain: with `time_axis=0` the user says that axis 0 is the frames. That
+    utterances have no frames is told all the same.
+
+    Raises `AdoptionError`, naming the first id, where each of several arrays is a single frame of
+    two axes or more, and for features that cannot end together.
+    """
+    for name, feature in features.items():
+        if not feature.has_frames:
+            continue
+        rows, dims = feature.rows, feature.dims
+        empty = np.flatnonzero(rows == 0)
+        if len(empty):
+            _log.warning(
+                "%d of the utterances of %r have no frames of feature %r, the first is %r; see "
+                "why, or delete them from the cache (Cache.delete; the source stays as it is)",
+                len(empty), source, name, ids[int(empty[0])],
+            )  # fmt: skip
+        if time_axis == 0 or not dims:
+            continue
+        sure = "give time_axis=0 if the first axis is the frames all the same"
+        if len(dims) > 1 and (rows == 1).all():
+            told = (
+                f"feature {name!r}: each array is one frame of shape {dims}, the first is "
+                f"{ids[0]!r}; was a batch axis left in? store array[0] of each, or {sure}"
+            )
+            if len(ids) > 1:
+                raise AdoptionError(told)
+            _log.warning("%r: %s", source, told)
+        if len(dims) == 1 and len(ids) > 1 and 1 < rows[0] < dims[0] and (rows == rows[0]).all():
+            _log.warning(
+                "each of the %d arrays of %r, feature %r, has %d frames of %d numbers: are they "
+                "transposed? store array.T of each, or %s",
+                len(ids), source, name, rows[0], dims[0], sure,
+            )  # fmt: skip
+    _check_times(ids, features)
+
+
+def _check_times(ids: Sequence[str], features: Mapping[str, FoundFeature | Stored]) -> None:
+    found = {name: each for name, each in features.items() if isinstance(each, FoundFeature)}
+    times = {
+        name: FrameTimes(each.frame_s, each.offset_s)
+        for name, each in found.items()
+        if each.frame_s is not None and each.has_frames
+    }
+    wrong = first_contradiction(times, {name: found[name].rows for name in times})
+    if wrong is not None:
+        raise AdoptionError(
+            f"utterance {ids[wrong[0]]!r}: {wrong[1]}, which cannot both be right; see whether "
+            "both are of the same audio, and mend what the source says of the seconds of a frame"
+        )
+
+
+class _Checked:
+    def __init__(self, name: str, feature: FoundFeature, ids: Sequence[str], sizes: Ints) -> None:
+        self._name, self._feature, self._ids, self._sizes = name, feature, ids, sizes
+
+    def check(self) -> None:
+        feature = self._feature
+        self._check_lengths()
+        row_bytes = storage_dtype(feature.dtype).itemsize * math.prod(feature.dims)
+        self._refuse_rows(feature.rows < 0, "has a negative length")
+        if not feature.has_frames:
+            self._refuse_rows(feature.rows != 1, "has no time axis, but not one row")
+        container = feature.container
+        wrong = (container < 0) | (container >= len(self._sizes))
+        self._refuse_extents(wrong, "lies in no file of the source")
+        wrong = (feature.offset < 0) | (feature.nbytes <= 0)
+        wrong |= feature.nbytes > self._sizes[container] - feature.offset
+        self._refuse_extents(wrong, "lies beyond the end of its file")
+        ends = np.append(0, np.cumsum(feature.nbytes))
+        stored = ends[feature.first[1:]] - ends[feature.first[:-1]]
+        if feature.codec == RAW:
+            wrong = stored // max(row_bytes, 1) != feature.rows
+            wrong |= stored % max(row_bytes, 1) != 0
+            self._refuse_rows(wrong & (row_bytes > 0), "has not the bytes of its frames")
+        else:
+            self._refuse_rows((stored == 0) & (feature.rows * row_bytes > 0), "has no bytes")
+            self._check_blocks()
+
+    def _check_lengths(self) -> None:
+        feature, count = self._feature, len(self._ids)
+        extents = {len(feature.container), len(feature.offset), len(feature.nbytes)}
+        optional = [each for each in (feature.block_rows, feature.skip) if each is not None]
+        fits = len(feature.rows) == len(feature.first) - 1 == count
+        fits = fits and all(len(each) == count for each in optional)
+        fits = fits and int(feature.first[0]) == 0 and bool((np.diff(feature.first) >= 0).all())
+        if not fits or extents != {int(feature.first[-1])}:
+            raise AdoptionError(f"feature {self._name!r}: its columns have different lengths")
+
+    def _check_blocks(self) -> None:
+        feature, zeros = self._feature, np.zeros(len(self._ids), np.int64)
+        block_rows = zeros if feature.block_rows is None else feature.block_rows
+        skip = zeros if feature.skip is None else feature.skip
+        counts = np.diff(feature.first)
+        self._refuse_rows((block_rows < 0) | (skip < 0), "has negative blocks")
+        self._refuse_rows((block_rows == 0) & (skip > 0), "begins in a block of unknown length")
+        most = np.where(block_rows == 0, feature.rows, block_rows * counts - skip)
+        self._refuse_rows((feature.rows > most) & (counts > 0), "has fewer blocks than frames")
+
+    def _refuse_rows(self, wrong: np.ndarray[tuple[int], np.dtype[np.bool_]], why: str) -> None:
+        if wrong.any():
+            id = self._ids[int(wrong.argmax())]
+            raise AdoptionError(f"utterance {id!r}, feature {self._name!r} {why}")
+
+    def _refuse_extents(self, wrong: np.ndarray[tuple[int], np.dtype[np.bool_]], why: str) -> None:
+        if wrong.any():
+            extent = int(wrong.argmax())
+            row = int(self._feature.first.searchsorted(extent, side="right")) - 1
+            raise AdoptionError(f"utterance {self._ids[row]!r}, feature {self._name!r} {why}")
+
+
+# `adopt`: an existing store becomes a cache, by an index of where its bytes lie.
 
 MOST_TOLD = 4  # files
 OWN = "memmap"  # format of arrays that are appended to adopted ones
 
 
+@named_settings("adopt")
 def adopt(
     source: CachePath,
     cache: CachePath,
@@ -40,10 +216,11 @@ def adopt(
     """Make a cache of a store that others wrote, where it lies, without a copy.
 
     The source is never written to. Each file is compared, by size and time of change, when it is
-    first read, so one that changes is an error. Where a file may be cut short while it is open,
-    open the cache with `mapped=False`, or the system ends the process. `Cache.collect` gives the
-    cache checksums and statistics, which take one pass over all bytes. To append to it, give
-    `CacheWriter` the fingerprint `{"adopted": kind}`.
+    first read, and again when it is read a second later (at every read where the cache is opened
+    with `check_reads=True`), so one that changes is an error. Where a file may be cut short while
+    it is open, open the cache with `mapped=False`, or the system ends the process.
+    `Cache.collect` gives the cache checksums and statistics, which take one pass over all bytes.
+    To append to it, give `CacheWriter` the fingerprint `{"adopted": kind}`.
 
     Args:
         source: a folder, a file, or files of a folder by a pattern with `*`.
@@ -51,9 +228,12 @@ def adopt(
         kind: one of the installed kinds, as an error about an unknown one lists them; None: the
             one that recognises the source.
         feature: name of the feature, where the source names none.
-        pattern: names of the arrays in a file that names them, such as "{feature}/{id}".
-        time_axis: 0 if arrays of one axis are frames of one number each; None if no array has a
-            time axis; "auto" takes floats of one axis that are all equally long for embeddings.
+        pattern: names of the arrays in files that name them, or of files of one array each without
+            their suffix, such as "{feature}/{id}" or "{id}_mel"; what is called otherwise is left
+            out.
+        time_axis: 0 if the first axis is the frames, also of arrays of one axis, and of those that
+            look like a batch of one; None if no array has a time axis; "auto" takes floats of one
+            axis that are all equally long for embeddings.
         nonfinite: "keep" where arrays may hold NaN or infinity: no statistics then.
         overwrite: replace what the cache holds, such as what the source was before it changed.
 
@@ -68,7 +248,7 @@ def adopt(
     ...     cache.read("utt-1", "fbank", 100, 150).shape
     (50, 80)
     """
-    folder = directory(source, "a source").absolute()
+    folder = _one_source(source)
     path = directory(cache, "a cache").absolute()
     place, what = place_of(folder)
     if folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
@@ -87,6 +267,7 @@ def adopt(
         found = chosen.index(place, what, options)
         adopted = _source_of(place, found.containers, chosen.name, is_folder=not what)
         check_found(found, adopted.sizes)
+        check_shapes(place.name, found.ids, found.features, time_axis)
     except AdoptionError as error:
         if place.name in str(error):
             raise
@@ -94,6 +275,16 @@ def adopt(
     declared = {name: _declared(name, each, nonfinite) for name, each in found.features.items()}
     publish_adopted(path, declared, found, adopted, overwrite=overwrite)
     return open_cache(path)
+
+
+def _one_source(source: CachePath) -> Path:
+    if isinstance(source, list | tuple):
+        raise ConfigError(
+            f"one source is adopted at a time, not {source!r:.80}; give a folder or a pattern, "
+            "'dump/*.ark', or adopt each into a cache of its own: featcache.concat reads them as "
+            "one"
+        )
+    return directory(source, "a source").absolute()
 
 
 def _refuse_again(cache: Path, kind: str, feature: str) -> None:
@@ -113,6 +304,10 @@ def _source_of(
     """Say which files a cache reads, below the folder that the user named or their own."""
     named = list(containers)
     whole = [place.absolute(path) for path in named]
+    folders = {os.path.dirname(path) for path in whole}  # noqa: PTH120 (no object each)
+    for folder in sorted(folders):
+        if {PARTS, SETS} & {*folder.split("/")}:
+            refuse_own(Path(folder))
     root = f"{place.root.rstrip('/')}/"
     if not (is_folder and all(path.startswith(root) for path in whole)):
         root = f"{os.path.commonpath([os.path.dirname(path) for path in whole] or [root])}/"  # noqa: PTH120 (no object each)
@@ -148,8 +343,30 @@ def _declared(name: str, feature: FoundFeature, nonfinite: str) -> FeatureStorag
     )
 
 
+def is_own(path: Path) -> bool:
+    """Tell whether a directory is a cache, or was begun to be one."""
+    return (path / MANIFEST).exists() or all((path / name).is_dir() for name in (PARTS, MANIFESTS))
+
+
+def refuse_own(path: Path) -> None:
+    """Raise `AdoptionError` for a cache, and for files of one.
+
+    Its index alone tells which utterances of them are deleted, or replaced.
+    """
+    for each in (path, *path.parents):
+        below = path.relative_to(each).parts[:1]
+        if (not below or below[0] in (PARTS, SETS)) and is_own(each):
+            refuse_other_formats(each)
+            what = "lies in" if below else "is"
+            raise AdoptionError(
+                f"the source {str(path)!r} {what} a cache of featcache, {str(each)!r}, which "
+                "featcache.open reads"
+            )
+
+
 def place_of(source: Path) -> tuple[LocalPlace, str]:
     """Return the place that a kind may look at, and the file in it that the user named."""
+    refuse_own(source)
     if source.is_dir():
         return LocalPlace(source), ""
     if source.exists():
@@ -187,13 +404,109 @@ def _recognised(place: LocalPlace, what: str) -> Kind:
 def _what_it_is(place: LocalPlace) -> str:
     """Say why nothing recognises a place; raises `AdoptionError` if its files cannot be listed."""
     some = list(itertools.islice(place.files(), MOST_TOLD + 1))
-    if MANIFEST in some:
-        return "it is a cache of featcache, which featcache.open reads"
     if not some:
         return "no file is there"
     more = ", ..." * (len(some) > MOST_TOLD)
     told = ", ".join(map(repr, some[:MOST_TOLD]))
     return (
         f"it is of no installed kind, with files such as {told}{more}; if it is of one of them all "
-        f"the same, give kind=, one of {', '.join(map(repr, kind_names()))}"
+        f"the same, give kind=, one of {', '.join(map(repr, kind_names()))}; else {CONVERT}"
     )
+
+
+# Stores of others as caches for the while of one call, whether they can be adopted or not.
+
+NAME = "work-source"  # begins the name of such a cache
+SETTINGS = ("kind", "feature", "pattern", "time_axis", "nonfinite")  # of `adopt`
+SAID = "settings of featcache.adopt, such as kind=, are given as adopting={'kind': ...}"
+
+
+def foreign_source(source: FeatureTable | Cache | CachePath) -> Path | None:
+    """Return the path of a source that is there and is no cache."""
+    if isinstance(source, FeatureTable | Cache):
+        return None
+    path = directory(source, "a source").absolute()
+    if is_own(path):
+        return None
+    return path if path.exists() or "*" in path.name else None
+
+
+@contextmanager
+def as_cache(
+    source: Path, beside: Path, settings: Mapping[str, Any], *, copies: bool = True
+) -> Iterator[Cache]:
+    """Adopt a source in the directory `beside`; or copy its arrays, if only its library reads them.
+
+    The cache is removed at the end. A copy stays if anything is raised: the same call goes on with
+    it. `settings` are those of `adopt`; raises what that raises. Without `copies`, that too for
+    what only its library reads.
+    """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings of featcache.adopt are a mapping by name, not {settings!r}")
+    if others := settings.keys() - {*SETTINGS}:
+        told = ", ".join(map(repr, SETTINGS))
+        raise ConfigError(f"no setting {sorted(others)[0]!r} of featcache.adopt; there are {told}")
+    is_new = not beside.exists()
+    try:
+        with _said_of_settings():
+            opened = _cache_of(source, beside, settings, copies)
+        with opened as cache:
+            yield cache
+        shutil.rmtree(cache.path)
+    finally:
+        shutil.rmtree(beside / NAME, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # where anything was written
+                beside.rmdir()
+
+
+@contextmanager
+def _said_of_settings() -> Iterator[None]:
+    """Say where a caller who is not `adopt` gives the settings that refusals name."""
+    try:
+        yield
+    except AdoptionError as error:
+        raise AdoptionError(f"{error} ({SAID})") from error
+
+
+def _cache_of(source: Path, beside: Path, settings: Mapping[str, Any], copies: bool) -> Cache:
+    try:
+        return adopt(source, beside / NAME, overwrite=True, **settings)
+    except AdoptionError as error:
+        place, what = place_of(source)
+        kind: Kind = kind_of(place, what, settings.get("kind"))
+        if not copies or not isinstance(kind, ReadsArrays):
+            raise
+        # as text: the error holds the file open
+        _log.warning("%s: its arrays are read, and stored twice for the while", str(error))
+    options = {key: settings[key] for key in SETTINGS[1:4] if key in settings}
+    with kind.readable(place, what, Options(**options)) as readable:
+        check_shapes(place.name, readable.ids, readable.features, settings.get("time_axis", "auto"))
+        return _copied(readable, place, beside, kind.name, settings.get("nonfinite", "raise"))
+
+
+def _copied(
+    readable: Readable, place: LocalPlace, beside: Path, kind: str, nonfinite: str
+) -> Cache:
+    """Write a cache of arrays, or go on with one."""
+    features = {
+        name: FeatureStorageConfig(
+            name,
+            stored.dtype,
+            dims=stored.dims,
+            time_axis=0 if stored.has_frames else None,
+            nonfinite=nonfinite,
+        )
+        for name, stored in readable.features.items()
+    }
+    state = [(place.absolute(path), *place.status(path)) for path in readable.files]
+    digest = xxhash.xxh3_64_hexdigest(repr((state, [*features.values()])).encode())
+    path = beside / f"{NAME}-{digest}"
+    for left in beside.glob(f"{NAME}*"):  # of what the source was before
+        if left != path:
+            shutil.rmtree(left, ignore_errors=True)
+    with CacheWriter(path, features, {ADOPTED: kind}) as writer:
+        for number, id in enumerate(readable.ids):
+            if id not in writer:
+                writer.write(id, readable.read(number))
+    return Cache(path)

@@ -1,12 +1,14 @@
 """ESPnet's collected features: `<key>.scp` in `collect_feats`, one `.npy` file an utterance.
 
-The folder to name is that of a split, `<stats_dir>/train`, whose `stats_keys` has the keys, or
-`collect_feats` in it, or one scp. Each key is a feature. A key that has the lengths of another one
-is left out: the arrays have them. Features that ESPnet dumped with `feats_type=fbank` are archives
-of Kaldi.
+The folder to name is that of a split, `<stats_dir>/train`, or `collect_feats` in it; each scp there
+is a feature. Or one scp. A key that has the lengths of another one is left out: the arrays have
+them. Features that ESPnet dumped with `feats_type=fbank` are archives of Kaldi.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Container
 
 from featcache.adoptable import CONVERT, Found, Options, Place
 from featcache.adoption.npy_files import npy_feature
@@ -15,6 +17,7 @@ from featcache.adoption.scp import Scp, read_annotations, read_scp, read_table
 from featcache.errors import AdoptionError
 
 FOLDERS = ("collect_feats/", "")
+_ARRAYS = re.compile(rb"\.npy$|\.ark(:\d+)?$")  # ends of lines
 LINE_BYTES = 4096
 
 
@@ -26,19 +29,16 @@ class EspnetKind:
     def recognises(self, place: Place, what: str) -> bool:
         """Tell whether this is an scp of `.npy` files, or a folder with some."""
         try:
-            scps = [what] if what else _scps(place)
+            lines = [_first_line(place, what)] if what else [*_scps(place).values()]
         except AdoptionError:
             return False
-        lines = [_first_line(place, path) for path in scps if path.endswith(".scp")]
-        return bool(lines) and all(line.endswith(b".npy") for line in lines)
+        return (not what or what.endswith(".scp")) and any(map(_names_npy, lines))
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Read the headers of all files that the scps name."""
-        scps = [what] if what else _scps(place)
+        scps = [what] if what else _features(place)
         if not scps:
-            raise AdoptionError(
-                f"{place.name!r} has no stats_keys, nor feats.scp; name one scp of collect_feats"
-            )
+            raise AdoptionError(f"{place.name!r} has no scp of '.npy' files; name one")
         read = {_key(path): read_scp(place, path) for path in scps}
         ids = next(iter(read.values())).ids
         containers: dict[str, int] = {}
@@ -53,21 +53,43 @@ class EspnetKind:
 KIND = EspnetKind()
 
 
-def _scps(place: Place) -> list[str]:
-    """Return the scps of a folder, those of `stats_keys` where there is one."""
+def _features(place: Place) -> list[str]:
+    """Return the scps of a folder, but those of lengths.
+
+    Raises `AdoptionError` for one that would be passed over: `stats_keys` names it, and it is not
+    there, or it names archives.
+    """
+    lines = _scps(place)
+    scps = {_key(path): path for path in lines}
+    lacks = [key for key in read_table(place, "stats_keys") if key not in scps]
+    for key in [*lacks, *(key for key, path in scps.items() if not _names_npy(lines[path]))]:
+        if not _is_length(key, {*scps, *lacks}):
+            why = "names archives" if key in scps else "is named by stats_keys, and is not there"
+            raise AdoptionError(
+                f"{place.name!r}: '{key}.scp' {why}; adopt the others one by one, each by its scp"
+            )
+    return [path for key, path in scps.items() if not _is_length(key, scps)]
+
+
+def _scps(place: Place) -> dict[str, bytes]:
+    """Return the scps of arrays in a folder, each with its first line: not those of audio."""
     if is_pattern(place.name):
-        return []
-    keys = list(read_table(place, "stats_keys")) or ["feats"]
+        return {}
     for folder in FOLDERS:
-        paths = [
-            f"{folder}{key}.scp"
-            for key in keys
-            if not (key.endswith("_lengths") and key.removesuffix("_lengths") in keys)
-        ]
-        there = [path for path in paths if _first_line(place, path)]
-        if there:
-            return there
-    return []
+        paths = [f"{folder}{name}" for name in place.names(folder) if name.endswith(".scp")]
+        lines = {path: _first_line(place, path) for path in paths}
+        found = {path: line for path, line in lines.items() if _ARRAYS.search(line)}
+        if found:
+            return found
+    return {}
+
+
+def _names_npy(line: bytes) -> bool:
+    return line.endswith(b".npy")
+
+
+def _is_length(key: str, keys: Container[str]) -> bool:
+    return key.endswith("_lengths") and key.removesuffix("_lengths") in keys
 
 
 def _first_line(place: Place, path: str) -> bytes:

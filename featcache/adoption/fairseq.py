@@ -18,9 +18,8 @@ import re
 import numpy as np
 
 from featcache.adoptable import Found, Options, Place, one_piece, stored_as
-from featcache.adoption.npy_files import lengths_beside, npy_header_of
-from featcache.adoption.npy_header import NpyHeader
-from featcache.adoption.scp import is_there, read_all
+from featcache.adoption.npy_files import NpyHeader, lengths_beside, npy_header_of
+from featcache.adoption.scp import is_there, read_text
 from featcache.errors import AdoptionError
 from featcache.interface import Ints, storage_dtype
 
@@ -78,6 +77,8 @@ def _in_order(place: Place, paths: list[str]) -> list[str]:
 
     Raises `AdoptionError` where they are of several splits, or some are missing.
     """
+    if not paths:
+        raise AdoptionError(f"there is no '.npy' file with one of lengths in {place.name!r}")
     matches = [SHARD.fullmatch(path.removesuffix(".npy")) for path in paths]
     shards = [match for match in matches if match is not None]
     if len(paths) == 1:
@@ -99,7 +100,7 @@ def _read_lengths(place: Place, array: str) -> Ints:
     if not path:
         raise AdoptionError(f"{array!r} has no lengths beside it, {array.removesuffix('.npy')}.len")
     with place.open(path) as source:
-        words = read_all(source).split()
+        words = read_text(source).split()
     try:
         return np.array([int(word) for word in words], np.int64)
     except (ValueError, OverflowError) as error:
@@ -118,7 +119,7 @@ def _ids(place: Place, array: str, count: int) -> list[str]:
     for path in [f"{stem}.tsv", *([f"{match[1]}.tsv"] if match else [])]:
         if is_there(place, path):
             with place.open(path) as source:
-                lines = read_all(source).decode("utf-8", "replace").splitlines()[1:]
+                lines = read_text(source).decode("utf-8", "replace").splitlines()[1:]
             if len(lines) != count:
                 raise AdoptionError(
                     f"{path!r} names {len(lines):,} utterances, but there are {count:,} lengths; "

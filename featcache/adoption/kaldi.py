@@ -8,6 +8,8 @@ and `utt2lang` beside an scp are the annotations text, speaker, duration and lan
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 from array import array
 from dataclasses import replace
@@ -28,17 +30,17 @@ from featcache.adoptable import (
     one_piece,
     stored_as,
 )
-from featcache.adoption.ark_objects import HEAD_BYTES, ArkObject, ark_object
-from featcache.adoption.place import is_pattern
-from featcache.adoption.scp import Scp, is_there, read_annotations, read_scp, read_table
+from featcache.adoption.ark import HEAD_BYTES, ID_BYTES, ArkObject, ark_object, check_end
+from featcache.adoption.place import Window, is_pattern
+from featcache.adoption.scp import Scp, is_there, read_annotations, read_scp, read_table, seconds_of
 from featcache.errors import AdoptionError
 from featcache.interface import Ints
 
 LOOK_AT = 100  # files of a folder, to see whether archives are in it
 SCP = "feats.scp"
-ID_BYTES = 4096
 # Kaldi takes a range that ends up to two rows behind the matrix, as durations are rounded
 BEYOND = 3
+_log = logging.getLogger("featcache")
 
 
 class KaldiKind:
@@ -51,8 +53,7 @@ class KaldiKind:
         try:
             path = what or _scp_or_ark(place)
             if path.endswith(".scp"):
-                with place.open(path) as source:
-                    line = source.read(0, min(source.size, ID_BYTES)).partition(b"\n")[0].split()
+                line = _first_line(place, path).split()
                 return len(line) > 1 and not line[-1].endswith(b".npy")
             return path.endswith(".ark")
         except AdoptionError:
@@ -64,6 +65,8 @@ class KaldiKind:
         if path.endswith(".scp"):
             scp = read_scp(place, path)
             objects = _objects_of(place, scp)
+            if not what:
+                _tell_others(place)
             annotations = read_annotations(place, path, scp.ids)
         else:
             archives = [what] if what else [each for each in place.files() if _is_ark(each)]
@@ -112,14 +115,18 @@ class _Objects:
 
 def _objects_of(place: Place, scp: Scp) -> _Objects:
     objects = _Objects(len(scp.ids))
-    order = np.argsort(scp.file, kind="stable")
+    order = np.lexsort((scp.offset, scp.file))
     ends = np.searchsorted(scp.file[order], np.arange(len(scp.files)), "right").tolist()
     begin = 0
     for path, end in zip(scp.files, ends, strict=True):
         with place.open(path) as source:
+            window, last = Window(source), -1
             for row in order[begin:end].tolist():
                 offset = int(scp.offset[row])
-                objects.put(row, _object_at(source, offset, scp.ids[row]))
+                if offset != last:  # an object may have several ranges
+                    found = _object_at(window, offset, scp.ids[row])
+                objects.put(row, found)
+                last = offset
         begin = end
     for row, within in scp.ranges.items():
         try:
@@ -136,8 +143,10 @@ def _object_at(source: ByteSource, offset: int, id: str) -> ArkObject:
         if offset > source.size:
             raise ValueError("the file ends before it")
         found = ark_object(source.read(offset, min(HEAD_BYTES, source.size - offset)))
-        if found.nbytes > source.size - offset:
+        end = offset + found.nbytes
+        if end > source.size:
             raise ValueError(f"the file ends before its {found.nbytes} bytes do")
+        check_end(source.read(end, min(ID_BYTES, source.size - end)))
     except ValueError as error:
         if isinstance(error, AdoptionError):
             raise
@@ -154,10 +163,10 @@ def _walked(place: Place, archives: list[str]) -> tuple[Scp, _Objects]:
     file, offset, found = array("q"), array("q"), []
     for number, path in enumerate(archives):
         with place.open(path) as source:
-            at = 0
+            window, at = Window(source), 0
             while at < source.size:
-                id, begin = _id_at(source, at)
-                found.append(_object_at(source, begin, id))
+                id, begin = _id_at(window, at)
+                found.append(_object_at(window, begin, id))
                 ids.append(id)
                 file.append(number)
                 offset.append(begin)
@@ -170,11 +179,7 @@ def _walked(place: Place, archives: list[str]) -> tuple[Scp, _Objects]:
 
 
 def _id_at(source: ByteSource, at: int) -> tuple[str, int]:
-    for most in (64, ID_BYTES):
-        front = source.read(at, min(most, source.size - at))
-        id, space, _ = front.partition(b" ")
-        if space:
-            break
+    id, space, _ = source.read(at, min(ID_BYTES, source.size - at)).partition(b" ")
     try:
         if not space or not id or b"\0" in id:
             raise ValueError("there is no id")
@@ -209,6 +214,11 @@ def _bounds(text: str, length: int) -> tuple[int, int]:
 
 
 def _feature(scp: Scp, objects: _Objects, options: Options, frame_s: float | None) -> FoundFeature:
+    if {*objects.dtypes} == {"int32"} and {*objects.shapes} == {(0,)}:
+        raise AdoptionError(
+            f"all utterances, such as {scp.ids[0]!r}, are empty vectors of integers, or zeros: "
+            f"both have the same bytes; {CONVERT}"
+        )
     objects.name_columns()
     stored = stored_as(options.feature, scp.ids, objects.shapes, objects.dtypes, options.time_axis)
     if frame_s is not None and not stored.has_frames:
@@ -249,6 +259,24 @@ def _found(
     return Found(containers, scp.ids, {name: replace(feature, container=numbers)}, annotations)
 
 
+def _tell_others(place: Place) -> None:
+    """Warn of scps of archives in a folder that are passed over, such as that of the pitch."""
+    others = [name for name in place.names("") if name.endswith(".scp") and name != SCP]
+    others = [name for name in others if b".ark:" in _first_line(place, name)]
+    if others:
+        _log.warning(
+            "%r: %s alone is adopted, not %s; adopt these by their names into the same cache, each "
+            "with a feature= of its own",
+            place.name, SCP, ", ".join(map(repr, others)),
+        )  # fmt: skip
+
+
+def _first_line(place: Place, path: str) -> bytes:
+    with contextlib.suppress(AdoptionError), place.open(path) as source:
+        return source.read(0, min(source.size, ID_BYTES)).partition(b"\n")[0]
+    return b""  # it cannot be read, and nobody has asked for it
+
+
 def _scp_or_ark(place: Place) -> str:
     """Return the scp of a folder, or an archive where it has none; "" where there is neither."""
     if not is_pattern(place.name) and is_there(place, SCP):
@@ -262,8 +290,11 @@ def _is_ark(path: str) -> bool:
 
 def _frame_s(place: Place, path: str) -> float | None:
     folder = path.rpartition("/")[0]
-    seconds = read_table(place, f"{folder}/frame_shift" if folder else "frame_shift")
-    try:
-        return float(next(iter(seconds))) if seconds else None
-    except ValueError:
-        raise AdoptionError(f"{place.name!r}: frame_shift holds no number") from None
+    table = f"{folder}/frame_shift" if folder else "frame_shift"
+    said = next(iter(read_table(place, table)), None)
+    if said is None:
+        return None
+    seconds = seconds_of(said.encode(), table)
+    if seconds <= 0:
+        raise AdoptionError(f"{place.name!r}: {table!r} gives {said!r}, but frames take time")
+    return seconds

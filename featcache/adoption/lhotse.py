@@ -1,27 +1,506 @@
-"""lhotse's manifests, adopted with what they name: features, other arrays, texts and speakers.
-
-`adopt("cuts.jsonl.gz", ...)`: the ids are those of the cuts (of the recordings, where it is a
-manifest of features), never storage keys. The array that lhotse calls `features` is called as the
-user says; arrays in `custom` keep their names. Annotations are `duration` (seconds), `text` of all
-supervisions of a cut in their order, `speaker`, `language` and `gender` where the supervisions
-agree, `recording` where it is not the id, and what `custom` has of texts, numbers and lists of
-numbers, each name of one kind.
-
-A folder of Shar (`cuts.000000.jsonl.gz` beside `features.000000.tar` and others) is adopted as a
-whole.
-"""
+"""lhotse's manifests and the stores that they name, adopted where they lie."""
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
+import math
 import re
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import NamedTuple
 
-from featcache.adoptable import Found, Options, Place
-from featcache.adoptable.placed_arrays import ArrayColumns
-from featcache.adoption.gathered_values import GatheredValues
-from featcache.adoption.lhotse_manifest import Item, StoredArray, is_manifest, manifest_items
-from featcache.adoption.lhotse_storage import SHAR, LhotseStorage
-from featcache.errors import AdoptionError, FeatcacheError
+from featcache.adoptable import CONVERT, MOST_AXES, RAW, ByteSource, Found, Options, Place
+from featcache.adoptable.placed_arrays import (
+    NO_OPTIONS,
+    ArrayColumns,
+    NamedArrays,
+    NamesArrays,
+    PlacedArray,
+)
+from featcache.adoption.npy_files import NpyHeader, npy_header_of, read_npy_header
+from featcache.adoption.place import GatheredValues, Window
+from featcache.adoption.webdataset.tar_walk import Member, members
+from featcache.errors import AdoptionError, ConfigError, FeatcacheError, describe
+from featcache.registry import get_kind
+
+# Lines of lhotse manifests: where the arrays of each cut are stored, and what is said of it.
+#
+# Understood are cuts (`MonoCut`, `MultiCut`) and features, one JSON object a line, as in a
+# `.jsonl` or `.jsonl.gz` file. lhotse's own rules turn seconds to frames, so that a cut has the
+# frames that `cut.load_features()` gives; but where that repeats the last frame, since one is
+# stored less than the cut should have, the frames are those that are stored.
+
+LONGEST_LINE, MOST_BLANK = 1 << 23, 100  # bytes; lines without any
+# deflate makes a thousandth of what repeats, but of no manifest: ids and numbers differ
+MOST_INFLATED, ANY_INFLATED = 100, 1 << 24
+CUTS = ("MonoCut", "MultiCut")
+OTHER_CUTS = ("MixedCut", "PaddingCut")
+BEFORE_START = 1e-3  # seconds that a cut may begin before its features
+FRAME_DIGITS = 8
+SPEAKERS = ("speaker", "language", "gender")
+Fields = Mapping[str, object]
+
+
+class StoredArray(NamedTuple):
+    """An array as a manifest describes it."""
+
+    storage: str  # lhotse's name of a reader
+    path: str
+    key: str
+    shape: tuple[int, ...]
+    has_time: bool
+    frame_s: float | None = None
+    first: int = 0  # of the frames that count
+    most: int | None = None  # of the frames from there on; None: all
+
+
+class Item(NamedTuple):
+    """A line of a manifest."""
+
+    id: str
+    features: StoredArray | None
+    others: Mapping[str, StoredArray]  # by name, from `custom`
+    annotations: Mapping[str, object]
+
+
+def manifest_items(source: ByteSource) -> Iterator[Item]:
+    """Yield what each line of a manifest says; raises `AdoptionError` for a line that is none."""
+    blank = 0
+    for number, line in enumerate(_lines(source), 1):
+        if not line.strip():
+            blank += 1
+            if blank > MOST_BLANK:
+                raise AdoptionError(f"{source.path!r} has more than {MOST_BLANK} empty lines")
+            continue
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise TypeError(f"it is no object but {fields!r:.60}")
+            yield _features(fields) if "storage_type" in fields else _cut(fields)
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+            where = f"{source.path!r}, line {number}"
+            if isinstance(error, AdoptionError):
+                raise AdoptionError(f"{where}: {error}") from None
+            raise AdoptionError(
+                f"{where} is no cut nor features of lhotse: {describe(error)}"
+            ) from error
+
+
+def is_manifest(source: ByteSource) -> bool:
+    """Tell whether the first line of a file is a cut, or features."""
+    try:
+        fields = json.loads(next(_lines(source), b""))
+    except (AdoptionError, ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and (
+        {"storage_type", "num_frames"} <= fields.keys()
+        or fields.get("type") in (*CUTS, *OTHER_CUTS)
+    )
+
+
+def _lines(source: ByteSource) -> Iterator[bytes]:
+    file: io.BufferedIOBase = io.BufferedReader(_Raw(source), 1 << 20)
+    rest = source.size
+    if source.path.endswith(".gz"):
+        file = gzip.GzipFile(fileobj=file)
+        rest = max(MOST_INFLATED * source.size, ANY_INFLATED)
+    try:
+        while line := file.readline(LONGEST_LINE):
+            rest -= len(line)
+            if len(line) == LONGEST_LINE:
+                raise AdoptionError(f"{source.path!r} has a line of more than {LONGEST_LINE} bytes")
+            if rest < 0:
+                raise AdoptionError(
+                    f"{source.path!r} inflates to more than {MOST_INFLATED} times its bytes: it "
+                    "repeats itself, as no manifest does"
+                )
+            yield line
+    except (OSError, EOFError, zlib.error) as error:
+        raise AdoptionError(f"{source.path!r} cannot be read: {describe(error)}") from error
+
+
+class _Raw(io.RawIOBase):
+    def __init__(self, source: ByteSource) -> None:
+        self._source, self._at = source, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = self._source.read(self._at, min(len(buffer), self._source.size - self._at))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def _features(fields: Fields) -> Item:
+    id = fields.get("recording_id")
+    if not isinstance(id, str):
+        raise AdoptionError("these features name no recording; adopt the manifest of the cuts")
+    return Item(id, _whole_features(fields), {}, {"duration": float(_seconds(fields, "duration"))})
+
+
+def _cut(fields: Fields) -> Item:
+    kind, id = fields.get("type"), fields.get("id")
+    if kind in OTHER_CUTS:
+        raise AdoptionError(
+            f"cut {id!r} is a {kind}, whose features are computed when they are loaded; save the "
+            "cuts without it, or compute its features into storage of their own"
+        )
+    if kind not in CUTS:
+        raise TypeError(f"its type is {kind!r}")
+    start, duration = _seconds(fields, "start"), _seconds(fields, "duration")
+    features, others = None, {}
+    if fields.get("features"):
+        features = _features_of_cut(_object(fields, "features"), start, duration)
+    annotations: dict[str, object] = {"duration": float(duration), **_supervised(fields)}
+    recording = _recording(fields)
+    if recording not in (None, id):
+        annotations["recording"] = recording
+    custom = _object(fields, "custom") if fields.get("custom") else {}
+    for name, value in custom.items():
+        if isinstance(value, dict) and ("array" in value or "shape" in value):
+            others[name] = _custom(name, value, start, duration)
+        else:
+            annotations.setdefault(name, value)
+    return Item(_text(fields, "id"), features, others, annotations)
+
+
+def _whole_features(fields: Fields) -> StoredArray:
+    return StoredArray(
+        *_stored(fields),
+        shape=(_count(fields["num_frames"]), _count(fields["num_features"])),
+        has_time=True,
+        frame_s=_seconds(fields, "frame_shift"),
+    )
+
+
+def _features_of_cut(fields: Fields, start: float, duration: float) -> StoredArray:
+    begins, frame_s = _seconds(fields, "start"), _seconds(fields, "frame_shift")
+    if start < begins - BEFORE_START:
+        raise AdoptionError(f"it begins at {start} s, before its features, at {begins} s")
+    hz = _count(fields["sampling_rate"])
+    first = 0 if math.isclose(start, begins) else _feature_frames(start - begins, frame_s, hz)
+    return _whole_features(fields)._replace(
+        first=max(first, 0), most=_feature_frames(duration, frame_s, hz)
+    )
+
+
+def _custom(name: str, fields: Fields, start: float, duration: float) -> StoredArray:
+    if "array" not in fields:
+        return _array(fields)
+    stored, begins = _array(_object(fields, "array")), _seconds(fields, "start")
+    if fields["temporal_dim"] != 0:
+        raise AdoptionError(
+            f"array {name!r} has its frames along axis {fields['temporal_dim']}, not 0"
+        )
+    frame_s = _seconds(fields, "frame_shift")
+    first = 0 if math.isclose(start, begins) else _array_frames(start - begins, frame_s)
+    return stored._replace(
+        has_time=True, frame_s=frame_s, first=max(first, 0), most=_array_frames(duration, frame_s)
+    )
+
+
+def _array(fields: Fields) -> StoredArray:
+    shape = fields["shape"]
+    if not isinstance(shape, list) or len(shape) > MOST_AXES:
+        raise TypeError(f"the shape of an array is {shape!r:.60}")
+    return StoredArray(
+        *_stored(fields),
+        shape=tuple(_count(length) for length in shape),
+        has_time=False,
+    )
+
+
+def _stored(fields: Fields) -> tuple[str, str, str]:
+    return (
+        _text(fields, "storage_type"),
+        _text(fields, "storage_path"),
+        _text(fields, "storage_key"),
+    )
+
+
+def _feature_frames(seconds: float, frame_s: float, hz: int) -> int:
+    """Return frames as lhotse's `compute_num_frames` counts them."""
+    hop = round(frame_s * hz)
+    return (round(seconds * hz) + hop // 2) // hop
+
+
+def _array_frames(seconds: float, frame_s: float) -> int:
+    """Return frames as lhotse's `seconds_to_frames` counts them."""
+    frames = Decimal(round(seconds / frame_s, ndigits=FRAME_DIGITS))
+    return int(frames.quantize(Decimal(0), rounding=ROUND_HALF_UP))
+
+
+def _supervised(fields: Fields) -> dict[str, str]:
+    """Return the texts of a cut's supervisions in their order, and what all of them agree on."""
+    segments = fields.get("supervisions") or []
+    if not isinstance(segments, list) or not all(isinstance(segment, dict) for segment in segments):
+        raise TypeError("its supervisions are no list of objects")
+    found: dict[str, str] = {}
+    texts = [
+        segment["text"]
+        for segment in sorted(segments, key=lambda segment: _seconds(segment, "start"))
+        if isinstance(segment.get("text"), str)
+    ]
+    if texts:
+        found["text"] = " ".join(texts)
+    for name in SPEAKERS:
+        said = {segment.get(name) for segment in segments}
+        if len(said) == 1 and isinstance(value := said.pop(), str):
+            found[name] = value
+    return found
+
+
+def _recording(fields: Fields) -> str | None:
+    for name, key in (("recording", "id"), ("features", "recording_id")):
+        about = fields.get(name)
+        if isinstance(about, dict) and isinstance(about.get(key), str):
+            return str(about[key])
+    return None
+
+
+def _object(fields: Fields, name: str) -> Fields:
+    value = fields[name]
+    if not isinstance(value, dict):
+        raise TypeError(f"{name!r} is no object but {value!r:.60}")
+    return value
+
+
+def _text(fields: Fields, name: str) -> str:
+    value = fields[name]
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"{name!r} is no text but {value!r:.60}")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 48:
+        raise TypeError(f"a number of frames, features or hertz is {value!r:.60}")
+    return value
+
+
+def _seconds(fields: Fields, name: str) -> float:
+    value = fields[name]
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        raise TypeError(f"{name!r} is no number but {value!r:.60}")
+    return value  # type: ignore[return-value]
+
+
+# Where lhotse's storage types put arrays.
+#
+# ::
+#
+#     numpy_hdf5           an HDF5 file, a dataset an array
+#     lilcom_hdf5          an HDF5 file, a dataset of one opaque value: the array, a lilcom block
+#     chunked_lilcom_hdf5  an HDF5 file, a dataset of lilcom blocks, each of variable length
+#     lilcom_chunky        lilcom blocks of 500 frames one after another; the key
+#                          "offset,n0,n1,..." has the place of the first and the bytes of each
+#     numpy_files          a folder of .npy files; the key is the path below it
+#     lilcom_files         a folder of files, each one lilcom block
+#     shar                 tar files of .npy files, or of lilcom blocks (.llc); the key is the id
+#
+# A relative path is one from the current directory, as for lhotse.
+
+CHUNK_FRAMES = 500  # of lilcom_chunky
+CHUNK_SIZE = "__LHOTSE_INTERNAL_CHUNK_SIZE__"  # dataset of chunked_lilcom_hdf5
+MOST_CHUNK_FRAMES = 1 << 31
+# numbers of a block, and of a block a byte: lilcom holds any number of constant ones in no byte
+ANY_NUMBERS, MOST_NUMBERS_A_BYTE = 1 << 24, 4096
+OPEN_FILES = 64
+SHAR = "shar"
+LILCOM = ".llc"
+
+
+class LhotseStorage:
+    """The files that a manifest names, those of HDF5 open; close with `with`."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._open: dict[str, NamedArrays] = {}
+        self._sizes: dict[str, int] = {}
+        self._chunk_frames: dict[str, int] = {}
+        self._members: dict[str, dict[str, Member]] = {}
+        self._absolutes: dict[str, str] = {}
+        self._ways: dict[str, Callable[[StoredArray], tuple[str, PlacedArray]]] = {
+            "numpy_hdf5": self._numpy_hdf5,
+            "lilcom_hdf5": self._lilcom_hdf5,
+            "chunked_lilcom_hdf5": self._chunked_lilcom_hdf5,
+            "lilcom_chunky": self._lilcom_chunky,
+            "numpy_files": self._numpy_files,
+            "lilcom_files": self._lilcom_files,
+            SHAR: self._shar,
+        }
+
+    def __enter__(self) -> LhotseStorage:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        with ExitStack() as stack:
+            for file in self._open.values():
+                stack.callback(file.close)
+
+    def place(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        """Return the file that an array is in, and where in it."""
+        way = self._ways.get(stored.storage)
+        if way is None:
+            raise AdoptionError(
+                f"storage type {stored.storage!r} is not adopted, only "
+                f"{', '.join(self._ways)}; {CONVERT}"
+            )
+        if "://" in stored.path:
+            raise AdoptionError(f"{stored.path!r} is no local path; copy it here, or {CONVERT}")
+        return way(stored)
+
+    def _numpy_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._absolute(stored.path)
+        return path, self._hdf5(path).place(stored.key)
+
+    def _lilcom_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._absolute(stored.path)
+        blocks = self._hdf5(path).blocks(stored.key)
+        if len(blocks) != 1:
+            raise AdoptionError(f"{path!r}: dataset {stored.key!r} is no lilcom block")
+        return path, _lilcom(stored, blocks)
+
+    def _chunked_lilcom_hdf5(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._absolute(stored.path)
+        if path not in self._chunk_frames:
+            self._chunk_frames[path] = self._read_chunk_frames(path)
+        blocks = self._hdf5(path).blocks(stored.key)
+        return path, _lilcom(stored, blocks, self._chunk_frames[path])
+
+    def _read_chunk_frames(self, path: str) -> int:
+        placed = self._hdf5(path).place(CHUNK_SIZE)
+        if placed.codec == RAW and placed.shape == () and placed.extents:
+            with self._place.open(path) as source:
+                frames = int.from_bytes(source.read(*placed.extents[0]), "little")
+            if 0 < frames < MOST_CHUNK_FRAMES:
+                return frames
+        raise AdoptionError(f"{path!r}: dataset {CHUNK_SIZE!r} is no number of frames")
+
+    def _lilcom_chunky(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._absolute(stored.path)
+        try:
+            offset, *sizes = map(int, stored.key.split(","))
+        except ValueError:
+            raise AdoptionError(f"{stored.key!r} is no key of lilcom_chunky") from None
+        end, extents = offset, []
+        for nbytes in sizes:
+            extents.append((end, nbytes))
+            end += nbytes
+        if min(offset, *sizes, 0) < 0 or end > self._size(path):
+            raise AdoptionError(
+                f"{path!r} has not the bytes {offset} to {end} of an array: it is cut short"
+            )
+        return path, _lilcom(stored, extents, CHUNK_FRAMES)
+
+    def _numpy_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._below(stored)
+        return path, _npy(npy_header_of(self._place, path, stored.key))
+
+    def _lilcom_files(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        path = self._below(stored)
+        return path, _lilcom(stored, [(0, self._size(path))])
+
+    def _shar(self, stored: StoredArray) -> tuple[str, PlacedArray]:
+        if stored.path not in self._members:
+            if len(self._members) >= OPEN_FILES:  # shards come in turn
+                del self._members[next(iter(self._members))]
+            self._members[stored.path] = self._data_members(stored.path)
+        member = self._members[stored.path].get(stored.key)
+        if member is None:
+            raise AdoptionError(f"{stored.path!r} has no data of it")
+        if member.name.endswith(LILCOM):
+            return stored.path, _lilcom(stored, [(member.offset, member.nbytes)])
+        where = f"{stored.path!r}, {member.name!r}"
+        with self._place.open(stored.path) as source:
+            header = read_npy_header(source.read, member.offset, member.nbytes, where)
+        return stored.path, _npy(header, member.offset)
+
+    def _data_members(self, path: str) -> dict[str, Member]:
+        with self._place.open(path) as source:
+            found = {
+                member.name.rpartition(".")[0]: member
+                for member in members(Window(source))
+                if member.name.endswith((LILCOM, ".npy"))
+            }
+        for member in found.values():
+            if not member.is_plain:
+                raise AdoptionError(f"{path!r}: member {member.name!r} is no plain file")
+        return found
+
+    def _hdf5(self, path: str) -> NamedArrays:
+        if path in self._open:
+            return self._open[path]
+        kind: object = get_kind("hdf5")
+        if not isinstance(kind, NamesArrays):
+            raise ConfigError(
+                f"the kind of store 'hdf5' is {type(kind).__name__!r}, which does not give the "
+                "datasets of a file by name"
+            )
+        if len(self._open) >= OPEN_FILES:
+            self._open.pop(next(iter(self._open))).close()
+        return self._open.setdefault(path, kind.open(self._place, path))
+
+    def _below(self, stored: StoredArray) -> str:
+        key = stored.key.removeprefix("/")
+        if not key or ".." in key.split("/"):
+            raise AdoptionError(f"key {stored.key!r} is no path below {stored.path!r}")
+        return f"{self._absolute(stored.path)}/{key}"
+
+    def _absolute(self, path: str) -> str:
+        if path not in self._absolutes:
+            self._absolutes[path] = str(Path(path).absolute())
+        return self._absolutes[path]
+
+    def _size(self, path: str) -> int:
+        if path not in self._sizes:
+            with self._place.open(path) as source:
+                self._sizes[path] = source.size
+        return self._sizes[path]
+
+
+def _npy(header: NpyHeader, begin: int = 0) -> PlacedArray:
+    extents = ((begin + header.offset, header.nbytes),) if header.nbytes else ()
+    return PlacedArray(header.dtype, header.shape, extents)
+
+
+def _lilcom(stored: StoredArray, blocks: Sequence[tuple[int, int]], frames: int = 0) -> PlacedArray:
+    """Return an array of lilcom blocks of `frames` frames each; 0: of all frames."""
+    if not stored.shape or 0 in stored.shape[1:]:
+        raise AdoptionError(f"lilcom holds no array of shape {stored.shape}")
+    if len(blocks) != -(-stored.shape[0] // (frames or stored.shape[0] or 1)):
+        raise AdoptionError(
+            f"{stored.key!r} has {len(blocks)} lilcom blocks, which are not those of "
+            f"{stored.shape[0]} frames"
+        )
+    numbers = math.prod(stored.shape[1:]) * min(frames or stored.shape[0], stored.shape[0])
+    for _, nbytes in blocks:
+        if numbers > max(ANY_NUMBERS, MOST_NUMBERS_A_BYTE * nbytes):
+            raise AdoptionError(
+                f"{stored.key!r} would have {numbers:,} numbers in a lilcom block of {nbytes:,} "
+                f"bytes: it is damaged, or {CONVERT}"
+            )
+    return PlacedArray("float32", stored.shape, blocks, "lilcom", NO_OPTIONS, frames)
+
+
+# lhotse's manifests, adopted with what they name: features, other arrays, texts and speakers.
+#
+# `adopt("cuts.jsonl.gz", ...)`: the ids are those of the cuts (of the recordings, where it is a
+# manifest of features), never storage keys. The array that lhotse calls `features` is called as
+# the user says; arrays in `custom` keep their names. Annotations are `duration` (seconds), `text`
+# of all supervisions of a cut in their order, `speaker`, `language` and `gender` where the
+# supervisions agree, `recording` where it is not the id, and what `custom` has of texts, numbers
+# and lists of numbers, each name of one kind.
+#
+# A folder of Shar (`cuts.000000.jsonl.gz` beside `features.000000.tar` and others) is adopted as
+# a whole.
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 SHARD = re.compile(r"((?:.*/)?)cuts\.(\d+)\.jsonl(?:\.gz)?")
@@ -83,12 +562,15 @@ class _Collected:
         self._options = options
         self._storage = storage
         self._ids: list[str] = []
+        self._seen: dict[str, int] = {}
         self._containers: dict[str, int] = {}
         self._features: dict[str, ArrayColumns] = {}
         self._frame_s: dict[str, set[float | None]] = {}
         self._said = GatheredValues()
 
     def add(self, item: Item) -> None:
+        if self._seen.setdefault(item.id, len(self._ids)) < len(self._ids):
+            raise AdoptionError(f"utterance {item.id!r} is there twice")
         for name, stored in self._arrays(item):
             try:
                 self._add_array(item.id, name, stored)

@@ -1,14 +1,137 @@
-"""Files of `.npy` of one array each, many of them: where the arrays lie."""
+"""`.npy` files where they lie: their headers, and folders and lists of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import ast
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
-from featcache.adoptable import FoundFeature, Place, one_piece, stored_as
-from featcache.adoption.npy_header import NpyHeader, read_npy_header
+from featcache.adoptable import CONVERT, MOST_AXES, FoundFeature, Place, one_piece, stored_as
 from featcache.adoption.scp import is_there
+from featcache.errors import AdoptionError
+from featcache.interface import storage_dtype
+
+# Headers of `.npy` files and members, read without numpy's reader: 100,000 must take a second.
+
+_MOST = 256  # bytes that hold the header of an ordinary array, with all before it
+_MOST_HEADER = 10_000  # what NumPy evaluates, by default
+_MAGIC = b"\x93NUMPY"
+_PLAIN = re.compile(
+    rb"\{'descr': '([<|][biuf][1248])', 'fortran_order': (False|True), "
+    rb"'shape': \((\d{1,18}(?:, \d{1,18})*)?,?\), \} *\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """A plain array in a `.npy` file: the array's bytes lie behind the header to the end."""
+
+    dtype: str  # as declared: "float32", ...
+    shape: tuple[int, ...]
+    offset: int  # the first byte of the array
+    nbytes: int
+
+
+def read_npy_header(
+    read: Callable[[int, int], bytes], begin: int, size: int, where: str
+) -> NpyHeader:
+    """Read the header of a `.npy` file, which may be a member of another file.
+
+    Args:
+        read: gives bytes of the file that holds it: the first one, and how many.
+        begin: the first byte of the `.npy` file.
+        size: all bytes of the `.npy` file.
+        where: names the file in messages, such as its id and path.
+
+    Raises `AdoptionError` for what is no `.npy` file of a plain array in C order, or cut short.
+    """
+    front = read(begin, min(_MOST, size))
+    if len(front) >= 12 and _header_bytes(front, where) > len(front):
+        front = read(begin, min(_header_bytes(front, where), size))
+    return _header(front, size, where)
+
+
+def _header(front: bytes, size: int, where: str) -> NpyHeader:
+    begin = _begin(front, where)
+    try:
+        dtype, shape = _parsed(front[begin : _header_bytes(front, where)])
+        if len(shape) > MOST_AXES:
+            raise ValueError(f"the array has {len(shape):,} axes")
+    except ValueError as error:
+        raise AdoptionError(f"{where}: {error}") from None
+    offset = _header_bytes(front, where)
+    nbytes = storage_dtype(dtype).itemsize * math.prod(shape)
+    if offset + nbytes != size:
+        raise AdoptionError(
+            f"{where} has {size} bytes, but an array of shape {shape} and dtype {dtype} takes "
+            f"{offset + nbytes}: it is damaged, or holds more than one array; remove it, or "
+            f"{CONVERT}"
+        )
+    return NpyHeader(dtype, shape, offset, nbytes)
+
+
+def _header_bytes(front: bytes, where: str) -> int:
+    """Return how many bytes lie before the array; `front` has 12 bytes at least, or the file."""
+    begin = _begin(front, where)
+    nbytes = int.from_bytes(front[8:begin], "little")
+    if nbytes > _MOST_HEADER:
+        raise AdoptionError(f"{where} has a header of {nbytes:,} bytes; {CONVERT}")
+    return begin + nbytes
+
+
+def _begin(front: bytes, where: str) -> int:
+    if front[:6] != _MAGIC or len(front) < 12 or front[6] not in (1, 2, 3):
+        raise AdoptionError(f"{where} is no .npy file")
+    return 10 if front[6] == 1 else 12
+
+
+@lru_cache(maxsize=65536)  # arrays of a data set differ in their lengths alone
+def _parsed(header: bytes) -> tuple[str, tuple[int, ...]]:
+    plain = _PLAIN.fullmatch(header)
+    if plain is None:
+        descr, fortran, shape = _evaluated(header)
+    else:
+        descr, fortran = plain[1].decode(), plain[2] == b"True"
+        shape = tuple(map(int, plain[3].split(b", "))) if plain[3] else ()
+    if fortran and len(shape) > 1 and all(length != 1 for length in shape):
+        raise ValueError(f"the array is in Fortran order; {CONVERT}")
+    return _dtype(descr), shape
+
+
+def _evaluated(header: bytes) -> tuple[str, bool, tuple[int, ...]]:
+    try:
+        content = ast.literal_eval(header.decode("utf-8").strip())
+        descr, fortran, shape = (content[key] for key in ("descr", "fortran_order", "shape"))
+        natural = all(type(length) is int and 0 <= length < 1 << 62 for length in shape)
+        if not (isinstance(fortran, bool) and isinstance(shape, tuple) and natural):
+            raise ValueError
+    except (ValueError, SyntaxError, LookupError, TypeError, MemoryError, RecursionError):
+        raise ValueError("the header is damaged") from None
+    return str(descr), fortran, shape
+
+
+_NAMES = {"b": "bool", "i": "int", "u": "uint", "f": "float"}
+
+
+def _dtype(descr: str) -> str:
+    """Return the declared dtype of numpy's description of one."""
+    kind, bits = descr[1:2], descr[2:]
+    little = descr[:1] == "<" or (descr[:1] == "|" and bits == "1")
+    if kind == "b" and descr == "|b1":
+        return "bool"
+    sizes = {"i": ("1", "2", "4", "8"), "u": ("1", "2", "4", "8"), "f": ("2", "4", "8")}
+    if little and bits in sizes.get(kind, ()):
+        return f"{_NAMES[kind]}{int(bits) * 8}"
+    big = " (its numbers are big-endian)" if descr[:1] == ">" else ""
+    raise ValueError(f"arrays of dtype {descr!r} are not adopted{big}; {CONVERT}")
+
+
+# Files of `.npy` of one array each, many of them: where the arrays lie.
 
 LENGTHS = (".len", ".lengths")  # of files beside an array that is cut into utterances
 THREADS = 8  # network file systems answer many at once

@@ -1,21 +1,25 @@
-"""The local place of a source: a folder, or what lies around a file. Nothing changes it."""
+"""Places that are adopted: files and folders below a root, opened without following links out."""
 
 from __future__ import annotations
 
 import os
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 
-from featcache.adoptable import ByteSource
+from featcache.adoptable import ByteSource, Value
 from featcache.container_files import read_at
-from featcache.errors import AdoptionError, describe
+from featcache.errors import AdoptionError, FeatureError, describe
+from featcache.store.format.annotations import check_annotations, kind_of, wider_kind
+
+# The local place of a source: a folder, or what lies around a file. Nothing changes it.
 
 DEPTH = 90
+WINDOW_BYTES = 4096  # read at once: the heads around an array, and small arrays whole
 _FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -45,6 +49,18 @@ class LocalPlace:
             return
         below = _files_below(self.root, "")
         yield from (path for path in below if not self._only or fnmatch(path, self._only))
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder, not below it."""
+        try:
+            with os.scandir(f"{self.root}/{folder}") as found:
+                return sorted(each.name for each in found if each.is_file(follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise AdoptionError(
+                f"{self.root}/{folder} cannot be read: {describe(error)}"
+            ) from error
 
     @contextmanager
     def open(self, path: str) -> Iterator[ByteSource]:
@@ -122,6 +138,27 @@ class _OpenFile:
         return bytes(data)
 
 
+class Window:
+    """Reads a file, a few kilobytes at once: small reads side by side cost one."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self.size = source.size
+        self.path = source.path
+        self._source = source
+        self._begin, self._bytes = 0, b""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return these bytes; raises `AdoptionError` if the file does not have them."""
+        begin = offset - self._begin
+        if begin < 0 or begin + nbytes > len(self._bytes):
+            if nbytes > WINDOW_BYTES or offset + nbytes > self.size:
+                return self._source.read(offset, nbytes)
+            most = min(WINDOW_BYTES, self.size - offset)
+            self._begin, self._bytes = offset, self._source.read(offset, most)
+            begin = 0
+        return self._bytes[begin : begin + nbytes]
+
+
 def is_pattern(path: str) -> bool:
     """Tell whether a path stands for several files."""
     return "*" in path
@@ -153,3 +190,43 @@ def _files_below(root: str, folder: str, depth: int = 1) -> Iterator[str]:
             yield from _files_below(root, path, depth + 1)
         elif entry.is_file():
             yield path
+
+
+# Values that a source has of its utterances, as columns of annotations.
+
+MOST_NAMES = 256  # each name costs a value of every utterance
+
+
+class GatheredValues:
+    """Values by name and utterance, from JSON or the like, which holds more than annotations can.
+
+    What is none (objects, lists of text), and names whose values are of different kinds, are left
+    out; of very many names, as JSON by word or by id has, all but those of the most utterances.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[int, Value]] = {}
+        self._kinds: dict[str, str | None] = {}  # None: of several kinds
+
+    def add(self, number: int, values: Mapping[str, object]) -> None:
+        """Keep values of an utterance, by the utterance's number."""
+        for name, value in values.items():
+            try:
+                checked = check_annotations("", {name: value})
+            except FeatureError:
+                continue
+            for kept, plain in checked.items():
+                kind = kind_of(plain)
+                known = self._kinds.setdefault(kept, kind)
+                self._kinds[kept] = None if known is None else wider_kind(known, kind)
+                self._values.setdefault(kept, {})[number] = plain
+
+    def columns(self, count: int, without: Container[str] = ()) -> dict[str, list[Value]]:
+        """Return the values of `count` utterances, by name; names of features are left out."""
+        found = {
+            name: values
+            for name, values in self._values.items()
+            if self._kinds[name] is not None and name not in without
+        }
+        often = sorted(found, key=lambda name: len(found[name]), reverse=True)[:MOST_NAMES]
+        return {name: [found[name].get(number) for number in range(count)] for name in often}

@@ -1,31 +1,263 @@
-"""Folders of `.pt` files of `torch.save`: a tensor an utterance, or a dict of tensors by name.
-
-Such a file is a zip of stored members (torch 1.6 and later)::
-
-    <name>/data.pkl     a pickle, which `torch_pickles` reads without running it
-    <name>/data/<key>   the storage of a tensor, little-endian if <name>/byteorder says so
-
-The id is the path below the folder without `.pt`. A single tensor is the feature that the user
-names; of a dict each tensor is a feature, each text and number an annotation.
-"""
+"""`.pt` files of tensors, adopted where they lie; their pickles are read, and never run."""
 
 from __future__ import annotations
 
 import io
 import math
+import pickletools
 import struct
 import zipfile
+import zlib
 from array import array
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from featcache.adoptable import CONVERT, ByteSource, Found, Options, Place, one_piece, stored_as
-from featcache.adoption.gathered_values import GatheredValues
-from featcache.adoption.place import ids_of
-from featcache.adoption.torch_pickles import SavedTensor, saved
-from featcache.errors import AdoptionError
+import numpy as np
+
+from featcache.adoptable import (
+    CONVERT,
+    MOST_AXES,
+    ByteSource,
+    Found,
+    Options,
+    Place,
+    one_piece,
+    stored_as,
+)
+from featcache.adoptable.names import EACH, Names, refuse_features
+from featcache.adoption.place import GatheredValues, ids_of
+from featcache.errors import AdoptionError, ConfigError
 from featcache.interface import storage_dtype
+
+# The pickle in a file of `torch.save`, read without running it: tensors, text and numbers.
+#
+# A stack machine of the few opcodes that torch writes for tensors and dicts of them. Names are
+# compared with a list and never looked up; nothing is imported or called. Whatever else stands in
+# a pickle is a `ValueError`.
+#
+# Time and memory are in proportion to the bytes of the pickle: values share nothing that they
+# hold, and hold no more levels than tensors need.
+
+DTYPES = {
+    "torch FloatStorage": "float32",
+    "torch DoubleStorage": "float64",
+    "torch HalfStorage": "float16",
+    "torch BFloat16Storage": "bfloat16",
+    "torch LongStorage": "int64",
+    "torch IntStorage": "int32",
+    "torch ShortStorage": "int16",
+    "torch CharStorage": "int8",
+    "torch ByteStorage": "uint8",
+    "torch BoolStorage": "bool",
+}
+TENSOR, ORDERED = "torch._utils _rebuild_tensor_v2", "collections OrderedDict"
+VALUES = {
+    "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "SHORT_BINUNICODE"
+}  # fmt: skip
+CONSTANTS = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None, "EMPTY_TUPLE": ()}
+IGNORED = {"PROTO", "FRAME", "STOP"}
+MOST_BYTES, MOST_STEPS = 1 << 20, 100_000  # of a pickle: of two thousand tensors, say
+MOST_NUMBERS = 1 << 56
+
+
+class _Other:
+    """Stands for a value that is no tensor, text or number, nor a list of numbers."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+_OTHER = _Other()
+
+
+class SavedTensor(NamedTuple):
+    """A tensor in C order: where its numbers lie in its storage."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    storage: str  # name of the file of its storage
+    first: int  # number of the storage where it begins
+
+
+class _Name(NamedTuple):
+    name: str
+
+
+class _Storage(NamedTuple):
+    dtype: str
+    key: str
+
+
+@dataclass(slots=True)
+class _Machine:
+    stack: list[object] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)  # what the stack held at each mark
+    memo: dict[int, object] = field(default_factory=dict)
+
+    def to_mark(self) -> list[object]:
+        """Take what was pushed since the last mark."""
+        at = self.marks.pop()
+        taken = self.stack[at:]
+        del self.stack[at:]
+        return taken
+
+    def last(self, count: int) -> list[object]:
+        """Take what was pushed last."""
+        taken = self.stack[-count:]
+        if len(self.stack) - count < (self.marks[-1] if self.marks else 0):
+            raise ValueError("it takes more than there is")
+        del self.stack[-count:]
+        return taken
+
+    def top(self, kind: type) -> object:
+        """Return what was pushed last, which must be of this kind."""
+        if not isinstance(self.stack[-1], kind):
+            raise ValueError("it puts values into what holds none")
+        return self.stack[-1]
+
+    def put_items(self, items: list[object]) -> None:
+        """Put keys and values, which follow one another, into the dict on the stack."""
+        held = cast(dict[str, object], self.top(dict))
+        if not all(isinstance(key, str) for key in items[::2]):
+            raise ValueError("keys of a dict are not text")
+        values = [_OTHER if isinstance(value, dict) else value for value in items[1::2]]
+        held.update(zip(cast(list[str], items[::2]), values, strict=True))
+
+    def extend(self, items: list[object]) -> None:
+        """Put values into the list on the stack."""
+        numbers = (each if isinstance(each, int | float) else _OTHER for each in items)
+        cast(list[object], self.top(list)).extend(numbers)
+
+    def put(self, number: int) -> None:
+        """Keep what was pushed last, to be pushed again."""
+        self.memo[number] = self.stack[-1]
+
+    def get(self, number: int) -> None:
+        """Push what was kept; raises `ValueError` for what would have to hold the same values."""
+        kept = self.memo[number]
+        if isinstance(kept, list | dict) or (type(kept) is tuple and kept):
+            raise ValueError(f"it holds the same {type(kept).__name__} twice")
+        self.stack.append(kept)
+
+    def reduce(self) -> object:
+        """Return what a call of one of two names gives."""
+        name, arguments = self.last(2)
+        called = name.name if isinstance(name, _Name) else ""
+        if called == ORDERED and arguments == ():
+            return {}
+        if called == TENSOR and isinstance(arguments, tuple):
+            return _tensor(arguments)
+        raise ValueError(f"it calls {called.replace(' ', '.')!r} with other arguments")
+
+
+_ACTIONS: dict[str, Callable[[_Machine], object]] = {
+    "MARK": lambda machine: machine.marks.append(len(machine.stack)),
+    "EMPTY_DICT": lambda machine: machine.stack.append({}),
+    "EMPTY_LIST": lambda machine: machine.stack.append([]),
+    "TUPLE": lambda machine: machine.stack.append(_tuple(machine.to_mark())),
+    "TUPLE1": lambda machine: machine.stack.append(_tuple(machine.last(1))),
+    "TUPLE2": lambda machine: machine.stack.append(_tuple(machine.last(2))),
+    "TUPLE3": lambda machine: machine.stack.append(_tuple(machine.last(3))),
+    "SETITEM": lambda machine: machine.put_items(machine.last(2)),
+    "SETITEMS": lambda machine: machine.put_items(machine.to_mark()),
+    "APPEND": lambda machine: machine.extend(machine.last(1)),
+    "APPENDS": lambda machine: machine.extend(machine.to_mark()),
+    "BINPERSID": lambda machine: machine.stack.append(_storage(machine.last(1)[0])),
+    "REDUCE": lambda machine: machine.stack.append(machine.reduce()),
+}
+
+
+def saved(data: bytes) -> object:
+    """Return what a pickle holds, a `SavedTensor` for each tensor.
+
+    Raises `ValueError` for what is not of the opcodes and names known here.
+    """
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"its pickle has {len(data):,} bytes")
+    machine = _Machine()
+    try:
+        for opcode, argument, _ in islice(pickletools.genops(data), MOST_STEPS):
+            _step(machine, opcode.name, argument)
+        if opcode.name != "STOP":
+            raise ValueError(f"its pickle has more than {MOST_STEPS:,} steps")
+        return machine.last(1)[0]
+    except (IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"its pickle is damaged: {error!r}") from None
+
+
+def _step(machine: _Machine, name: str, argument: object) -> None:
+    if name in VALUES:
+        machine.stack.append(argument)
+    elif name in CONSTANTS:
+        machine.stack.append(CONSTANTS[name])
+    elif name in _ACTIONS:
+        _ACTIONS[name](machine)
+    elif name == "GLOBAL":
+        machine.stack.append(_name(str(argument)))
+    elif name in ("BINPUT", "LONG_BINPUT"):
+        machine.put(cast(int, argument))
+    elif name in ("BINGET", "LONG_BINGET"):
+        machine.get(cast(int, argument))
+    elif name not in IGNORED:
+        raise ValueError(f"its pickle has the opcode {name}")
+
+
+def _tuple(values: list[object]) -> tuple[object, ...]:
+    """Return a tuple, which holds tuples of numbers and names at most."""
+    return tuple(_OTHER if _is_deep(value) else value for value in values)
+
+
+def _is_deep(value: object) -> bool:
+    if type(value) is not tuple:
+        return isinstance(value, list | dict | SavedTensor)
+    return len(value) > MOST_AXES or any(isinstance(each, tuple) for each in value)
+
+
+def _name(name: str) -> _Name:
+    if name not in (TENSOR, ORDERED) and name not in DTYPES:
+        raise ValueError(f"it holds {name.replace(' ', '.')!r}")
+    return _Name(name)
+
+
+def _storage(told: object) -> _Storage:
+    if isinstance(told, tuple) and len(told) == 5 and told[0] == "storage":
+        kind, key = told[1:3]
+        if isinstance(kind, _Name) and kind.name in DTYPES and isinstance(key, str):
+            return _Storage(DTYPES[kind.name], key)
+    raise ValueError("its pickle names a storage that is none")
+
+
+def _tensor(arguments: tuple[object, ...]) -> SavedTensor:
+    if len(arguments) != 6:
+        raise ValueError("it holds a tensor that is conjugated, negated, or of another version")
+    storage, first, shape, strides = arguments[:4]
+    if not (isinstance(storage, _Storage) and isinstance(shape, tuple)):
+        raise ValueError("its pickle holds a tensor that is none")
+    numbers = (first, *shape, *cast(tuple[object, ...], strides))
+    if len(shape) > MOST_AXES or not all(
+        type(number) is int and 0 <= number < MOST_NUMBERS for number in numbers
+    ):
+        raise ValueError("its pickle holds a tensor that is none")
+    step = 1
+    for length, stride in zip(shape[::-1], cast(tuple[int, ...], strides)[::-1], strict=True):
+        if length > 1 and stride != step and 0 not in shape:
+            raise ValueError("it holds a tensor that is not in C order")
+        step *= length
+    return SavedTensor(storage.dtype, shape, storage.key, cast(int, first))
+
+
+# Folders of `.pt` files of `torch.save`: a tensor an utterance, or a dict of tensors by name.
+#
+# Such a file is a zip of stored members (torch 1.6 and later)::
+#
+#     <name>/data.pkl     a pickle, which `torch_pickles` reads without running it
+#     <name>/data/<key>   the storage of a tensor, little-endian if <name>/byteorder says so
+#
+# The id is the path below the folder without `.pt`. A single tensor is the feature that the user
+# names; of a dict each tensor is a feature, each text and number an annotation. Of one file that
+# the user names, a dict has an utterance a tensor.
 
 LOOK_AT = 100
 END = ".pt"
@@ -37,18 +269,30 @@ class PtKind:
     """Tensors in files of `torch.save`."""
 
     name = "pt"
+    takes_pattern = True
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether this is a folder of such files."""
+        """Tell whether this is a folder of such files, or one."""
+        if what:
+            return what.endswith(END)
         try:
-            return not what and any(path.endswith(END) for path in islice(place.files(), LOOK_AT))
+            return any(path.endswith(END) for path in islice(place.files(), LOOK_AT))
         except AdoptionError:
             return False
 
     def index(self, place: Place, what: str, options: Options) -> Found:
         """Find the tensors of all files."""
         paths = [path for path in ([what] if what else place.files()) if path.endswith(END)]
-        ids = ids_of(paths, END)
+        names = Names(options)
+        if "{feature}" in names.pattern:
+            raise ConfigError(
+                f"pattern {names.pattern!r}: dicts in files of kind 'pt' name features"
+            )
+        if what and paths and (found := _of_one(place, what, options)) is not None:
+            return found
+        stems = ids_of(paths, END)
+        named = names.by_feature(stems, place.name)[options.feature] if paths else {}
+        ids, paths = list(named), [paths[number] for number in named.values()]
         tensors: dict[str, _Tensors] = {}
         values = GatheredValues()
         for number, (id, path) in enumerate(zip(ids, paths, strict=True)):
@@ -64,12 +308,46 @@ class PtKind:
             each.check_all(name, ids)
             stored = stored_as(name, ids, each.shapes, each.dtypes, options.time_axis)
             features[name] = one_piece(stored, each.file, each.offset)
+        if not names.is_given and features:
+            refuse_features(place.name, ids, next(iter(features.values())).rows, apart=True)
+            _refuse_one(place, paths, features)
         if not features:
             raise AdoptionError(f"{place.name!r} holds no tensors in '.pt' files; {CONVERT}")
         return Found(paths, ids, features, values.columns(len(ids), without=features))
 
 
 KIND = PtKind()
+
+
+def _of_one(place: Place, path: str, options: Options) -> Found | None:
+    """Find the tensors of a file that holds a dict of ids; None if it holds a single tensor."""
+    with place.open(path) as source:
+        held = _held(source, path)
+        content = held.content("")
+        if "" in content:
+            return None
+        tensors = {id: each for id, each in content.items() if isinstance(each, SavedTensor)}
+        offsets = [held.begin(each) for each in tensors.values()]
+    if len(tensors) < len(content) or not tensors:
+        other = next((id for id in content if id not in tensors), "")
+        raise AdoptionError(
+            f"{place.name!r} holds more than tensors by id, such as {other!r}; if these are the "
+            f"features of one utterance, name the folder, and give pattern={EACH!r}; else {CONVERT}"
+        )
+    ids = list(tensors)
+    shapes, dtypes = zip(*((each.shape, each.dtype) for each in tensors.values()), strict=True)
+    stored = stored_as(options.feature, ids, shapes, dtypes, options.time_axis)
+    return Found([path], ids, {options.feature: one_piece(stored, np.zeros(len(ids)), offsets)})
+
+
+def _refuse_one(place: Place, paths: list[str], features: Mapping[str, object]) -> None:
+    """Raise `AdoptionError` for one file with several tensors, which may be utterances."""
+    if len(paths) == 1 and len(features) > 1:
+        raise AdoptionError(
+            f"{place.name!r}: {paths[0]!r} alone holds {len(features)} tensors, such as "
+            f"{next(iter(features))!r}; name the file itself if these are utterances, and give "
+            f"pattern={EACH!r} if they are features of one"
+        )
 
 
 @dataclass
@@ -127,24 +405,43 @@ class _Held:
 def _held(source: ByteSource, id: str) -> _Held:
     where = f"utterance {id!r}, {source.path!r},"
     try:
-        with zipfile.ZipFile(io.BufferedReader(_Reader(source), 1024)) as file:
-            places = [*(info.header_offset for info in file.infolist()), file.start_dir]
-            if len({*places}) < len(places):  # from Python 3.14 on zipfile warns of it
-                raise zipfile.BadZipFile("members lie at the same place")
-            members = {info.filename.partition("/")[2]: info for info in file.infolist()}
-            if "byteorder" in members and file.read(members["byteorder"]) != b"little":
-                raise ValueError("its numbers are big-endian")
-            value = saved(file.read(members["data.pkl"]))
-            storages = {
-                name.removeprefix("data/"): _member(source, info)
-                for name, info in members.items()
-                if name.startswith("data/")
-            }
+        members = _members(source)
+        if "byteorder" in members and _content(source, members["byteorder"]) != b"little":
+            raise ValueError("its numbers are big-endian")
+        value = saved(_content(source, members["data.pkl"]))
+        storages = {
+            name.removeprefix("data/"): _member(source, info)
+            for name, info in members.items()
+            if name.startswith("data/")
+        }
     except BROKEN as error:
         if isinstance(error, AdoptionError):
             raise
         raise AdoptionError(f"{where} is not adopted: {error}; {CONVERT}") from None
     return _Held(value, storages, where)
+
+
+def _members(source: ByteSource) -> dict[str, zipfile.ZipInfo]:
+    """Return the members of a file by name, without the folder that they lie in."""
+    with zipfile.ZipFile(io.BufferedReader(_Reader(source), 1024)) as file:
+        found = file.infolist()
+        places = [*(info.header_offset for info in found), file.start_dir]
+    if len({*places}) < len(places):  # from Python 3.14 on zipfile warns of it
+        raise zipfile.BadZipFile("members lie at the same place")
+    members = {info.filename.partition("/")[2]: info for info in found}
+    if len(members) < len(found):
+        raise zipfile.BadZipFile("it has two members of one name")
+    return members
+
+
+def _content(source: ByteSource, info: zipfile.ZipInfo) -> bytes:
+    """Return the bytes of a member; sizes come first, so that nothing is read that is too much."""
+    if info.file_size > MOST_BYTES:
+        raise ValueError(f"its member {info.filename!r} has {info.file_size:,} bytes")
+    data = source.read(*_member(source, info))
+    if zlib.crc32(data) != info.CRC:
+        raise ValueError(f"its member {info.filename!r} is damaged")
+    return data
 
 
 def _member(source: ByteSource, info: zipfile.ZipInfo) -> _Member:

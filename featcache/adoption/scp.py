@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from featcache.adoptable import CONVERT, ByteSource, Place, Value
 from featcache.errors import AdoptionError
 from featcache.interface import Ints
 
+PIECE_BYTES = 1 << 20
 MOST_UP = 8  # folders between an scp and the one that its paths are relative to
 # Kaldi's names of files beside an scp, and the annotations that they are
 TABLES = {"text": "text", "utt2spk": "speaker", "utt2dur": "duration", "utt2lang": "language"}
@@ -36,12 +38,12 @@ def read_scp(place: Place, path: str) -> Scp:
     for id, entry in _lines(place, path):
         if entry[-1:] == b"|" or entry[:1] == b"|" or entry == b"-":
             raise AdoptionError(
-                f"{place.name!r}: {path!r} gives {id!r} by the command {entry.decode()!r}, not by "
-                f"a file; {CONVERT}"
+                f"{place.name!r}: {path!r} gives {id!r} by the command {_text(entry, path)!r}, "
+                f"not by a file; {CONVERT}"
             )
         if entry[-1:] == b"]":
             entry, _, within = entry[:-1].rpartition(b"[")
-            ranges[len(ids)] = within.decode()
+            ranges[len(ids)] = _text(within, path)
         name, colon, behind = entry.rpartition(b":")
         at = 0
         if colon and behind.isdigit() and len(behind) < 19:
@@ -91,7 +93,7 @@ def read_annotations(place: Place, scp: str, ids: list[str]) -> dict[str, list[V
         table = read_table(place, path)
         values = [table.get(id) for id in ids]
         if any(value is not None for value in values):
-            convert = _seconds if annotation == "duration" else _text
+            convert = seconds_of if annotation == "duration" else _text
             found[annotation] = [None if each is None else convert(each, path) for each in values]
     return found
 
@@ -105,21 +107,26 @@ def is_there(place: Place, path: str) -> bool:
         return False
 
 
-def read_all(source: ByteSource) -> bytes:
-    """Return all bytes of a file."""
-    return source.read(0, source.size)
+def read_text(source: ByteSource) -> bytes:
+    """Return all bytes of a file; raises `AdoptionError` at the first NUL, as of a file's hole."""
+    pieces = []
+    for begin in range(0, source.size, PIECE_BYTES):
+        pieces.append(source.read(begin, min(PIECE_BYTES, source.size - begin)))
+        if b"\0" in pieces[-1]:
+            raise AdoptionError(f"{source.path!r} is no text: there is a NUL behind byte {begin:,}")
+    return b"".join(pieces)
 
 
 def _lines(place: Place, path: str, rest_needed: bool = True) -> list[tuple[str, bytes]]:
     with place.open(path) as source:
-        lines = read_all(source).split(b"\n")
+        lines = read_text(source).split(b"\n")
     found = []
     for number, line in enumerate(lines, 1):
         # bytes are split at ASCII's white space alone, as Kaldi does
         words = line.split(None, 1)
         if not words and number == len(lines):
             break
-        if len(words) < 1 + rest_needed or b"\0" in line:
+        if len(words) < 1 + rest_needed:
             raise AdoptionError(
                 f"{place.name!r}: line {number} of {path!r} has no id and a file: {line[:80]!r}"
             )
@@ -134,8 +141,12 @@ def _text(value: bytes, path: str) -> str:
         raise AdoptionError(f"{path!r} is not in UTF-8: {value[:80]!r}: {error.reason}") from None
 
 
-def _seconds(value: bytes, path: str) -> float:
+def seconds_of(value: bytes, path: str) -> float:
+    """Return seconds that a file gives; raises `AdoptionError` for what is no finite number."""
     try:
-        return float(value)
+        seconds = float(value)
+        if math.isfinite(seconds):
+            return seconds
     except ValueError:
-        raise AdoptionError(f"{path!r} gives {value[:80]!r}, which is no duration") from None
+        pass
+    raise AdoptionError(f"{path!r} gives {value[:80]!r}, which is no number of seconds")

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from featcache._closing import closed_after
 from featcache._interval import Interval
-from featcache.cluster.client import WANTED, get_client
+from featcache.cluster.client import WANTED, get_client, names_of, replace_workers
 from featcache.cluster.config import ParallelConfig
-from featcache.cluster.launch import names_of, replace_workers
 from featcache.cluster.pickling import returned
 from featcache.cluster.worker_env import OWN, SetupFn, WorkerEnv, env_of, forget, register
 from featcache.errors import FeatcacheError

@@ -1,46 +1,221 @@
-"""`Hooks`: the four steps of a collect-stats run that may be overridden, and what they do here.
-
-Override them as static methods of a subclass of `CollectStatsRunner`. They are called in this
-order, in the process that makes a shard::
-
-    writers = open_writers(shard_dir, **env)
-    for each batch:
-        result = forward(batch_indices, **env)
-        write_record(writers, result, state, **env)
-    close_writers(writers)
-
-`env` is the environment of the provider, and "write_collected_feats", "feats_dir", "part_writer".
-`writers`, `result` and `state` belong to the hooks alone, with two exceptions: `close_writers`
-leaves the files that `merge_shards` reads, and where features are collected `forward` returns them
-third, as the default does: the dtypes of the first batch declare the cache. `forward` takes batches
-of any size: one that fails is tried again, utterance by utterance.
-"""
+"""Collecting from a batch: statistics and shapes of a model's features, and the features."""
 
 from __future__ import annotations
 
+import hashlib
 import io
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from featcache.collect_stats.batch_stats import (
-    ArraysByKey,
-    collated,
-    computed,
-    lengths_of_inputs,
-    stats_of,
-    unpadded,
-)
-from featcache.collect_stats.collected_feats import NewFeatures, NpyWriter
+import numpy as np
+import torch
+
 from featcache.collect_stats.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
-from featcache.errors import ConfigError, FeatureError
+from featcache.errors import ConfigError, DuplicateIdError, FeatureError
 from featcache.interface import Array
-from featcache.loading.device import to_device
+from featcache.loading.memory import to_device
 from featcache.stats import FeatureStats
+from featcache.store.format.files import check_id
+from featcache.store.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
     import torch
+
+
+# Statistics and shapes of one batch: collate it, compute its features, measure them.
+
+ShapesByKey = dict[str, dict[str, tuple[int, ...]]]  # by key and id
+ArraysByKey = dict[str, dict[str, Array]]  # by key and id
+LENGTHS = "_lengths"
+
+
+def collated(
+    items: list[Any], collate_fn: Callable[[list[Any]], Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the ids and the inputs of a batch; raises errors for what cannot be right."""
+    match collate_fn(items):
+        case (ids, Mapping() as inputs):
+            return _checked_ids(ids, len(items)), dict(inputs)
+        case other:
+            raise ConfigError(
+                f"collate_fn returns (ids, batch), not {type(other).__name__!r}; "
+                "see CommonCollateFn"
+            )
+
+
+def _checked_ids(given: Iterable[str], size: int) -> list[str]:
+    ids = list(given)
+    for id in ids:
+        check_id(id)
+        if id.split() != [id]:
+            raise FeatureError(
+                f"utterance id {id!r} is not usable: shape files need one without white space"
+            )
+    for id, times in Counter(ids).items():
+        if times > 1:
+            raise DuplicateIdError(f"{times} utterances of a batch have the id {id!r}")
+    if len(ids) != size:
+        raise FeatureError(f"collate_fn made a batch of {len(ids)} utterances out of {size}")
+    return ids
+
+
+def computed(model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the model makes of a batch, by key."""
+    if not callable(getattr(model, "collect_feats", None)):
+        raise ConfigError(
+            f"the model needs a method collect_feats, which {type(model).__name__!r} does not have"
+        )
+    if getattr(model, "training", False):
+        model.eval()
+    with torch.no_grad():
+        feats = model.collect_feats(**batch, **kwargs)
+    if not isinstance(feats, Mapping):
+        raise FeatureError(
+            f"collect_feats returns a dict of arrays by key, not {type(feats).__name__!r}"
+        )
+    return feats
+
+
+def unpadded(ids: list[str], feats: Mapping[str, Any]) -> ArraysByKey:
+    """Return the arrays of all keys and ids, (frames, *dims) each, without their padding."""
+    arrays = {key: dict(_arrays(ids, feats, key)) for key in feats if not key.endswith(LENGTHS)}
+    if not arrays:
+        raise FeatureError(
+            "collect_feats returned no features, only "
+            f"{', '.join(map(repr, feats)) or 'an empty dict'}"
+        )
+    return arrays
+
+
+def lengths_of_inputs(
+    ids: list[str], batch: Mapping[str, Any], feats: Mapping[str, Any]
+) -> ShapesByKey:
+    """Return the shapes `(length,)` of those inputs that are integers and have lengths.
+
+    Inputs that are features, too, are left out.
+    """
+    return {
+        key: {id: (int(length),) for id, length in zip(ids, batch[f"{key}{LENGTHS}"], strict=True)}
+        for key, value in batch.items()
+        if key not in feats and batch.get(f"{key}{LENGTHS}") is not None and _is_whole(value)
+    }
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
+
+
+def stats_of(key: str, arrays: Mapping[str, Array]) -> FeatureStats:
+    """Return the statistics of a key's arrays by id; raises `FeatureError` for NaN or infinity."""
+    of_each = {id: FeatureStats.of(array) for id, array in arrays.items()}
+    for id, stats in of_each.items():
+        if not (np.isfinite(stats.mean).all() and np.isfinite(stats.m2).all()):
+            raise FeatureError(f"utterance {id!r}: {key!r} holds NaN or infinity")
+    return reduce(FeatureStats.merge, of_each.values())
+
+
+def _arrays(ids: list[str], feats: Mapping[str, Any], key: str) -> Iterator[tuple[str, Array]]:
+    """Iterate over the ids and arrays of a key."""
+    value, lengths = _as_array(feats[key]), feats.get(f"{key}{LENGTHS}")
+    if value.ndim == 0 or len(value) != len(ids):
+        raise FeatureError(
+            f"collect_feats returned {key!r} of shape {value.shape} for {len(ids)} utterances"
+        )
+    if value.dtype.kind not in "biuf":
+        raise FeatureError(
+            f"collect_feats returned {key!r} of {value.dtype}; statistics need real numbers"
+        )
+    if lengths is None:
+        yield from zip(ids, value[:, np.newaxis], strict=True)
+        return
+    ends = _as_array(lengths)
+    if ends.shape != (len(ids),) or ends.dtype.kind not in "iu":
+        raise FeatureError(
+            f"'{key}{LENGTHS}' are {len(ids)} whole numbers, not {ends.dtype} of shape {ends.shape}"
+        )
+    for id, array, end in zip(ids, value, ends.tolist(), strict=True):
+        if array.ndim == 0 or not 0 <= end <= len(array):
+            raise FeatureError(
+                f"utterance {id!r}: {key!r} of shape {array.shape} has no {end} frames"
+            )
+        yield id, array[:end]
+
+
+def _as_array(value: Any) -> Array:
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return np.asarray(value)
+
+
+# Collected features of a collect-stats run: in `.npy` files, and in a part of a cache.
+
+_LONGEST_NAME = 240  # of files, in bytes: most file systems take 255
+
+
+class NpyWriter:
+    """Writes one `.npy` an utterance, and lists them as ESPnet's `npy` reader wants it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.lines: list[str] = []
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def __setitem__(self, id: str, array: Array) -> None:
+        path = self._directory / f"{_file_name(id)}.npy"
+        aside = path.with_suffix(".tmp")
+        with aside.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+        aside.replace(path)
+        self.lines.append(f"{id} {path}\n")
+
+
+def _file_name(id: str) -> str:
+    r"""Return a file name for an id: percent-encoded, beyond the length of file names a digest.
+
+    >>> _file_name("spk1/utt.7")
+    'spk1%2Futt.7'
+    """
+    name = quote(id, safe="")
+    return name if len(name) <= _LONGEST_NAME else hashlib.sha256(id.encode()).hexdigest()
+
+
+class NewFeatures:
+    """Adds utterances to a part of a cache, but for those that are stored already.
+
+    An earlier run may have stored them, or a worker that was lost; `known` are the latter.
+    """
+
+    def __init__(self, writer: PartWriter, known: Set[str]) -> None:
+        self._writer, self._known = writer, known
+
+    def write(self, id: str, arrays: Mapping[str, Array]) -> None:
+        """Store the features of an utterance, unless they are stored."""
+        if id not in self._known and id not in self._writer:
+            self._writer.write(id, arrays)
+
+
+# `Hooks`: the four steps of a collect-stats run that may be overridden, and what they do here.
+#
+# Override them as static methods of a subclass of `CollectStatsRunner`. They are called in this
+# order, in the process that makes a shard::
+#
+#     writers = open_writers(shard_dir, **env)
+#     for each batch:
+#         result = forward(batch_indices, **env)
+#         write_record(writers, result, state, **env)
+#     close_writers(writers)
+#
+# `env` is the environment of the provider, and "write_collected_feats", "feats_dir",
+# "part_writer". `writers`, `result` and `state` belong to the hooks alone, with two exceptions:
+# `close_writers` leaves the files that `merge_shards` reads, and where features are collected
+# `forward` returns them third, as the default does: the dtypes of the first batch declare the
+# cache. `forward` takes batches of any size: one that fails is tried again, utterance by
+# utterance.
 
 
 class Hooks:

@@ -28,8 +28,7 @@ import numpy as np
 from featcache.errors import CorruptCacheError, DuplicateIdError, FeatureError
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
-from featcache.store.format.files import digest_file, write_durably
-from featcache.store.format.sealed_json import pack_json, unpack_json
+from featcache.store.format.files import digest_file, pack_json, unpack_json, write_durably
 from featcache.store.writing.cache_writer import CacheWriter
 
 SHARDS = "shards"

@@ -1,50 +1,261 @@
-"""`Checking`: a run's probe is compared with the one that the cache keeps, and with what is stored.
-
-On rank 0, in the process that drives the run, whoever computes the rest.
-"""
+"""Checking of a cache before it is filled: fingerprint, probe, and changes that are accepted."""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import difflib
+import json
 import logging
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Literal, cast
 
 import torch
 
 from featcache._checks import whole_number
 from featcache.errors import CacheError, ConfigError, StaleCacheError
-from featcache.extraction.accepting import (
-    OFFER,
-    accept_changes,
-    changed_fields,
-    is_more_code,
-    may_be_accepted,
-)
+from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.destination import Destination
-from featcache.extraction.id_numbers import IdNumbers
-from featcache.extraction.kept_probe import keep_probe, kept_probe
-from featcache.extraction.probe_source import ProbeSource
-from featcache.extraction.probing import Computed, again, choice, new_probe
-from featcache.extraction.random_features import tell_random
-from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.record import Record
-from featcache.extraction.stored_features import cause_of, spreads_of, told, unlike_stored
-from featcache.staleness.comparison import compare
-from featcache.staleness.probe import Probe, Probed
-from featcache.staleness.unlike import Unlike, tolerance
+from featcache.extraction.probing import (
+    Computed,
+    ProbeSource,
+    again,
+    cause_of,
+    choice,
+    new_probe,
+    spreads_of,
+    told,
+    unlike_stored,
+)
+from featcache.extraction.random_state import kept_random_state, tell_random
+from featcache.staleness.probe import Comparison, Probe, Probed, Unlike, compare, tolerance
+from featcache.staleness.witnesses import changes
 from featcache.store.cache import Cache
-from featcache.store.format.fingerprint import cache_fingerprint, canonical, differences
-from featcache.store.format.manifest import read_manifest
+from featcache.store.format.fingerprint import (
+    ABSENT,
+    Difference,
+    cache_fingerprint,
+    canonical,
+    differences,
+    fingerprint_digest,
+)
+from featcache.store.format.manifest import read_building_file, read_manifest
+from featcache.store.format.part import committed
+from featcache.store.reading.generation import Generation
+from featcache.store.reading.opening import ROLE, witnesses
 from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.session import accept, says_when
+
+# The probe that a cache keeps: one for each build.
+
+PROBE_ROLE = "probe"
+
+
+def kept_probe(
+    to: Destination,
+    fingerprint: Mapping[str, object],
+    seed: int,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> Probe | None:
+    """Return the probe of what a run will go on with; None if it begins anew, or none was kept."""
+    try:
+        manifest = read_manifest(to.path)
+    except CacheError:  # the writer begins a cache, or says what is wrong
+        return None
+    if overwrite:
+        given = (fingerprint, {"seed": seed, **fingerprint})
+        same = {fingerprint_digest(cache_fingerprint(to.features, each)) for each in given}
+        left = manifest.building > manifest.build and manifest.building_fingerprint in same
+        goes_on = left and any(True for _ in committed(to.path))
+    else:
+        goes_on = (resume or manifest.complete) and (
+            manifest.rows > 0 or any(True for _ in committed(to.path))
+        )
+    return read_probe(to.path, building=overwrite) if goes_on else None
+
+
+def keep_probe(writer: CacheWriter, probe: Probe) -> None:
+    """Keep the probe of the build that is being written, in place of an earlier one."""
+    writer.keep_file(PROBE_ROLE, probe.to_bytes())
+
+
+def read_probe(cache: Path, *, building: bool) -> Probe | None:
+    """Return the probe of the cache that readers see, or of the build that is being written."""
+    manifest = read_manifest(cache)
+    if building or manifest.building == manifest.build:
+        data = read_building_file(cache, PROBE_ROLE)
+    else:
+        data = Generation(cache).file(PROBE_ROLE)
+    return None if data is None else Probe.from_bytes(data)
+
+
+# The record that a cache keeps of what it was made with; it explains and never refuses.
+#
+# Kept as the file of role "made-from": witnesses (`featcache.staleness.witnesses`), and under
+# "accepted" each change that was accepted later.
+
+MOST_LINES = 12  # of changed code that an error shows
+_CONTEXT = 1
+
+
+class Record:
+    """The record of a cache, and that of this run.
+
+    Args:
+        destination: the cache.
+        make: makes the record of this run.
+    """
+
+    def __init__(self, destination: Destination, make: Callable[[], Mapping[str, object]]) -> None:
+        self._destination, self._make = destination, make
+
+    @cached_property
+    def now(self) -> Mapping[str, object]:
+        """The record of this run."""
+        return self._make()
+
+    @cached_property
+    def kept(self) -> Mapping[str, object]:
+        """The record that the cache keeps; empty where it keeps none that can be read."""
+        with contextlib.suppress(OSError):
+            return witnesses(Generation(self._destination.path))
+        return {}
+
+    def keep(self, writer: CacheWriter, accepted: Mapping[str, object] | None = None) -> None:
+        """Keep the record of this run with a cache that is begun, or has none.
+
+        Or with one of which a change was accepted: its history stays.
+        """
+        if accepted is None and read_building_file(writer.path, ROLE) is not None:
+            return
+        earlier = cast(list[object], self.kept.get("accepted", [])) if accepted else []
+        history = {"accepted": [*earlier, accepted]} if accepted else {}
+        writer.keep_file(ROLE, json.dumps({**self.now, **history}, indent=1).encode())
+
+    def changes(self) -> list[str]:
+        """Say what has changed since the cache was made, the most telling first."""
+        return changes(self.kept, self.now) if self.kept else []
+
+    def changed_code(self) -> list[str]:
+        """Return the first lines of code that has changed, as `diff -u` prints them."""
+        was, now = (
+            cast(Mapping[str, str], each.get("sources", {})) for each in (self.kept, self.now)
+        )
+        lines: list[str] = []
+        for name in sorted(was.keys() & now.keys()):
+            lines += _changed(name, was[name].splitlines(), now[name].splitlines())
+        more = len(lines) - MOST_LINES
+        return [*lines[:MOST_LINES], *([f"... and {more} lines more"] if more > 0 else [])]
+
+
+def _changed(name: str, was: Sequence[str], now: Sequence[str]) -> list[str]:
+    found = list(difflib.unified_diff(was, now, lineterm="", n=_CONTEXT))
+    return [name, *(line for line in found[2:] if not line.startswith("@@"))] if found else []
+
+
+# Changes of code and settings that compute the same bits: a user may accept them for a cache.
+
+# sections of a fingerprint that are code and settings; weights, declarations but for the times of
+# frames, and what the user names by himself cannot be accepted
+_SECTIONS = ("source", "constants", "hparams", "attributes", "given", "torch", "modules")
+_CODE = ("source", "constants")
+OFFER = "if the change cannot matter, accept=True keeps the cache"
+_log = logging.getLogger("featcache")
+
+
+def may_be_accepted(changed: Sequence[Difference], comparison: Comparison | None) -> bool:
+    """Tell whether differences are ones of code and settings, and the probe computes the same."""
+    compared = comparison is not None and len(comparison.ids) > 0 and comparison.same_bits
+    return compared and are_code_or_settings(changed)
+
+
+def are_code_or_settings(changed: Sequence[Difference]) -> bool:
+    """Tell whether differences are ones of code and settings, and none of weights.
+
+    >>> are_code_or_settings(differences({"source": {"f": 1}}, {"source": {"f": 2}, "torch": {}}))
+    True
+    >>> are_code_or_settings([Difference(("modules", "hubert", "weights"), 1, 2)])
+    False
+    """
+    return all(
+        (each.path[0] in _SECTIONS or says_when(each)) and each.path[-1] != "weights"
+        for each in changed
+    )
+
+
+def is_more_code(changed: Sequence[Difference]) -> bool:
+    """Tell whether differences are ones of code, which may change where it computes one more thing.
+
+    What it names besides may be new, but no setting that was there is another one.
+
+    >>> is_more_code(differences({"source": {"f": 1}}, {"source": {"f": 2}, "hparams": 0}))
+    True
+    >>> is_more_code([Difference(("hparams", "layer"), 9, 10)])
+    False
+    """
+    return all(each.path[0] in _CODE or each.was is ABSENT or says_when(each) for each in changed)
+
+
+def changed_fields(to: Destination, fingerprint: Mapping[str, object]) -> list[Difference]:
+    """Return in what a fingerprint differs from that of a cache; nothing if there is none."""
+    try:
+        there = read_manifest(to.path).fingerprint
+    except CacheError:  # the writer begins one, or says what is wrong
+        return []
+    return differences(there, cache_fingerprint(to.features, fingerprint))
+
+
+def accept_changes(
+    to: Destination,
+    record: Record,
+    fingerprint: Mapping[str, object],
+    comparison: Comparison | None,
+) -> None:
+    """Take a fingerprint for that of a cache, and record since when and what has changed.
+
+    Raises `StaleCacheError` if more than code and settings has changed, or the probe does not
+    compute the same bits.
+    """
+    changed = changed_fields(to, fingerprint)
+    if not changed:
+        return
+    if not may_be_accepted(changed, comparison):
+        listed = "".join(f"\n  {line}" for line in changed)
+        raise StaleCacheError(
+            f"cache {str(to.path)!r} was made from something else than there is now, which cannot "
+            f"be accepted:{listed}\naccept=True is for changes of code and settings alone, where "
+            "utterances that are computed again are the same to the bit; overwrite it "
+            "(overwrite=True), or give another directory"
+        )
+    complete = read_manifest(to.path).complete
+    accept(to.path, to.features, fingerprint)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    writer = to.writer(fingerprint)
+    try:
+        if to.ids is not None:
+            writer.expect(to.ids)
+        record.keep(writer, {"when": now, "changes": [*map(str, changed)]})
+    finally:
+        writer.close(complete=complete)
+    _log.warning("cache %r: accepted %s", str(to.path), "; ".join(map(str, changed)))
+
+
+# `Checking`: a run's probe is compared with the one that the cache keeps, and with what is
+# stored.
+#
+# On rank 0, in the process that drives the run, whoever computes the rest.
 
 Check = int | Literal["probe", "all"] | None
 PROBE = 4  # utterances
 MOST_CHANGES = 8  # that an error names
 _CURE = "overwrite it (overwrite=True), or give another directory"
-_log = logging.getLogger("featcache")
 _told: set[str] = set()  # caches of which it was said that they cannot be checked
 
 

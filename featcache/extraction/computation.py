@@ -1,4 +1,4 @@
-"""Computing and writing of some utterances, batch by batch, whichever process does it."""
+"""Computation of a batch's features: the user's function, and its results without padding."""
 
 from __future__ import annotations
 
@@ -6,20 +6,71 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from featcache.errors import ComputeError, FeatureError, describe, nearest
 from featcache.extraction.dataset_batches import Batch, DatasetBatches, worker_failed
 from featcache.extraction.datasets import named
-from featcache.extraction.failures import Failure, failure_of
-from featcache.extraction.progress import TaskProgress
-from featcache.extraction.seeding import COMPUTING, seed_generators
-from featcache.extraction.uncut_padding import uncut
-from featcache.loading.device import to_device
-from featcache.store.format.ids import as_id
-from featcache.store.format.stamps import UNKNOWN, Stamps
+from featcache.extraction.outcomes import Failure, TaskProgress, failure_of
+from featcache.extraction.random_state import COMPUTING, seed_generators
+from featcache.extraction.while_filling import WhileFilling
+from featcache.loading.memory import to_device
+from featcache.store.format.files import as_id
+from featcache.store.format.index import UNKNOWN, Stamps
+from featcache.store.writing.arrays import Lengths as Lengths
 from featcache.store.writing.part_writer import PartWriter
+
+if TYPE_CHECKING:
+    pass
+
+
+# Padding left in what `compute_features` returns: noticed by the lengths in its batch.
+
+
+def uncut(
+    data: object, utterances: Sequence[tuple[str, Mapping[str, Any]]], features: Iterable[str]
+) -> str | None:
+    """Return a warning if the utterances of a batch have equal frames though they differ in length.
+
+    Args:
+        data: the batch. Only one with relative lengths, as SpeechBrain's `PaddedBatch`, can tell,
+            and only in the processor's memory.
+        utterances: ids and arrays that were computed of it.
+        features: names of the features with a time axis.
+    """
+    shortest = min(_relative_lengths(data), default=1.0)
+    if len(utterances) < 2:
+        return None
+    for name in features:
+        arrays: list[Any] = [computed.get(name) for _, computed in utterances]
+        frames = {len(array) for array in arrays if getattr(array, "shape", ())}
+        if len(frames) == 1 and (count := frames.pop()) - shortest * count > 2:  # rounding aside
+            return (
+                f"all utterances of the batch of {utterances[0][0]!r} have {count} frames of "
+                f"feature {name!r}, though the shortest is {shortest:.0%} of the longest; is the "
+                "padding still there? cut it with featcache.unpad, or declare time_axis: null if "
+                "each utterance does have as many"
+            )
+    return None
+
+
+def _relative_lengths(data: object) -> list[float]:
+    """Return the lengths of a batch, relative to its longest utterance, as far as it shows any."""
+    values = data.values() if isinstance(data, Mapping) else getattr(data, "__dict__", {}).values()
+    padded: list[Any] = [getattr(part, "lengths", None) for part in values if hasattr(part, "data")]
+    found = [float(length) for each in padded if _is_here(each) for length in each.tolist()]
+    return found if all(0 < length <= 1 for length in found) else []
+
+
+def _is_here(lengths: object) -> bool:
+    """Say whether these are numbers in memory: on a GPU they would have to be waited for."""
+    device = getattr(lengths, "device", None)
+    return hasattr(lengths, "tolist") and getattr(device, "type", "cpu") == "cpu"
+
+
+# Computing and writing of some utterances, batch by batch, whichever process does it.
 
 Utterances = list[tuple[str, dict[str, Any]]]  # ids, and their arrays by feature
 
@@ -40,6 +91,7 @@ class Computation:
             may raise.
         seed: of random features: each utterance, a batch of its own, has generators of its own.
         beside: features that are computed with the others and stored elsewhere.
+        filling: compares what they are made with, before and after each batch.
     """
 
     compute: Callable[[Any], Any]
@@ -51,6 +103,7 @@ class Computation:
     check_new: Callable[[Sequence[str]], object] = lambda ids: None
     seed: int | None = None
     beside: frozenset[str] = frozenset()
+    filling: WhileFilling | None = None
 
     def __post_init__(self) -> None:
         self.failures: list[Failure] = []
@@ -72,9 +125,9 @@ class Computation:
             return
         self._admit(batch.ids or ())
         try:
-            utterances = self._features(batch)
+            utterances = self._compared(batch)
         except Exception as failure:
-            if worker_failed(failure):
+            if worker_failed(failure) or (self.filling is not None and self.filling.is_over):
                 raise
             error = failure
         else:
@@ -85,6 +138,12 @@ class Computation:
             return
         # out here, so that the next error does not come with this one
         self._failed(batch, error, tried)
+
+    def _compared(self, batch: Batch) -> Utterances:
+        if self.filling is None:
+            return self._features(batch)
+        which = named(batch.ids) if batch.ids else "a batch"
+        return self.filling.compute(which, partial(self._features, batch))
 
     def _features(self, batch: Batch) -> Utterances:
         if batch.error is not None:

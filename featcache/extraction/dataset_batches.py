@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from featcache.errors import ConfigError, nearest
 from featcache.extraction.datasets import ids_of_batch, is_map_style
-from featcache.extraction.seeding import SeededItems
+from featcache.extraction.random_state import SeededItems
 from featcache.extraction.stamping import (
     BatchStamps,
     StreamStamps,
@@ -25,7 +26,7 @@ from featcache.extraction.stamping import (
 )
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.store.format.stamps import Stamps
+from featcache.store.format.index import Stamps
 
 # of a loader for training; here each utterance comes once, in the order of the dataset or of a
 # given sampler
@@ -70,6 +71,17 @@ def worker_failed(error: Exception) -> bool:
     )
 
 
+def end_workers(loaded: Iterator[Any]) -> None:
+    """End the processes of a DataLoader's iterator now, as it does itself when it is let go.
+
+    Let go in a cycle, by the garbage collector, it closes descriptors twice: its queues have closed
+    theirs already, and the second time they are those of other files.
+    """
+    end: Callable[[], object] | None = getattr(loaded, "_shutdown_workers", None)
+    if end is not None:
+        end()
+
+
 class DatasetBatches:
     """Batches of some utterances of a map-style dataset, to be gone through once.
 
@@ -99,8 +111,6 @@ class DatasetBatches:
         options = _options(loader_kwargs, _OF_BATCHES)
         batch_sampler = loader_kwargs.get("batch_sampler")
         self._batched = batch_sampler is not None or loader_kwargs.get("batch_size", 1) is not None
-        # the loader knows nothing of this object: in a cycle, its processes and queues would be let
-        # go in any order
         begin = partial(_begin, self._batches, self._stamps)
         asked = map(begin, range(len(self._batches)))
         if self._batched:
@@ -112,17 +122,20 @@ class DatasetBatches:
         if loading.mentioned is not None:
             stamp_items(self._loader, loading.mentioned)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch, None, None]:
         loaded = iter(self._loader)
-        # a loader does not say what it failed on, but it keeps the order
-        for number in range(len(self._batches)):
-            try:
-                data, error = next(loaded), None
-            except Exception as failure:
-                if worker_failed(failure):
-                    raise
-                data, error = None, failure
-            yield self._batch(number, _indices(self._batches, number), data, error)
+        try:
+            # a loader does not say what it failed on, but it keeps the order
+            for number in range(len(self._batches)):
+                try:
+                    data, error = next(loaded), None
+                except Exception as failure:
+                    if worker_failed(failure):
+                        raise
+                    data, error = None, failure
+                yield self._batch(number, _indices(self._batches, number), data, error)
+        finally:
+            end_workers(loaded)
 
     def collated(self, items: Sequence[Any]) -> Any:
         """Return the batch of these items."""
@@ -191,20 +204,23 @@ def wanted_batches(
 
 def batches_of_stream(
     source: Any, loader_kwargs: Mapping[str, Any], mentioned: frozenset[str] | None = None
-) -> Iterator[Batch]:
-    """Return the batches of a loader as it is, or of an iterable dataset.
+) -> Generator[Batch, None, None]:
+    """Iterate over the batches of a loader as it is, or of an iterable dataset.
 
     They have stamps where `mentioned` keys are given and the loader lets its items be seen.
     """
-    if isinstance(source, IterableDataset):
+    is_ours = isinstance(source, IterableDataset)
+    if is_ours:
         source = _make_loader(source, _options(loader_kwargs))
-    if mentioned is None:
-        return (Batch(data, ids_of_batch(data)) for data in source)
-    stamps, loaded = StreamStamps(source), iterate_stamping(source, mentioned)
-    return (
-        Batch(unstamped(data), ids_of_batch(unstamped(data)), stamps=stamps.of(data))
-        for data in loaded
-    )
+    stamps = None if mentioned is None else StreamStamps(source)
+    loaded = iter(source) if mentioned is None else iterate_stamping(source, mentioned)
+    try:
+        for data in loaded:
+            found = {} if stamps is None else stamps.of(data)
+            yield Batch(unstamped(data), ids_of_batch(unstamped(data)), stamps=found)
+    finally:
+        if is_ours or not getattr(source, "persistent_workers", False):
+            end_workers(loaded)
 
 
 def _options(loader_kwargs: Mapping[str, Any], less: Iterable[str] = ()) -> dict[str, Any]:
@@ -237,10 +253,11 @@ def learnt_ids(source: Any, loader_kwargs: Mapping[str, Any]) -> list[str] | Non
     else:
         batches = batches_of_stream(source, loader_kwargs)
     found: list[str] = []
-    for batch in batches:
-        if batch.ids is None or batch.error is not None:
-            return None
-        found += batch.ids
+    with contextlib.closing(batches):
+        for batch in batches:
+            if batch.ids is None or batch.error is not None:
+                return None
+            found += batch.ids
     return found
 
 

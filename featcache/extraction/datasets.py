@@ -1,16 +1,98 @@
-"""Data sets and loaders as an extraction sees them: size, ids and lengths, no item loaded."""
+"""Data sets: their ids, their items by number or by id, and SpeechBrain's dynamic items."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
-from torch.utils.data import IterableDataset, Subset
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
-from featcache.errors import ConfigError
-from featcache.store.format.ids import as_id
+from featcache.errors import ConfigError, DuplicateIdError, KeyNotFoundError, nearest
+from featcache.interface import Ints
+from featcache.store.format.files import as_id, check_id
+from featcache.store.format.index import hash_of
+from featcache.store.format.part import committed
+
+# `IdNumbers`: the numbers of a dataset's utterances by their ids, in 16 bytes an utterance.
+
+_AT_ONCE = 65536  # ids that are looked up together
+
+
+class IdNumbers:
+    """Finds utterances by id: in sorted hashes, then by the id itself.
+
+    Args:
+        ids: of the dataset; may make each when asked for it.
+
+    Raises `DuplicateIdError` if two utterances share an id.
+
+    >>> IdNumbers(["b", "a"]).find(["a", "c"]).tolist()
+    [1]
+    """
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self._ids = ids
+        hashes = np.fromiter(map(_hash, ids), np.uint64, len(ids))
+        self._order = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._order]
+        alike = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
+        for number in np.sort(self._order[alike]).tolist():
+            same = self.find([ids[number]]).tolist()
+            if len(same) > 1:
+                raise DuplicateIdError(
+                    f"utterance {ids[number]!r} was given twice: as number {same[0]} and as number "
+                    f"{same[1]} of the dataset (counted from 0), which has {len(same)} utterances "
+                    f"of the id {ids[number]!r}; ids name one utterance each"
+                )
+
+    def find(self, ids: Iterable[str]) -> Ints:
+        """Return the numbers of those of some ids that the dataset has."""
+        found: list[int] = []
+        rest = iter(ids)
+        while some := list(islice(rest, _AT_ONCE)):
+            hashes = np.fromiter(map(_hash, some), np.uint64, len(some))
+            places = np.searchsorted(self._hashes, hashes)
+            for id, place, hash_ in zip(some, places.tolist(), hashes.tolist(), strict=True):
+                found += (number for number in self._alike(place, hash_) if self._ids[number] == id)
+        return np.array(found, np.int64)
+
+    def by_hash(self) -> Iterator[int]:
+        """Iterate over all utterances in the order of their ids' hashes, which never changes."""
+        return map(int, self._order)
+
+    def committed(self, cache: Path, parts: Iterable[str] | None = None) -> NDArray[np.bool_]:
+        """Say which utterances are committed in the build under way, or in some of its parts."""
+        stored = np.zeros(len(self._ids), bool)
+        stored[self.find(committed(cache, parts))] = True
+        return stored
+
+    def _alike(self, place: int, hash_: int) -> Iterator[int]:
+        """Iterate over the utterances of a hash, the first of which is at `place`."""
+        while place < len(self._hashes) and self._hashes[place] == hash_:
+            yield int(self._order[place])
+            place += 1
+
+
+def check_ids(ids: Iterable[str]) -> None:
+    """Raise `FeatureError` for what can be no id."""
+    for id in ids:
+        check_id(id)
+
+
+def _hash(id: str) -> int:
+    return hash_of(id.encode("utf-8", "surrogatepass"))
+
+
+# Data sets and loaders as an extraction sees them: size, ids and lengths, no item loaded.
 
 
 def check_source(source: object) -> None:
@@ -68,6 +150,9 @@ def visible_ids(source: Any) -> Sequence[str] | None:
     if isinstance(dataset, Subset):
         whole = visible_ids(dataset.dataset)
         return None if whole is None else [whole[number] for number in dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        parts = [visible_ids(part) for part in dataset.datasets]
+        return None if None in parts else [id for part in parts for id in part or ()]
     for name in ("data_ids", "ids"):
         ids: Any = getattr(dataset, name, None)
         if hasattr(ids, "__getitem__") and hasattr(dataset, "__len__") and len(ids) == len(dataset):
@@ -133,3 +218,104 @@ def counted(utterances: int) -> str:
     ('1 utterance', '2000 utterances')
     """
     return f"{utterances} utterance{'' if utterances == 1 else 's'}"
+
+
+# `DynamicItems`: items that a SpeechBrain data set computes of an utterance, by id, in threads.
+
+
+class DynamicItems:
+    """Some items of a `DynamicItemDataset` by utterance id, and nothing else computed.
+
+    The data set itself stays as it is, its output keys too. Threads may ask at a time: each has a
+    pipeline of its own, since one that runs a generator is not to be shared. Picklable if the data
+    and the functions of these items are.
+
+    Args:
+        dataset: the data set.
+        keys: of its entries or dynamic items; as a mapping, from the names that they get; its
+            output keys, as they are now, if None.
+
+    Raises `ConfigError` for another data set, and for a key that it does not have.
+    """
+
+    def __init__(self, dataset: Any, keys: Iterable[str] | Mapping[str, str] | None = None) -> None:
+        pipeline: Any = getattr(dataset, "pipeline", None)
+        if not is_dynamic(dataset):
+            kind = type(dataset).__name__
+            raise ConfigError(f"a DynamicItemDataset of SpeechBrain is needed, not {kind!r}")
+        keys = pipeline.output_mapping if keys is None else keys
+        keys = [keys] if isinstance(keys, str) else keys
+        self.keys = dict(keys) if isinstance(keys, Mapping) else {key: key for key in keys}
+        for key in self.keys.values():
+            if key not in pipeline.key_to_node:
+                known = nearest(key, pipeline.key_to_node)
+                raise ConfigError(f"the data set has no key {key!r}; {known}")
+        self._data: Mapping[str, Mapping[str, Any]] = dataset.data
+        self._static, self._items = _needed(pipeline, self.keys.values())
+        self._pipelines = threading.local()
+
+    @property
+    def functions(self) -> list[Callable[..., Any]]:
+        """The functions that compute the items, those of what they take included."""
+        return [item.func for item in self._items]
+
+    def of(self, id: str, less: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the items of an utterance, except those of the names `less`.
+
+        Raises `KeyNotFoundError` for an id that the data set does not have.
+        """
+        entry = self._data.get(id)
+        if entry is None:
+            hint = partial(nearest, id, self._data)
+            raise KeyNotFoundError(f"the data set has no utterance {id!r}", hint=hint)
+        wanted = tuple(name for name in self.keys if name not in less)
+        made: Any = self._pipelines
+        if getattr(made, "wanted", None) != wanted:
+            made.wanted, made.pipeline = wanted, self._pipeline(wanted)
+        found: dict[str, Any] = made.pipeline.compute_outputs({**entry, "id": id})
+        return found
+
+    def _pipeline(self, wanted: Iterable[str]) -> Any:
+        from speechbrain.utils.data_pipeline import DataPipeline
+
+        names = {name: self.keys[name] for name in wanted}
+        return DataPipeline(self._static, list(map(_unused, self._items)), names)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in vars(self).items() if key != "_pipelines"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._pipelines = threading.local()
+
+
+def is_dynamic(dataset: object) -> bool:
+    """Say whether something is a `DynamicItemDataset`, or made like one."""
+    return hasattr(getattr(dataset, "pipeline", None), "key_to_node") and isinstance(
+        getattr(dataset, "data", None), Mapping
+    )
+
+
+def _needed(pipeline: Any, keys: Iterable[str]) -> tuple[list[str], list[Any]]:
+    """Return the keys of entries and the dynamic items that some keys are made of.
+
+    Raises `ConfigError` where an item takes what nothing provides.
+    """
+    order = pipeline.dg.get_evaluation_order(pipeline.get_selected_node_ids(keys))
+    nodes = [node.data for node in order]
+    static = [node.key for node in nodes if not hasattr(node, "takes")]
+    chosen = {id(node) for node in nodes if hasattr(node, "takes")}
+    items = [item for item in pipeline.dynamic_items if id(item) in chosen]
+    for key in (key for item in items for key in item.takes):
+        if key not in pipeline.key_to_node:
+            known = nearest(key, pipeline.key_to_node)
+            raise ConfigError(f"a dynamic item takes {key!r}, which the data set lacks; {known}")
+    return static, items
+
+
+def _unused(item: Any) -> Any:
+    """Return a copy of a dynamic item, which has not begun to generate anything."""
+    item = copy.copy(item)
+    if hasattr(item, "current_generator"):
+        item.current_generator, item.num_provided_items = None, 0
+    return item

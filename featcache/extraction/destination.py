@@ -1,53 +1,237 @@
-"""`Destination`: the cache that an extraction fills, opened, published, and reported on."""
+"""`Destination`: the cache that is filled, opened, waited for, and shown as the data set's view."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 
-from featcache.errors import CacheLockedError, ConfigError, NotACacheError, StaleCacheError
-from featcache.extraction.admission import Admission
+from featcache.declaration import FeatureStorageConfig
+from featcache.errors import (
+    CacheError,
+    CacheLockedError,
+    ConfigError,
+    NotACacheError,
+    StaleCacheError,
+    describe,
+)
 from featcache.extraction.changed_inputs import (
     ChangedInputs,
     Found,
+    OtherSplits,
+    refuse_another,
     remember,
     remembered,
+    rows_of,
     stamps_in,
 )
 from featcache.extraction.dataset_batches import Loading
-from featcache.extraction.dataset_view import RowsOfIds, view_of
 from featcache.extraction.datasets import counted, named
-from featcache.extraction.failure_notes import note_failures, tell_left_out
-from featcache.extraction.failures import Failure
-from featcache.extraction.other_splits import OtherSplits, refuse_another
-from featcache.extraction.outcome import Outcome
-from featcache.extraction.patience import (
-    is_refused,
-    refusal_explained,
-    refusal_passed_over,
-    retry_while_locked,
-)
-from featcache.extraction.shares import Share, note_sets_compared
-from featcache.extraction.unfinished import is_overwriting
+from featcache.extraction.outcomes import Failure, Outcome
+from featcache.extraction.unfinished import is_overwriting, note_failures, tell_left_out
+from featcache.interface import Ints
 from featcache.storage import FeatureStorage, declared_cache
 from featcache.store.cache import Cache
+from featcache.store.format.feature_sets import stored_sets
 from featcache.store.format.fingerprint import cache_fingerprint, differences
+from featcache.store.format.index import StampColumns
 from featcache.store.format.lock import is_locked
-from featcache.store.format.stamps import StampColumns
+from featcache.store.format.manifest import NAME
+from featcache.store.reading.opening import note_compared
 from featcache.store.reading.verify import container_damage, own_containers, raise_damage
 from featcache.store.writing.cache_writer import CacheWriter
-from featcache.store.writing.new_sets import name_set
-from featcache.store.writing.stored_stamps import stored_stamps
+from featcache.store.writing.session import stored_stamps
+from featcache.store.writing.sets import directory_of, holds_any, name_set
 from featcache.tables.table import FeatureTable
 
-EMPTY = "the data set is empty: not one utterance came of it; look at what filters or feeds it"
+# `Admission`: what a destination asks whoever compares its cache with what is computed now.
+
+
+class Admission(Protocol):
+    """Whatever looks at a cache before it is filled."""
+
+    def admit(
+        self, changed: Sequence[str], stored: Cache | CacheWriter, *, overwrite: bool = False
+    ) -> bool:
+        """Raise `StaleCacheError` unless a cache, less its changed utterances, is still right.
+
+        With `overwrite` return False instead.
+        """
+
+    def keep(self, writer: CacheWriter) -> None:
+        """Keep files with a cache that is begun."""
+
+
+# The utterances of a data set as a view of the cache that holds them.
+
 _log = logging.getLogger("featcache")
+
+
+class RowsOfIds:
+    """Rows of a data set's ids in a cache, looked up once while it holds the same utterances."""
+
+    def __init__(self) -> None:
+        self._known: tuple[str, Sequence[str], Ints] | None = None
+
+    def of(self, cache: Cache, ids: Sequence[str]) -> Ints:
+        """Return the rows of ids, read-only, -1 where there is none."""
+        digest = cache.opened.index.ids_digest
+        if self._known is not None and digest and self._known[0] == digest:
+            _, known_ids, rows = self._known
+            if known_ids is ids:
+                return rows
+        rows = rows_of(cache.opened, ids)
+        rows.flags.writeable = False
+        self._known = (digest, ids, rows)
+        return rows
+
+
+def view_of(
+    cache: Cache,
+    ids: Sequence[str] | None,
+    *,
+    rows_of_ids: RowsOfIds,
+    level: int = logging.INFO,
+) -> FeatureTable:
+    """Return the view of those utterances that a cache holds, in the order of its rows.
+
+    Args:
+        cache: the cache.
+        ids: of the data set; None: not known, all of the cache is returned.
+        rows_of_ids: looks the ids up, or knows their rows.
+        level: that of the line in the log where the cache holds others, too.
+    """
+    table = FeatureTable.of(cache)
+    if ids is None:
+        return table
+    mine = np.zeros(len(cache), bool)
+    rows = rows_of_ids.of(cache, ids)
+    mine[rows[rows >= 0]] = True
+    if mine.all():
+        return table
+    others = np.flatnonzero(~mine)
+    text = "cache %r holds %d utterances, %d of them not in this data set: %s; what is returned is "
+    text += "the view of the others, and its `cache` the whole"
+    some = named([cache.ids[row] for row in others[:3].tolist()])
+    _log.log(level, text, str(cache.path), len(cache), len(others), some)
+    return table.select(np.flatnonzero(mine))
+
+
+# Shares of a declaration: the features of each set that a cache has, and those to be added.
+
+
+class Share(NamedTuple):
+    """Features that are stored together."""
+
+    path: Path
+    features: Mapping[str, FeatureStorageConfig]
+    # whether features were added to the declaration after these were stored, and the code with them
+    others_added: bool = False
+
+
+def shares_of(storage: FeatureStorage, split: str, *, overwrite: bool) -> list[Share]:
+    """Cut the declared features of a split into those of each set; new ones come last.
+
+    A plain cache that is overwritten takes the new ones, too: all is computed anyway.
+    """
+    cache, rest = storage.path(split), dict(storage.features)
+    shares: list[Share] = []
+    for directory, manifest in stored_sets(cache):
+        mine = {name: rest.pop(name) for name in [*rest] if name in manifest.features}
+        if not mine:
+            continue
+        whole = directory == cache and rest and manifest.features.keys() <= mine.keys()
+        if whole and (overwrite or not holds_any(cache)):
+            return [Share(cache, storage.features)]
+        shares.append(Share(directory, mine))
+    if rest:
+        shares = [share._replace(others_added=True) for share in shares]
+        shares.append(Share(directory_of(cache, rest), rest))
+    return shares
+
+
+def note_sets_compared(cache: Path, features: Collection[str]) -> None:
+    """Note that the sets of some features were compared with what these are made from."""
+    for directory, manifest in stored_sets(cache):
+        if not manifest.features.keys().isdisjoint(features):
+            note_compared(directory, manifest)
+
+
+# Caches that cannot be written to: locked ones are waited for, refused ones are told apart.
+
+T = TypeVar("T")
+# how long workers of a killed run, or of this one at its end, may take to finish their batch
+PATIENCE_S = 60.0
+
+
+def retry_while_locked(do: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
+    """Call `do` again and again for up to `PATIENCE_S` while it raises `CacheLockedError`.
+
+    Raises the last of these errors after that time, and at once if `unless()` is true.
+    """
+    until, told = time.monotonic() + PATIENCE_S, False
+    while True:
+        try:
+            return do()
+        except CacheLockedError as error:
+            if time.monotonic() >= until or unless():
+                raise
+            if not told:
+                _log.warning("waiting up to %.0f s: %s", PATIENCE_S, error)
+                told = True
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def refusal_explained(path: Path, missing: Sequence[str] | None) -> Iterator[None]:
+    """Say what a cache lacks that cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        if not is_refused(error):
+            raise
+        if not (path / NAME).exists():
+            text = "cannot be made; give another directory, or ask for the right to write there"
+        elif missing is None:
+            text = (
+                "cannot be written to, and the data set shows no ids to compare; give it an "
+                "attribute `ids`"
+            )
+        else:
+            text = (
+                f"lacks {named(missing, 3)} and cannot be written to: copy it to where you may "
+                "write, or leave what it lacks out of the data set"
+            )
+        raise CacheError(f"cache {str(path)!r} {text} ({describe(error)})") from error
+
+
+@contextlib.contextmanager
+def refusal_passed_over() -> Iterator[None]:
+    """Do without writing where this user may not, or somebody else is at it."""
+    try:
+        yield
+    except OSError as error:
+        if not (isinstance(error, CacheLockedError) or is_refused(error)):
+            raise
+
+
+def is_refused(error: OSError) -> bool:
+    """Say whether an error means that this user may not write there, or nobody may."""
+    refused = (errno.EACCES, errno.EPERM, errno.EROFS)
+    return any(getattr(cause, "errno", None) in refused for cause in (error, error.__cause__))
+
+
+# `Destination`: the cache that an extraction fills, opened, published, and reported on.
+
+EMPTY = "the data set is empty: not one utterance came of it; look at what filters or feeds it"
 
 
 @dataclass

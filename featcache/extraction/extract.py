@@ -12,24 +12,26 @@ import torch
 from featcache._checks import directory, whole_number
 from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.cluster.pickling import pack, unpack
-from featcache.declaration.feature_config import Features
+from featcache.declaration import Features
 from featcache.extraction.changed_inputs import ChangedInputs
-from featcache.extraction.checking import Checking, check_of
-from featcache.extraction.dataset_annotations import DatasetAnnotations
-from featcache.extraction.datasets import check_source, visible_lengths
-from featcache.extraction.destination import Destination
+from featcache.extraction.checking import Checking, Record, check_of
+from featcache.extraction.datasets import check_ids, check_source, visible_lengths
+from featcache.extraction.destination import Destination, shares_of
 from featcache.extraction.environment import EnvironmentProvider
-from featcache.extraction.id_numbers import check_ids
 from featcache.extraction.local_executor import LocalExecutor
-from featcache.extraction.probe_source import ProbeSource, on_this_device
+from featcache.extraction.probing import ProbeSource, on_this_device
 from featcache.extraction.random_state import kept_random_state
-from featcache.extraction.record import Record
-from featcache.extraction.run import Executor, Run, check_settings
-from featcache.extraction.shares import shares_of
-from featcache.extraction.workers.executor import WorkersExecutor
-from featcache.extraction.workers.tasks import Environment, checked_environment, loader_options
+from featcache.extraction.run import DatasetAnnotations, Executor, Run, check_settings
+from featcache.extraction.workers.executor import (
+    Build,
+    Environment,
+    WorkersExecutor,
+    checked_environment,
+    loader_options,
+)
 from featcache.staleness.in_workers import DriverCode, code_of_driver, refuse_other_code
 from featcache.staleness.provenance import Provenance, provenance
+from featcache.staleness.watch import Watch
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
 from featcache.tables.table import FeatureTable
@@ -147,7 +149,7 @@ def extract(
         kwargs = {"batch_size": batch_size, **loader_options(env)}
         made_with = _provenance(env)
         runs: list[Run] = []
-        made_from = made_with.fingerprint(fingerprint or {})
+        watch = Watch([made_with], partial(_again, env), fingerprint or {})
         beside = DatasetAnnotations.of(env["dataset"], annotations, storage.features)
         compute = env["compute_features"]
         made_in = witnesses(made_with, getattr(compute, "__self__", compute), env["dataset"])
@@ -169,11 +171,11 @@ def extract(
             executor: Executor
             if parallel is None:
                 executor = LocalExecutor(
-                    to, env["dataset"], env["compute_features"], kwargs, retries, lengths
+                    to, env["dataset"], compute, kwargs, retries, watch, lengths
                 )
             else:
                 client = config_or_client(parallel)
-                build = partial(_sent, provider, code_of_driver(made_with))
+                build = partial(_sent, provider, code_of_driver(made_with), fingerprint or {})
                 of_plan = {"batch_size": kwargs["batch_size"]}  # no more is planned with
                 executor = WorkersExecutor(
                     to, client, build, of_plan, retries, publish_every_s, lengths
@@ -181,9 +183,11 @@ def extract(
             checking = Checking(to, source, check, Record(to, lambda: made_in), accept)
             first = None if runs else beside  # annotations are stored once
             runs.append(Run(to, executor, checking, publish_every_s, progressbar, None, first))
+        made_from = watch.fingerprint
         del (
             env,
             made_with,
+            watch,
             compute,
             source,
             executor,
@@ -194,17 +198,25 @@ def extract(
         return table if len(runs) == 1 else to.view(of_all=True)
 
 
-def _sent(provider: EnvironmentProvider, made_with: DriverCode) -> Callable[[], Environment]:
+def _sent(
+    provider: EnvironmentProvider, made_with: DriverCode, given: Mapping[str, object]
+) -> Build:
     sent = {"build_worker_setup_fn": provider.build_worker_setup_fn(), "made_with": made_with}
-    return partial(_build, pack(sent))
+    return partial(_build, pack({**sent, "given": given}))
 
 
-def _build(packed: bytes) -> Environment:
+def _build(packed: bytes) -> tuple[Environment, Callable[[], Watch] | None]:
     sent = unpack(packed)
     env: Environment = sent["build_worker_setup_fn"]()
-    if "compute_features" in env:  # otherwise refused where it is checked
-        refuse_other_code(sent["made_with"], _provenance(env))
-    return env
+    if "compute_features" not in env:  # refused where it is checked
+        return env, None
+    made_with = _again(env)
+    refuse_other_code(sent["made_with"], made_with[0])
+    return env, partial(Watch, made_with, partial(_again, env), sent["given"])
+
+
+def _again(env: Environment) -> list[Provenance]:
+    return [_provenance(env)]
 
 
 def _provenance(env: Environment) -> Provenance:

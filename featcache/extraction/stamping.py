@@ -1,20 +1,108 @@
-"""Stamps of the items of a data set: made where its items are loaded, in any loader's processes."""
+"""Stamps of a data set's utterances: digests of the entries and inputs that it shows."""
 
 from __future__ import annotations
 
+import bisect
+import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from featcache.extraction.datasets import dataset_of, visible_ids
-from featcache.extraction.own_entries import entry_of_rows
-from featcache.staleness.utterance_stamps import UNKNOWN, entry_stamps, input_stamp
-from featcache.store.format.ids import as_id
-from featcache.store.format.stamps import Stamps
+from featcache.staleness.inputs import UNKNOWN, entry_stamps, input_stamp
+from featcache.store.format.files import as_id
+from featcache.store.format.index import Stamps
+
+# Entries of a data set of the user's own class: its attributes that hold a row for each
+# utterance.
+#
+# A list of rows, of paths, of texts: what is as long as the data set. Beside a text that may name
+# a file stands its path in each folder that the data set holds. What looks changed is loaded and
+# compared, so nothing is lost where a list of that length is no list of utterances.
+
+_PLAIN = (str, int, float, os.PathLike)
+_MOST_VALUES = 64  # of a row; longer ones are data, not entries
+_MOST_FOLDERS = 4
+_MAY_BE_PATH = re.compile(r"[/\\]|\.\w{1,5}\Z").search
+
+
+def entry_of_rows(dataset: Any) -> Callable[[int], object] | None:
+    """Return the entry of an utterance by its number; None if the data set holds no rows.
+
+    >>> class Recordings:
+    ...     def __init__(self): self.texts = ["yes", "no"]
+    ...     def __len__(self): return 2
+    >>> entry_of_rows(Recordings())(1)
+    ['no']
+    """
+    columns = [rows for held in held_rows(dataset).values() for rows in held]
+    if not columns:
+        return None
+    folders = [*_folders(vars(dataset))][:_MOST_FOLDERS]
+
+    def entry(number: int) -> object:
+        found = [rows[number] for rows in columns]
+        texts = dict.fromkeys(t for value in found for t in _texts(value) if _MAY_BE_PATH(t))
+        return [*found, *(os.path.join(folder, text) for folder in folders for text in texts)]  # noqa: PTH118  # of each utterance
+
+    return entry
+
+
+def held_rows(dataset: Any) -> dict[str, list[Sequence[Any]]]:
+    """Return the columns of rows that a data set holds, by the name of the attribute."""
+    held = getattr(dataset, "__dict__", None)
+    if not held or not hasattr(dataset, "__len__"):
+        return {}
+    found = {name: [*_columns(value, len(dataset))] for name, value in sorted(held.items())}
+    return {name: columns for name, columns in found.items() if columns}
+
+
+def _columns(value: Any, size: int) -> Iterator[Sequence[Any]]:
+    """Yield what an attribute holds of rows: itself, or the columns of a frame."""
+    if hasattr(value, "columns") and hasattr(value, "iloc"):  # of pandas
+        if len(value) == size:
+            yield from (list(value[name]) for name in value.columns)
+    elif isinstance(value, np.ndarray):
+        if value.ndim == 1 and len(value) == size and value.dtype.kind in "iufbUS":
+            yield value.tolist()
+    elif isinstance(value, list | tuple) and len(value) == size and size and _is_row(value[0]):
+        yield value
+
+
+def _is_row(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return len(value) <= _MOST_VALUES and all(map(_is_value, value.values()))
+    if isinstance(value, list | tuple):
+        return len(value) <= _MOST_VALUES and all(map(_is_value, value))
+    return isinstance(value, _PLAIN)
+
+
+def _is_value(value: object) -> bool:
+    return value is None or isinstance(value, _PLAIN)
+
+
+def _texts(value: object) -> Iterator[str]:
+    inner: Iterable[object] = (value,)
+    if isinstance(value, Mapping | list | tuple):
+        inner = value.values() if isinstance(value, Mapping) else value
+    for each in inner:
+        if isinstance(each, str | os.PathLike):
+            yield os.fsdecode(each)
+
+
+def _folders(held: Mapping[str, object]) -> Iterator[str]:
+    for value in held.values():
+        if isinstance(value, str | os.PathLike) and value and Path(value).is_dir():
+            yield os.fsdecode(value)
+
+
+# Stamps of the items of a data set: made where its items are loaded, in any loader's processes.
 
 Entry = Callable[[int], object]  # the entry of an utterance by its number
 
@@ -164,10 +252,23 @@ def _find_entry(dataset: Any) -> Entry | None:
     if isinstance(dataset, Subset):
         inner, indices = _find_entry(dataset.dataset), dataset.indices
         return None if inner is None else lambda number: inner(indices[number])
+    if isinstance(dataset, ConcatDataset):
+        return _entry_of_parts(dataset)
     loaded = sys.modules.get("datasets")
     if loaded is not None and isinstance(dataset, loaded.Dataset):
         return _entry_of_table(dataset)
     return entry_of_rows(dataset)
+
+
+def _entry_of_parts(dataset: Any) -> Entry | None:
+    """Return the entries of a `ConcatDataset`; None unless each of its parts has some."""
+    parts, ends = [_find_entry(part) for part in dataset.datasets], dataset.cumulative_sizes
+
+    def entry(number: int) -> object:
+        part = bisect.bisect_right(ends, number)
+        return cast(Entry, parts[part])(number - (ends[part - 1] if part else 0))
+
+    return None if None in parts else entry
 
 
 def _entry_of_table(dataset: Any) -> Entry:

@@ -14,14 +14,12 @@ from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.store.cache import Cache, CachePath, cache_as_of
 from featcache.store.format.annotations import Values
-from featcache.store.format.bfloat16 import from_storage
-from featcache.store.format.disk_errors import reading
+from featcache.store.format.files import from_storage, reading
+from featcache.store.format.index import UNKNOWN, Stamps
 from featcache.store.format.manifest import ADOPTED
-from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.reading.generation import Generation
-from featcache.store.reading.open_generation import open_generation
-from featcache.tables.block import Block, Blocks
-from featcache.tables.member import Member
+from featcache.store.reading.opening import open_generation
+from featcache.tables.blocks import Block, Blocks, Member
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
 
@@ -57,7 +55,7 @@ class TableRows:
         for begin in range(0, len(rows), AT_ONCE):
             some = rows[begin : begin + AT_ONCE]
             spans = {name: selection.span(name, some) for name in self.features}
-            values = {name: self.table.annotation(name).take(some) for name in self._annotations()}
+            values = {name: self.table.annotation(name).take(some) for name in self.annotations()}
             for place, row in enumerate(some.tolist()):
                 yield TableRow(
                     selection.id(row),
@@ -115,7 +113,8 @@ class TableRows:
         selection = self.table.selection
         return selection.blocks.blocks[0].members[0].inner(selection.below(rows))
 
-    def _annotations(self) -> list[str]:
+    def annotations(self) -> list[str]:
+        """Return the names of the annotations that rows have beside the features."""
         return [name for name in self.table.annotations if name not in self.features]
 
     def _array(
@@ -158,7 +157,7 @@ def table_of(source: FeatureTable | Cache | CachePath) -> FeatureTable:
         with reading(path):
             table = cache_as_of(open_generation(path, None)).table
     if not len(table):
-        raise ConfigError(f"{table!r} holds nothing to convert")
+        raise ConfigError(f"{table!r} holds no utterances, so there is nothing to read")
     blocks = [
         Block([_checking(member) for member in block.members])
         for block in table.selection.blocks.blocks

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from featcache.errors import MissingDependencyError, StateError
-from featcache.extraction.dynamic_items import DynamicItems
+from featcache.extraction.datasets import DynamicItems
 from featcache.loading.dataset import FeatureDataset, Transform
 from featcache.loading.loader import FeatureLoader
 from featcache.loading.padding import Batch, Item

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, FeatureError, nearest
-from featcache.extraction.dataset_annotations import values_of
 from featcache.extraction.datasets import is_map_style, visible_ids, visible_lengths
+from featcache.extraction.run import values_of
 from featcache.extraction.stamping import Entries
 from featcache.interop.audio import Clip, Rows, as_float32
-from featcache.store.format.ids import as_id
+from featcache.store.format.files import as_id
 
 
 class Utterance(TypedDict):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from featcache._checks import directory
-from featcache.declaration.feature_config import Features
+from featcache.declaration import Features
 from featcache.errors import ConfigError
 from featcache.lazy.through import ReadThrough, plan_of
 
@@ -32,7 +32,9 @@ def cache(
 
     The call is that of SpeechBrain's `CachedDynamicItem.cache` and `CachedHDF5DynamicItem.cache`,
     in whose place it stands: the first key that the item takes is "id", and the features are named
-    after the keys that it provides. Each function has a directory of its own.
+    after the keys that it provides. Each function has a directory of its own, and each of its
+    settings. An id has one result: a call with other arguments behind it is refused, and so is a
+    function whose results are random, since they would be frozen; see `featcache.through`.
 
     Args:
         cache_location: the cache directory; made at the first result.

@@ -1,31 +1,149 @@
-"""A cache that others are filling: what is published, and what lies in parts beside it."""
+"""A cache that others are filling: what is published and beside it, and whether it is stale."""
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
     CacheError,
+    CacheLockedError,
     ConfigError,
     CorruptCacheError,
     NotACacheError,
     StaleCacheError,
 )
+from featcache.extraction.checking import are_code_or_settings
 from featcache.interface import Array
-from featcache.lazy.results import ONE, Features, Results
-from featcache.lazy.stale import changed_since, stale
-from featcache.store.format.committed import committed_builds
-from featcache.store.format.disk_errors import reading
+from featcache.lazy.arguments import Call
+from featcache.lazy.results import ONE, Features, Results, as_read_back
 from featcache.store.format.feature_sets import set_of
-from featcache.store.format.manifest import NAME, FeatureSetsError
-from featcache.store.reading.expectation import note_compared
+from featcache.store.format.files import reading
+from featcache.store.format.fingerprint import Difference, canonical, differences
+from featcache.store.format.index import Stamps
+from featcache.store.format.manifest import ADOPTED, NAME, FeatureSetsError, Manifest
+from featcache.store.format.part import committed_builds
 from featcache.store.reading.generation import Generation
+from featcache.store.reading.opening import note_compared
 from featcache.store.reading.unpublished import Unpublished
+from featcache.store.writing.arrays import check_features
 from featcache.store.writing.part_writer import PartWriter
+from featcache.store.writing.session import accept
+
+# Caches that were made from something else than is declared now: told, and accepted if wanted.
+
+_PAUSE_S, _PATIENCE_S = 0.05, 60.0  # for another process that has the lock
+_log = logging.getLogger("featcache")
+
+
+def changed_since(
+    manifest: Manifest, features: Features | None, fingerprint: Mapping[str, object]
+) -> list[Difference]:
+    """Return in what a cache differs from what is declared now; without features, as they are."""
+    expected = {**fingerprint, "features": manifest.fingerprint["features"]}
+    if features is not None:
+        expected["features"] = {name: each.to_json() for name, each in features.items()}
+    if "results" in manifest.fingerprint:  # of the first result
+        expected["results"] = manifest.fingerprint["results"]
+    return differences(manifest.fingerprint, canonical(expected))
+
+
+def stale(
+    path: Path, manifest: Manifest, changed: Sequence[Difference], why: str = ""
+) -> StaleCacheError:
+    """Return the error of a cache that differs from what is declared now."""
+    lines = "".join(f"\n  {line}" for line in changed)
+    cure = "remove it to compute everything again, or give another directory"
+    if not why and may_be_accepted(manifest, changed):
+        why = "if its results are the same, accept=True keeps the cache"
+    told = f"cache {str(path)!r} was made from something else than is declared now:{lines}\n{cure}"
+    return StaleCacheError(f"{told}; {why}" if why else told)
+
+
+def may_be_accepted(manifest: Manifest, changed: Sequence[Difference]) -> bool:
+    """Tell whether differences are ones of code and settings, or the cache is an adopted one."""
+    if ADOPTED in manifest.fingerprint:  # nothing is known of what made it
+        return not any(each.path[0] == "features" for each in changed)
+    return are_code_or_settings(changed)
+
+
+def accept_if_same(
+    path: Path,
+    names: Sequence[str],
+    features: Features | None,
+    fingerprint: Callable[[], Mapping[str, object]],
+    id: str,
+    compute: Callable[[], object],
+) -> None:
+    """Take a cache for one of the function of now, if that computes an utterance of it to the bit.
+
+    Raises `StaleCacheError` if it does not, if the cache does not hold the utterance, and where
+    more than code and settings has changed.
+    """
+    place = set_of(path, names[0])
+    value: object = None
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        with reading(place):
+            try:
+                generation = Generation(place)
+            except (NotACacheError, FeatureSetsError):
+                return
+            manifest = generation.manifest
+            changed = changed_since(manifest, features, fingerprint())
+            if not (changed and manifest.rows):
+                return
+            if not may_be_accepted(manifest, changed):
+                raise stale(place, manifest, changed, "accept=True is for code and settings alone")
+            value = compute() if value is None else value
+            results = _compared(place, generation, changed, id, value)
+        declared = _declared(manifest)
+        try:
+            accept(place, declared, {**fingerprint(), "results": results.to_json()})
+        except CacheLockedError:  # another one accepts it, or publishes
+            if time.monotonic() > until:
+                raise
+            time.sleep(_PAUSE_S)
+            continue
+        _log.warning("cache %r: accepted %s", str(place), "; ".join(map(str, changed)))
+        return
+
+
+def _compared(
+    place: Path, generation: Generation, changed: Sequence[Difference], id: str, value: object
+) -> Results:
+    manifest, declared = generation.manifest, _declared(generation.manifest)
+    row = generation.index.find(id)
+    if row < 0:
+        other = generation.index.id(0)
+        why = f"accept=True compares an utterance, and {id!r} is not stored; read {other!r} first"
+        raise stale(place, manifest, changed, why)
+    content = manifest.fingerprint.get("results")
+    results = Results.from_json(content, list(declared))
+    if content is None:
+        results = Results.of(id, value, list(declared))
+    arrays = results.arrays(id, value)
+    check_features(id, arrays, declared)
+    for name, feature in declared.items():
+        stored = generation.features[name].read(row)
+        now = as_read_back(id, arrays[name], feature)
+        if stored.shape != now.shape or stored.tobytes() != now.tobytes():
+            why = f"utterance {id!r}, feature {name!r}: computed now it is another one"
+            raise stale(place, manifest, changed, why)
+    return results
+
+
+def _declared(manifest: Manifest) -> dict[str, FeatureStorageConfig]:
+    declared = manifest.features.items()
+    return {name: FeatureStorageConfig.from_json(each) for name, each in declared}
+
+
+# A cache that others are filling: what is published, and what lies in parts beside it.
 
 ABSENT = object()
 _TRIES = 3  # of what another publisher may take away meanwhile
@@ -94,29 +212,47 @@ class LiveCache:
         note_compared(place, manifest)
         return cls(place, generation)
 
-    def published(self, id: str) -> object:
-        """Return the result of a published utterance; `ABSENT` if there is none."""
-        find, columns = self._rows  # at once: another thread may show a newer generation
+    def read(self, id: str, entry: int) -> object:
+        """Return a published result of arguments with this entry; `ABSENT` if there is none."""
+        _, find, columns, stamps, entry_of = self._shown
         row = find(id)
+        if row < 0 or (stamps is not None and entry_of(row) != entry):
+            return ABSENT
+        if self._is_one:
+            arrays, convert = columns[0]
+            return convert(arrays.read(row))
+        return self.results.of_values([convert(arrays.read(row)) for arrays, convert in columns])
+
+    def published(self, call: Call) -> object:
+        """Return the result of a published utterance; `ABSENT` if there is none.
+
+        Raises `StaleCacheError` if it was computed with other arguments than those of the call.
+        """
+        # at once: another thread may show a newer generation
+        generation, find, columns, stamps, entry_of = self._shown
+        row = find(call.id)
         if row < 0:
             return ABSENT
+        if stamps is not None and entry_of(row) != call.entry:
+            call.check(Stamps(stamps.input.item(row), entry_of(row)), self.path)
         try:
-            if self._is_one:
-                arrays, convert = columns[0]
-                return convert(arrays.read(row))
             values = [convert(arrays.read(row)) for arrays, convert in columns]
         except CorruptCacheError:
             # small parts became one since, twice: the files of this generation may be gone
-            if Generation(self.path).manifest.write_id == self._generation.manifest.write_id:
+            now = Generation(self.path)
+            if now.manifest.write_id == generation.manifest.write_id:
                 raise
-            self._show(Generation(self.path))
-            return self.published(id)
+            self._show(now)
+            return self.published(call)
         return self.results.of_values(values)
 
-    def unpublished(self, id: str) -> object:
+    def unpublished(self, call: Call) -> object:
         """Return the result of an utterance that is stored, and not published; or `ABSENT`."""
-        found = self._unpublished.read(id)
-        return ABSENT if found is None else self.result_of(found)
+        found = self._unpublished.read(call.id)
+        if found is None:
+            return ABSENT
+        call.check(self._unpublished.stamps(call.id), self.path)
+        return self.result_of(found)
 
     def result_of(self, arrays: Mapping[str, Array]) -> object:
         """Return arrays, as they are stored and in the user's shape, as a result."""
@@ -127,6 +263,12 @@ class LiveCache:
         """True where there are parts beside the generation, of writers that live or died."""
         return bool(self._unpublished.parts)
 
+    @property
+    def is_overwritten(self) -> bool:
+        """True if somebody overwrites the cache, or has given that up: what is new waits for it."""
+        manifest = self._shown[0].manifest
+        return manifest.building > manifest.build
+
     def look(self) -> None:
         """Find out what others have published and written since the last look.
 
@@ -136,25 +278,30 @@ class LiveCache:
         if seen != self._seen:
             with reading(self.path):
                 generation = Generation(self.path)
-            if generation.manifest.fingerprint != self._made_from:
+            if changed := differences(self._made_from, generation.manifest.fingerprint):
+                lines = "".join(f"\n  {line}" for line in changed)
                 raise StaleCacheError(
-                    f"cache {str(self.path)!r} was made anew from something else meanwhile; start "
-                    "this process again"
+                    f"cache {str(self.path)!r} was made anew meanwhile, from something else than "
+                    f"this process computes with (was: here, now: there):{lines}\n"
+                    "give each of the two a directory of its own, or remove the cache and start "
+                    "one of them"
                 )
             self._show(generation)
             self._seen = seen
         with reading(self.path):
-            self._unpublished.look(self._generation.manifest)
+            self._unpublished.look(self._shown[0].manifest)
 
     def _show(self, generation: Generation) -> None:
-        self._generation = generation
         columns = [(generation.features[name], each) for name, each in self._converters]
-        self._rows = generation.index.find, columns
+        index = generation.index
+        entry_of = _no_entry if index.stamps is None else index.stamps.entry.item
+        self._shown = generation, index.find, columns, index.stamps, entry_of
 
     def part_writer(self) -> PartWriter:
         """Return a writer of a part of its own, which needs no lock of the cache."""
         made_from = {key: each for key, each in self._made_from.items() if key != "features"}
-        for left in reversed(range(_TRIES)):
+        left = _TRIES
+        while True:
             try:
                 writer = PartWriter(self.path, self.features, made_from)
                 writer.forget()  # closed by who has it
@@ -162,9 +309,13 @@ class LiveCache:
             except StaleCacheError:
                 raise
             except CacheError:  # others may publish, and take away what was named before
+                left -= 1
                 if not left:
                     raise
-        raise AssertionError("unreachable")
+
+
+def _no_entry(row: int) -> int:
+    return 0
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

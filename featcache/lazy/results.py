@@ -7,25 +7,27 @@ others come back in that form and these types, and so does the first, whether co
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
 
-from featcache.declaration.dtypes import dtype_name
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig, dtype_name
 from featcache.errors import CacheError, ConfigError, FeatureError
 from featcache.interface import Array
 from featcache.registry import RAW
-from featcache.store.format.bfloat16 import from_storage
-from featcache.store.reading.block_decoding import joined
-from featcache.store.writing.casts import ArrayLike, to_storage
-from featcache.store.writing.encoding import encoded
+from featcache.store.format.files import from_storage
+from featcache.store.reading.feature_arrays import joined
+from featcache.store.writing.arrays import ArrayLike, encoded, to_storage
 
 ONE, TUPLE, DICT = "one", "tuple", "dict"
 TORCH, NUMPY, LIST, NUMBER = "torch", "numpy", "list", "number"
+
+_SAID = {TORCH: "a tensor", NUMPY: "an array", LIST: "a list", NUMBER: "a number"}
+_log = logging.getLogger("featcache")
 
 Features = Mapping[str, FeatureStorageConfig]
 Converter = Callable[[Array], object]
@@ -33,10 +35,14 @@ Converter = Callable[[Array], object]
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The form of a function's results, and by feature the type of a value."""
+    """The form of a function's results, and by feature the type of a value.
+
+    What comes in another type than the first one's is told in the log, once for each feature.
+    """
 
     form: str
     types: Mapping[str, str]
+    _told: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @classmethod
     def of(cls, id: str, value: object, names: Sequence[str]) -> Results:
@@ -84,8 +90,13 @@ class Results:
         """Return it as JSON values, for the fingerprint, whose dicts lose their order."""
         return {"form": self.form, "types": [list(pair) for pair in self.types.items()]}
 
-    def arrays(self, id: str, value: object) -> dict[str, ArrayLike]:
-        """Return a result as arrays by feature; raises `FeatureError` for one of another form."""
+    def arrays(
+        self, id: str, value: object, features: Features | None = None
+    ) -> dict[str, ArrayLike]:
+        """Return a result as arrays by feature; raises `FeatureError` for one of another form.
+
+        `features` are those that the first result declared, where another dtype is to be told.
+        """
         if self.form == DICT:
             if not isinstance(value, Mapping):
                 raise _other_form(id, "a dict by feature", value)
@@ -96,7 +107,18 @@ class Results:
             values = dict(zip(self.types, value, strict=True))
         else:
             values = {next(iter(self.types)): value}
-        return {name: as_array(id, name, each) for name, each in values.items()}
+        arrays = {name: as_array(id, name, each) for name, each in values.items()}
+        for name in arrays.keys() & self.types.keys() - self._told:
+            kind, dtype = _kind_of(values[name]), _dtype_of(arrays[name])
+            stored = dtype if features is None or name not in features else features[name].dtype
+            if (kind, dtype) != (self.types[name], stored):
+                self._told.add(name)
+                _log.warning(
+                    "utterance %r, feature %r: the result is %s of %s, and comes back as %s of %s, "
+                    "as the first one was; return one type, or convert what comes back",
+                    id, name, _SAID[kind], dtype, _SAID[self.types[name]], stored,
+                )  # fmt: skip
+        return arrays
 
     def converters(self, features: Features) -> list[tuple[str, Converter]]:
         """Return by feature, in the order of a tuple, what makes a value of a stored array."""
@@ -155,7 +177,7 @@ def exactly_read_back(id: str, value: ArrayLike, feature: FeatureStorageConfig) 
                 f"not fit {feature.dtype} without rounding"
             )
     except FeatureError as error:
-        if str(value.dtype).removeprefix("torch.") == feature.dtype:
+        if _dtype_of(value) == feature.dtype:
             raise
         raise FeatureError(
             f"{error}; the first result was {feature.dtype}: return one dtype, or declare what is "
@@ -199,12 +221,20 @@ def as_array(id: str, name: str, value: object) -> ArrayLike:
 
 
 def _type_of(id: str, name: str, value: object) -> str:
+    as_array(id, name, value)
+    return _kind_of(value)
+
+
+def _kind_of(value: object) -> str:
     if _is_tensor(value):
         return TORCH
-    as_array(id, name, value)
     if isinstance(value, list):
         return LIST
     return NUMPY if isinstance(value, np.ndarray) else NUMBER
+
+
+def _dtype_of(value: ArrayLike) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def _converter(dtype: str, kind: str) -> Converter:

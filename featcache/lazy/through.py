@@ -6,44 +6,47 @@ import functools
 import importlib
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast, overload
+
+from torch.utils.data import Dataset
 
 from featcache._checks import directory
-from featcache.declaration.feature_config import Features, by_name
-from featcache.errors import ConfigError
-from featcache.lazy.share import Plan, Share
-from featcache.lazy.stale import accept_if_same
-from featcache.store.format.ids import as_id, check_id
-from featcache.store.writing.unclosed import close_at_exit
+from featcache._closing import close_after
+from featcache.declaration import Features, by_name
+from featcache.errors import CacheError, ConfigError, NotACacheError, StaleCacheError
+from featcache.lazy.arguments import Arguments, Call
+from featcache.lazy.data_sets import MadeFromItems, check_item, ids_of_items
+from featcache.lazy.live_cache import ABSENT, accept_if_same
+from featcache.lazy.share import MadeFrom, Plan, Share
+from featcache.store.format.feature_sets import set_of
+from featcache.store.format.files import as_id, check_id
+from featcache.store.format.manifest import read_manifest
+from featcache.store.writing.background import close_at_exit
 
 if TYPE_CHECKING:
-    from featcache.lazy.items import ReadThroughDataset, SizedItems
+    from featcache.staleness.provenance import Provenance
+
+
+# `featcache.through`: read what a cache has, compute and store what it lacks.
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _UNNAMED = "feature"
-_PATIENCE_S = 60.0  # that others publish
 
 
-@dataclass(frozen=True)
-class MadeFrom:
-    """The fingerprint of a function, found out when it is first asked for, and kept."""
+class _OfProcess:
+    """The share of one process; its lock is held while the share is begun or ended.
 
-    compute: Callable[..., object]
-    given: Mapping[str, object]
-    data: Sequence[object] = ()  # that count for nothing, though the code may name them
+    A child that is forked has another one: the lock of its parent may be held by a thread that the
+    child lacks.
+    """
 
-    def __call__(self) -> Mapping[str, object]:
-        """Return it, as plain data."""
-        return self._found
-
-    @functools.cached_property
-    def _found(self) -> Mapping[str, object]:
-        from featcache.staleness.provenance import provenance
-
-        return provenance(self.compute, data=self.data).fingerprint(self.given)
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.share: Share | None = None
 
 
 class ReadThrough:
@@ -56,19 +59,26 @@ class ReadThrough:
 
     Any number of processes may use it at once: workers of DataLoaders, ranks, several runs. Each
     writes a part of its own, durable every two seconds; for an utterance that one of them computes
-    the others wait. Copies share all of this; it may be pickled and forked. What was written is
-    published when the process ends, and after half a minute in which it only read.
+    the others wait. What was written is published when the process ends, and after half a minute
+    in which it only read.
+
+    Threads may share it, from the first call on: one of them computes an utterance, the others wait
+    for it. A child that is forked, and whoever unpickles it, has a part of its own; copies are the
+    same function. After an interrupt (Ctrl-C) at any line the same call can be made again.
 
     Attributes:
         path: the cache directory.
     """
 
-    def __init__(self, compute: Callable[..., object], plan: Plan) -> None:
+    def __init__(
+        self, compute: Callable[..., object], plan: Plan, *, takes_only_id: bool = False
+    ) -> None:
         self.path = plan.path
         self._compute = compute
+        self._takes_only_id = takes_only_id
+        self._arguments = Arguments(None if takes_only_id else compute)
         self._plan = plan
-        self._share: Share | None = None
-        self._inherited: list[Share] = []  # of the process that this one was forked from
+        self._by_pid: dict[int, _OfProcess] = {}  # with those that this process was forked from
         functools.update_wrapper(self, compute, updated=())
 
     def __call__(self, id: str, *args: object, **kwargs: object) -> object:
@@ -76,16 +86,32 @@ class ReadThrough:
         if not isinstance(id, str):
             id = cast(str, as_id(id))
             check_id(id)
-        share = self._share
-        if share is None or share.pid != os.getpid():
-            plan = self._plan
-            if plan.accept:
-                compute = functools.partial(self._compute, id, *args, **kwargs)
-                accept_if_same(
-                    plan.path, plan.known_names, plan.features, plan.fingerprint, id, compute
-                )
-            share = self._begin()
-        return share.get(id, self._compute, *args, **kwargs)
+        here = self._by_pid.get(os.getpid())
+        share = None if here is None else here.share
+        if share is not None:
+            found = share.published(id, self._arguments.entry(args, kwargs))
+            if found is not ABSENT:
+                return found
+        call = Call(self._compute, self._arguments, id, args, kwargs)
+        return (share or self._begun(call)).get(call)
+
+    def __repr__(self) -> str:
+        name = getattr(self, "__qualname__", type(self._compute).__name__)
+        return f"<ReadThrough of {name}, {self.held()}>"
+
+    def held(self) -> str:
+        """Return in words what the cache holds, and what this process has written beside it."""
+        path = self.path
+        try:
+            rows = read_manifest(set_of(path, self._plan.known_names[0])).rows
+            published = f"{rows} utterance{'' if rows == 1 else 's'} published"
+        except NotACacheError:
+            published = "no cache yet"
+        except CacheError as error:  # a repr must not fail
+            published = f"which cannot be read ({type(error).__name__})"
+        here = self._by_pid.get(os.getpid())
+        written = 0 if here is None or here.share is None else here.share.written
+        return f"{str(path)!r}: {published}" + (f", {written} written here" if written else "")
 
     def publish(self, *, complete: bool = False) -> None:
         """Let readers of the cache see all that is stored, also what other processes sealed.
@@ -93,24 +119,31 @@ class ReadThrough:
         Args:
             complete: say that the cache holds all that it is to hold: `FeatureLoader` and others
                 refuse it before.
+
+        Raises `CacheLockedError` if another process publishes or writes the cache for a minute.
         """
-        share = self._share
-        if share is None or share.pid != os.getpid():
-            share = self._begin()
-        share.publish(complete or None, patience_s=_PATIENCE_S)
+        self._begun().publish_now(complete or None)
 
     def close(self) -> None:
-        """Publish what this process wrote; used again, it begins anew."""
-        share, self._share = self._share, None
-        if share is not None and share.pid == os.getpid():
-            self._forget()
-            share.close()
+        """Publish what this process wrote; used again, it begins anew.
+
+        Calls that other threads have under way then publish theirs when they end.
+        """
+        here = self._here()
+        with here.lock:
+            if here.share is not None:
+                try:
+                    here.share.close()  # an interrupt leaves it to the next `close`
+                except StaleCacheError:
+                    here.share = None  # it is refused for good, and has let go of all
+                    raise
+                here.share = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        close_after(error, self.close)
 
     def __copy__(self) -> Self:
         return self
@@ -126,15 +159,26 @@ class ReadThrough:
                 return _found, names
         except (ImportError, AttributeError, ValueError):  # no name, or that of a local function
             pass
-        return type(self), (self._compute, self._plan)
+        make = functools.partial(type(self), takes_only_id=self._takes_only_id)
+        return make, (self._compute, self._plan)
 
-    def _begin(self) -> Share:
-        if self._share is not None:
-            self._inherited.append(self._share)
-        self._share = share = Share(self._plan)
-        what = f"the part of {str(self.path)!r} that is filled by reading"
-        self._forget = close_at_exit(share, what, Share.close, self, expected=True)
-        return share
+    def _here(self) -> _OfProcess:
+        return self._by_pid.setdefault(os.getpid(), _OfProcess())
+
+    def _begun(self, call: Call | None = None) -> Share:
+        """Return the share of this process; one that begins may accept a cache by a call."""
+        here, plan = self._here(), self._plan
+        with here.lock:
+            if here.share is None:
+                plan.fingerprint.begin()
+                if plan.accept and call is not None:
+                    of_now = plan.known_names, plan.features, plan.fingerprint
+                    accept_if_same(plan.path, *of_now, call.id, call.compute)
+                share = Share(plan)
+                what = f"the part of {str(self.path)!r} that is filled by reading"
+                share.forget = close_at_exit(share, what, Share.close, self, expected=True)
+                here.share = share
+            return here.share
 
 
 def _found(module: str, name: str) -> object:
@@ -179,21 +223,36 @@ def through(
         cache: the cache directory; made at the first result.
         compute: a function of an utterance id, and of whatever else it takes. It returns a tensor,
             an array, a list of numbers or a number; or several, as a dict by feature, or as a tuple
-            in the order of `features`, which are numbered where nobody names them. The id alone
-            says which result it is. Or a map-style data set whose items are such results: then the
-            same data set, with a cache before it.
+            in the order of `features`, which are numbered where nobody names them. An id has one
+            result, that of the arguments behind it when it was computed. Or a map-style data set
+            whose items are such results: then the same data set, with a cache before it.
         features: the declarations; None: as the first result has them, as raw numbers, named after
             the function.
         fingerprint: what else the results are made from, as of `featcache.extract`. The code of
             `compute`, and the modules, constants and settings that it names, are found by
             themselves.
-        ids: of the items of a data set; None: its `data_ids` or `ids`, or else their numbers.
+        ids: of the items of a data set; None: its `data_ids` or `ids`, or else what it holds of
+            each item: a path, a text, a row. Subsets and concatenations are followed to the data
+            sets that have the items. A data set that shows nothing of that is refused: the number
+            of an item is another one's in another order, list or split.
         accept: keeps the cache after a change of code or settings, if the first utterance that is
             asked for, a stored one, comes out the same to the bit. So does it for an adopted cache,
             to which it adds what is missing.
 
+    Arguments behind the id are compared by value with those that a stored result was computed
+    with: numbers, texts, collections and dataclasses of these, short arrays of whole numbers. Of
+    other arrays and tensors, whose last bits may differ, dtype and shape are compared; of paths of
+    files that moved, the name and the first bytes. Bind settings before, and give each its
+    directory: `through("fbank-40", functools.partial(fbank, n_mels=40))`.
+
+    The first result that a process computes is computed twice, and up to seven more while the
+    function draws random numbers, whose generators are left as one computing leaves them. A
+    function that is random within the cache seeds itself by the id.
+
     Calls raise `StaleCacheError`, with the differences, if the cache was made by another function,
-    or by this one before it was changed; `FeatureError` for a result that cannot be stored.
+    or by this one before it was changed, or for an id that was computed with other arguments;
+    `FeatureError` for a result that cannot be stored, or that is another one each time;
+    `ComputeError` for a function that asks for the very result that it computes.
 
     >>> import tempfile, featcache, numpy as np
     >>> def squares(id, limit):
@@ -218,7 +277,6 @@ def through(
             "through needs a function of an utterance id, or a data set with items by number and a "
             f"length, not {compute!r:.80}"
         )
-    from featcache.lazy.items import ReadThroughDataset
 
     plan = replace(plan_of(cache, compute, features, fingerprint), accept=accept)
     return ReadThroughDataset(cast("SizedItems", compute), plan, ids)
@@ -238,5 +296,90 @@ def plan_of(
         path=directory(cache, "a cache").absolute(),
         features=None if features is None else by_name(features),
         names=(own if _NAME.fullmatch(own) and own != "id" else _UNNAMED,),
-        fingerprint=MadeFrom(cast(Callable[..., object], compute), fingerprint or {}),
+        fingerprint=MadeFrom(functools.partial(_provenance, compute), fingerprint or {}),
     )
+
+
+def _provenance(compute: object) -> list[Provenance]:
+    from featcache.staleness.provenance import provenance
+
+    return [provenance(compute)]
+
+
+# A map-style data set with a cache before it.
+
+
+class SizedItems(Protocol):
+    """A map-style data set of a known length."""
+
+    def __getitem__(self, number: int, /) -> object: ...
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class _ItemOf:
+    """Computes an item of a data set."""
+
+    dataset: SizedItems
+    is_checked: bool = False  # its order may change
+
+    def __call__(self, id: str, number: int) -> object:
+        if self.is_checked:
+            check_item(self.dataset, number, id)
+        return self.dataset[number]
+
+
+class ReadThroughDataset(Dataset[object]):
+    """A map-style data set whose items are kept in a cache, by id; see `ReadThrough`.
+
+    The cache is complete once it holds all items. The items are what the data set returns, the
+    types of the first one being those of all: tensors, arrays, lists of numbers and numbers, alone,
+    as a tuple or as a dict.
+
+    Threads may share it, and it may be forked and pickled, as the function may; the data set is
+    then read by several threads, or pickled, too.
+    """
+
+    def __init__(self, dataset: SizedItems, plan: Plan, ids: Sequence[str] | None) -> None:
+        size = len(dataset)
+        self.dataset = dataset
+        self.ids = ids_of_items(dataset) if ids is None else list(ids)
+        if len(self.ids) != size or len({*self.ids}) != size:
+            raise ConfigError(
+                f"the data set has {size} items, and {len(self.ids)} ids were given, "
+                f"{len({*self.ids})} of them different; give each item an id of its own"
+            )
+        given = plan.fingerprint.given
+        made_from = MadeFrom(MadeFromItems(dataset, given, ids).provenances, given)
+        self.read = ReadThrough(
+            _ItemOf(dataset, is_checked=ids is None),
+            replace(plan, fingerprint=made_from, expected=self.ids),
+            takes_only_id=True,
+        )
+
+    def __repr__(self) -> str:
+        kind = type(self.dataset).__name__
+        return f"<ReadThroughDataset of {kind}, {len(self)} items, {self.read.held()}>"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, number: int) -> object:
+        if not -len(self.ids) <= number < len(self.ids):
+            raise IndexError(f"the data set has {len(self.ids)} items, and none at {number}")
+        number %= len(self.ids)
+        return self.read(self.ids[number], number)
+
+    def publish(self) -> None:
+        """Let readers of the cache see all that is stored."""
+        self.read.publish()
+
+    def close(self) -> None:
+        """Publish what this process wrote; used again, it begins anew."""
+        self.read.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        close_after(error, self.close)

@@ -1,11 +1,9 @@
-"""`FeatureDataset`: utterances of a cache as torch items, and whole padded batches.
-
-A batch is read straight from the cache's bytes into its padded tensors.
-"""
+"""`FeatureDataset`: rows of a table as items for PyTorch's DataLoader."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -16,17 +14,76 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from featcache._checks import errors_about
-from featcache.errors import ConfigError, nearest
+from featcache.errors import ConfigError, WindowError, nearest
 from featcache.interface import Ints
-from featcache.loading.item_index import Index, cuts_by_feature, key_and_part, span_of
-from featcache.loading.memory import Allocate, fresh
+from featcache.loading.memory import Allocate, fresh, worker_memory
 from featcache.loading.padding import Batch, Item, pad, rows_of, torch_dtype
-from featcache.loading.shared_memory import worker_memory
 from featcache.store.cache import Cache, CachePath
-from featcache.tables.has_table import within_table
-from featcache.tables.numbering import Numbering, require_rows_of
-from featcache.tables.table import FeatureTable
+from featcache.store.reading.feature_arrays import memory_for
+from featcache.tables.table import FeatureTable, Numbering, require_rows_of, within_table
+from featcache.tables.times import Seconds, frames_of
 
+# Indices of items: a row or an id, and the frames or seconds of it where not all is wanted.
+
+Key = int | str
+Part = slice | Seconds
+Index = Key | tuple[Key, Part]
+
+
+def key_and_part(index: Index) -> tuple[Key, Part | None]:
+    """Return the row or id of an index, and the part of it that is wanted; None for all."""
+    if not isinstance(index, tuple):
+        return index, None
+    if len(index) == 2 and isinstance(index[1], slice | Seconds):
+        return index
+    raise ConfigError(
+        "an index is a row number, an id, or one of them with frames, [id, 100:200], or with "
+        f"seconds, [id, featcache.Seconds(1.0, 2.5)], not {index!r}"
+    )
+
+
+def cuts_by_feature(
+    table: FeatureTable,
+    features: Sequence[str],
+    rows: Ints,
+    keys: Sequence[Key],
+    parts: Sequence[Part | None],
+) -> Mapping[str, list[tuple[int, slice]]]:
+    """Return, for each feature, the frames of those rows of which a part is wanted, by place."""
+    cuts = [(place, part) for place, part in enumerate(parts) if isinstance(part, slice)]
+    by_feature = {name: cuts.copy() for name in features}
+    timed = [(place, part) for place, part in enumerate(parts) if isinstance(part, Seconds)]
+    if timed:
+        places, seconds = zip(*timed, strict=True)
+        named = [keys[place] for place in places]
+        for place, frames in zip(
+            places, frames_of(table, rows[[*places]], named, seconds, features), strict=True
+        ):
+            for name, cut in frames.items():
+                by_feature.setdefault(name, []).append((place, cut))
+    return by_feature
+
+
+def span_of(feature: str, key: Key, length: int, cut: slice) -> tuple[int, int]:
+    """Return the first frame and the number of frames of a cut through `length` frames."""
+    start = 0 if cut.start is None else cut.start
+    stop = length if cut.stop is None else cut.stop
+    whole = isinstance(start, int | np.integer) and isinstance(stop, int | np.integer)
+    if cut.step is not None or not whole or not 0 <= start <= stop <= length:
+        steps = "" if cut.step is None else f" in steps of {cut.step}"
+        hint = "" if whole else ", in whole numbers; seconds are featcache.Seconds(start_s, stop_s)"
+        raise WindowError(
+            f"utterance {key!r}, feature {feature!r}: frames {start} to {stop}{steps} are not "
+            f"within 0 to {length}{hint}"
+        )
+    return start, stop - start
+
+
+# `FeatureDataset`: utterances of a cache as torch items, and whole padded batches.
+#
+# A batch is read straight from the cache's bytes into its padded tensors.
+
+_log = logging.getLogger("featcache")
 Dtype = str | torch.dtype
 Transform = Callable[[Item], Item]
 
@@ -66,7 +123,8 @@ class FeatureDataset(Dataset[Item]):
     A batch, `__getitems__(indices)`, is one dict: "id" a list, tensors of shape (utterances,
     longest, *dims) with zeros behind the frames, lengths int64. torch's DataLoader asks for batches
     in this way; its `collate_fn=FeatureDataset.collate` hands them on. In a DataLoader's worker
-    they are made in shared memory.
+    they are made in shared memory. Threads, forks and pickles may share it, as far as they may
+    share its `transform`.
 
     Args:
         source: a cache or its path, or caches put together by `join` or `concat`.
@@ -109,13 +167,7 @@ class FeatureDataset(Dataset[Item]):
         features = self.table.features if features is None else features
         wanted = [features] if isinstance(features, str) else list(features)
         self._dtypes = {name: torch_dtype(self.table.dtype(name)) for name in wanted}
-        for name, dtype in (dtypes or {}).items():
-            if name not in self._dtypes:
-                raise ConfigError(
-                    f"dtypes names a feature {name!r} that is not read; {nearest(name, wanted)}"
-                )
-            with errors_about(f"dtypes, feature {name!r}"):
-                self._dtypes[name] = torch_dtype(dtype)
+        self._dtypes |= _other_dtypes(dtypes or {}, wanted)
         if not wanted:
             known = ", ".join(map(repr, self.table.features))
             raise ConfigError(f"no feature is asked for; there are {known}")
@@ -126,11 +178,13 @@ class FeatureDataset(Dataset[Item]):
             if name == "id" or f"{name}_lengths" in names or names.count(name) > 1:
                 raise ConfigError(f"{names!r}: an item has other uses for these names")
         self._transform = transform
+        _tell_nothing(self.table)
         self._proof: tuple[object, ...] = ()  # that a sampler's numbers are rows of the table
 
     def view(self, table: FeatureTable) -> FeatureDataset:
         """Return a data set over a view of the table, with the same features and transform."""
         table.selection.share()
+        _tell_nothing(table)
         other = copy.copy(self)
         vars(other).update(table=table, _proof=())
         return other
@@ -215,8 +269,10 @@ class FeatureDataset(Dataset[Item]):
         batch: Batch = {"id": [self.table.id(row) for row in plan.rows.tolist()]}
         for name, dtype in self._dtypes.items():
             stored = torch_dtype(self.table.dtype(name))
-            out = allocate(plan.shapes[name], dtype)
-            read = out if dtype == stored else fresh(plan.shapes[name], stored)
+            shape, dims = plan.shapes[name], self.table.dims(name)
+            with memory_for(name, shape[: len(shape) - len(dims)], dims):
+                out = allocate(shape, dtype)
+                read = out if dtype == stored else fresh(shape, stored)
             self.table.read_into(plan.rows, name, *plan.spans[name], rows_of(read))
             if read is not out:
                 out.copy_(read)  # float16 to float32 takes numpy 16 times as long
@@ -256,6 +312,29 @@ class FeatureDataset(Dataset[Item]):
         if isinstance(key, int | np.integer) and -len(self) <= key < 0:
             key = int(key) + len(self)
         return key if cut is None else (key, cut)
+
+
+def _other_dtypes(dtypes: Mapping[str, Dtype], features: list[str]) -> dict[str, torch.dtype]:
+    if not isinstance(dtypes, Mapping):
+        raise ConfigError(
+            "dtypes is a mapping of features to dtypes, "
+            f"{dict.fromkeys(features[:1], 'float32')!r}, not {dtypes!r}"
+        )
+    found = {}
+    for name, dtype in dtypes.items():
+        if name not in features:
+            raise ConfigError(
+                f"dtypes names a feature {name!r} that is not read; {nearest(name, features)}"
+            )
+        with errors_about(f"dtypes, feature {name!r}"):
+            found[name] = torch_dtype(dtype)
+    return found
+
+
+def _tell_nothing(table: FeatureTable) -> None:
+    """Warn of a table without utterances: a loop over it does nothing, and says nothing."""
+    if not len(table):
+        _log.warning("%r has no utterances: there is nothing to load of it", table)
 
 
 def dataset_of(source: object) -> FeatureDataset | None:

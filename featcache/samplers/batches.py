@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.interface import Ints
-from featcache.tables.numbering import Numbering, Rows
+from featcache.tables.table import Numbering, Rows
 
 
 class Batches(Sequence[list[int] | list[str]]):

@@ -1,26 +1,209 @@
-"""`BucketBatchSampler`: batches of utterances of similar length, within limits."""
+"""`BucketBatchSampler`: batches of utterances of like lengths, within limits."""
 
 from __future__ import annotations
 
+import operator
+import os
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from featcache._checks import whole_number
 from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.samplers.epoch import EpochSampler, State
-from featcache.samplers.lengths import LengthsLike, shapes_of
-from featcache.samplers.limits import BatchLimits, longest_of
-from featcache.samplers.ranks import shuffled_in_groups, split_up
+from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups, split_up
+from featcache.store.cache import Cache, CachePath
 from featcache.store.format.files import digest
-from featcache.tables.numbering import Numbering, column_digest
-from featcache.tables.ordering import stable_order
+from featcache.tables.columns import stable_order
+from featcache.tables.table import (
+    FeatureTable,
+    HasSome,
+    HasTable,
+    Numbering,
+    column_digest,
+    within_table,
+)
+
+# Lengths of the utterances to batch: of arrays, or of the features of a cache.
+
+LengthsLike = (
+    ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable | HasSome
+)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Lengths of the utterances of one feature, int64, and the shapes of their frames."""
+
+    name: str
+    lengths: Ints
+    dims: Ints  # (n, dims) or, where all are alike, (1, dims); -1 where an utterance has fewer
+
+    @classmethod
+    def of(cls, name: str, shapes: Ints) -> Shapes:
+        """Take them from an array of shapes, (n, 1 + dims)."""
+        dims = shapes[:, 1:]
+        alike = bool((dims == dims[:1]).all())
+        return cls(name, np.ascontiguousarray(shapes[:, 0]), dims[:1] if alike else dims)
+
+    def take(self, rows: Ints) -> Shapes:
+        """Return the shapes of these rows."""
+        dims = self.dims if len(self.dims) == 1 else self.dims[rows]
+        return Shapes(self.name, self.lengths[rows], dims)
+
+
+def shapes_of(lengths: LengthsLike, axes: int = 1) -> tuple[list[Shapes], FeatureTable | None]:
+    """Return the shapes of each feature that has a time axis, or of each array; and the table.
+
+    Arrays hold lengths, (utterances,), or with two `axes` also shapes, (utterances, 1 + dims).
+    Raises `ConfigError` for what is neither, for no utterances and for features of different ones.
+    """
+    if isinstance(lengths, Cache | str | os.PathLike):
+        lengths = FeatureTable.of(lengths)
+    found = (lengths, lengths) if isinstance(lengths, FeatureTable) else within_table(lengths)
+    if found is not None:
+        owner, table = found
+        if not len(table):
+            raise ConfigError(f"there are no utterances to sample: {table!r} is empty")
+        names = [name for name in owner.features if table.has_frames(name)]
+        return [_of_table(table, name) for name in names], table
+    if isinstance(lengths, list | tuple) and len(lengths) > 0 and np.ndim(lengths[0]) > 0:
+        arrays = {f"lengths[{number}]": array for number, array in enumerate(lengths)}
+    else:
+        arrays = {"lengths": lengths}
+    shapes = [_checked(name, np.asarray(array), axes) for name, array in arrays.items()]
+    counts = [len(shape.lengths) for shape in shapes]
+    if len(set(counts)) > 1:
+        raise ConfigError(f"the features have lengths for {counts} utterances; give the same ones")
+    return shapes, None
+
+
+def _of_table(table: FeatureTable, name: str) -> Shapes:
+    shapes = _checked(f"lengths of feature {name!r}", table.lengths(name), 1)
+    return replace(shapes, name=f"feature {name!r}", dims=np.array([table.dims(name)], np.int64))
+
+
+def _checked(name: str, array: NDArray[np.generic], axes: int) -> Shapes:
+    if array.ndim and not array.size:
+        raise ConfigError(f"there are no utterances to sample: {name} is empty")
+    if not 1 <= array.ndim <= axes or array.dtype.kind not in "iu":
+        found = f"{array.dtype} of shape {array.shape}"
+        if array.dtype.kind == "O" and array.ndim == 0:
+            found = (
+                f"a {type(array.item()).__name__}; if Lightning puts it there to share batches "
+                "out, which the sampler does itself, set Trainer(use_distributed_sampler=False)"
+            )
+        shapes = "" if axes == 1 else " (or rows of integers, their shapes)"
+        raise ConfigError(f"{name} are frames of each utterance, integers{shapes}, not {found}")
+    whole = array.astype(np.int64, copy=False).reshape(len(array), -1)
+    if whole.min() < 0:
+        row = int(whole.min(1).argmin())
+        raise ConfigError(f"{name} cannot be negative: row {row} has {array[row].tolist()}")
+    return Shapes.of(name, whole)
+
+
+# `BatchLimits`: the most that a batch may hold, padding included, and cuts that keep to it.
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """The most frames, the most numbers of all features, and the most utterances of a batch."""
+
+    max_frames: int | None
+    max_elements: int | None
+    batch_size: int | None
+
+    @classmethod
+    def of(
+        cls, max_frames: int | None, max_elements: int | None, batch_size: int | None
+    ) -> BatchLimits:
+        """Check limits: whole numbers from 1 on, at least one of them."""
+        if max_frames is max_elements is batch_size is None:
+            raise ConfigError("a batch needs a limit: max_frames, max_elements or batch_size")
+        return cls(
+            _checked_limit("max_frames", max_frames),
+            _checked_limit("max_elements", max_elements),
+            _checked_limit("batch_size", batch_size),
+        )
+
+    def named(self, *names: str) -> list[str]:
+        """Return those of some limits that are set, as "max_frames=2000"."""
+        return [f"{name}={vars(self)[name]}" for name in names if vars(self)[name] is not None]
+
+    def fits(self, columns: Sequence[Ints], frame_elements: Sequence[int]) -> NDArray[np.bool_]:
+        """Tell for each utterance whether it is within the limits by itself.
+
+        `columns` are the lengths of each feature, `frame_elements` the numbers of its frames.
+        """
+        fits = np.ones(len(columns[0]), bool)
+        if self.max_frames is not None:
+            fits &= longest_of(columns) <= self.max_frames
+        if self.max_elements is not None:
+            elements = [n * column for n, column in zip(frame_elements, columns, strict=True)]
+            fits &= np.sum(elements, axis=0) <= self.max_elements
+        return fits
+
+    def ends(self, columns: Sequence[Ints], frame_elements: Sequence[int]) -> Iterator[int]:
+        """Yield the ends of batches that take utterances in order until one would break a limit."""
+        count = len(columns[0])
+        size = count if self.batch_size is None else self.batch_size
+        if len(columns) > 1 and self.max_elements is not None:
+            return self._ends_of_several(columns, frame_elements, size)
+        frames = longest_of(columns)
+        cap = int(frames.max()) * count if self.max_frames is None else self.max_frames
+        if self.max_elements is not None:
+            cap = min(cap, self.max_elements // max(frame_elements[0], 1))
+        return _ends(frames, cap, size)
+
+    def _ends_of_several(
+        self, columns: Sequence[Ints], frame_elements: Sequence[int], size: int
+    ) -> Iterator[int]:
+        end = count = 0
+        longest = [0] * len(columns)
+        for lengths in zip(*(column.data for column in columns), strict=True):
+            count += 1
+            longest = list(map(max, longest, lengths))
+            elements = sum(map(operator.mul, frame_elements, longest))
+            too_long = self.max_frames is not None and count * max(longest) > self.max_frames
+            if too_long or count * elements > (self.max_elements or 0) or count > size:
+                end += count - 1
+                yield end
+                count, longest = 1, list(lengths)
+        yield len(columns[0])
+
+
+def _checked_limit(name: str, limit: int | None) -> int | None:
+    return None if limit is None else whole_number(name, limit, 1)
+
+
+def longest_of(columns: Sequence[Ints]) -> Ints:
+    """Return the length of each utterance's longest feature."""
+    longest: Ints = columns[0] if len(columns) == 1 else np.max(columns, axis=0)
+    return longest
+
+
+def _ends(frames: Ints, cap: int, size: int) -> Iterator[int]:
+    end = count = longest = 0
+    # a loop over plain numbers takes 70 ns for each, whatever the size of the batches
+    for length in frames.data:
+        count += 1
+        if length > longest:
+            longest = length
+        if longest * count > cap or count > size:
+            end += count - 1
+            yield end
+            count, longest = 1, length
+    yield len(frames)
+
+
+# `BucketBatchSampler`: batches of utterances of similar length, within limits.
 
 TOO_LONG = ("raise", "skip")
 # Utterances whose lengths differ by no more than this change places from epoch to epoch. It is the
@@ -36,7 +219,8 @@ class BucketBatchSampler(EpochSampler):
     Each utterance comes once per epoch. In every batch, the longest utterance times the number of
     utterances is at most `max_frames`, and what all its padded features hold is at most
     `max_elements` numbers. All epochs have the same number of batches: hosts ask for it once. For
-    how ranks share an epoch and resume, and for the other arguments, see `EpochSampler`.
+    how ranks share an epoch and resume, and for the other arguments, see `EpochSampler`. One thread
+    iterates over it; forks and pickles have a place of their own.
 
     Args:
         lengths: frames of each utterance, integers; or a list of such arrays, one per feature of

@@ -1,19 +1,265 @@
-"""The base of all samplers: an order of batches per epoch, shared out over any number of ranks."""
+"""Epochs of a sampler: batches drawn by seed and epoch, their state, and their shares by rank."""
 
 from __future__ import annotations
 
+import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from featcache._checks import number_in_state, whole_number
 from featcache.errors import ConfigError, StateError
+from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.samplers.iteration import Iteration, Share, refuse_sharing_again
-from featcache.samplers.ranks import resolve_rank, share_out
 from featcache.store.format.files import digest
+
+# One iteration of a sampler on one rank, and hosts that would share its batches out again.
+
+# attributes by which wrappers hold the sampler that they share out
+HOLDS = ("batch_sampler", "sampler", "dataset")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The batches of all ranks from a position on, in steps of one batch for each rank."""
+
+    batches: Batches
+    rank: int
+    world_size: int
+
+    def __len__(self) -> int:
+        return len(self.batches) // self.world_size
+
+    def __getitem__(self, step: int) -> list[int] | list[str]:
+        return self.batches.batch(step * self.world_size + self.rank)
+
+    def position(self, step: int) -> int:
+        """Return how many utterances of the epoch all ranks have taken after that many steps."""
+        if step == len(self):  # what drop_last leaves out is done with, too
+            return len(self.batches.items)
+        return int(self.batches.ends[step * self.world_size])
+
+
+class Iteration(Iterator[list[int] | list[str]]):
+    """This rank's batches of an epoch, which may still be chosen until the first one is taken.
+
+    A loader that reads ahead sets `delivered`, and counts there the batches that it has handed on;
+    it then also sets `ended`.
+    """
+
+    def __init__(self, begin: Callable[[Iteration], Share]) -> None:
+        self._begin = begin
+        self._share: Share | None = None
+        self._steps = 0  # of the share: asking for its length costs as much as a batch
+        self._taken = 0
+        self.delivered: int | None = None
+        self.ended = False  # it was asked for more than there is
+        self.told = False  # set_epoch named its epoch anew: that epoch comes again
+
+    def __next__(self) -> list[int] | list[str]:
+        if self._share is None:
+            self._share = self._begin(self)
+            self._steps = len(self._share)
+        step = self._taken
+        if step == self._steps:
+            self.ended = self.ended or self.delivered is None
+            raise StopIteration
+        self._taken = step + 1
+        return self._share[step]
+
+    @property
+    def share(self) -> Share:
+        """The batches of this iteration, which has begun."""
+        assert self._share is not None
+        return self._share
+
+    @property
+    def steps(self) -> int:
+        """Batches that were taken, or delivered."""
+        return self._taken if self.delivered is None else self.delivered
+
+    @property
+    def complete(self) -> bool:
+        """True once all batches were taken, or delivered."""
+        return self.steps == len(self.share)
+
+
+def refuse_sharing_again(sampler: object) -> None:
+    """Raise `ConfigError` if a wrapper that iterates gives its process a part of the batches only.
+
+    The sampler has shared them out already: most would never be seen. Such wrappers (of
+    accelerate, SpeechBrain) name the number of processes in an attribute, and ask for the first
+    batch from a method of their own.
+    """
+    frame = sys._getframe(1)  # noqa: SLF001  # no other way to look
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        processes = _processes(caller)
+        if processes > 1 and _leads_to(caller, sampler):
+            raise ConfigError(
+                f"{type(caller).__name__} would share the batches out over {processes} processes, "
+                "but the sampler does so itself, and most would never be seen: leave the loader "
+                "out of accelerate's prepare(), or use a FeatureLoader, which prepare() hands on "
+                "as it is; give SpeechBrain the loader whole, not as loader arguments"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _processes(caller: object) -> int:
+    found = getattr(caller, "__dict__", {})
+    counts = [found.get("num_processes"), found.get("num_replicas")]
+    return max((count for count in counts if isinstance(count, int)), default=1)
+
+
+def _leads_to(holder: object, sampler: object, depth: int = 4) -> bool:
+    if holder is sampler:
+        return True
+    held = getattr(holder, "__dict__", {})
+    return depth > 0 and any(
+        _leads_to(held[name], sampler, depth - 1) for name in HOLDS if name in held
+    )
+
+
+# Sharing of an epoch's batches among ranks, shuffled so that the ranks' batches are alike.
+
+# Up to 48, each divisible by many numbers of ranks: the batches of a step are then in one group.
+GROUP_SIZES = (1, 2, 4, 6, 12, 24, 48)
+
+
+def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> Ints:
+    """Return where the batches from `position` on begin and end, a multiple of `world_size`.
+
+    The incomplete last step's batches are cut into as many as there are ranks, from the largest on;
+    where they have too few utterances, those of the steps before it as well. Raises `ConfigError`
+    where that cannot be done.
+
+    >>> share_out(np.array([0, 4, 8, 13]), 0, 2, False).tolist()
+    [0, 4, 8, 10, 13]
+    """
+    rest = np.concatenate([[position], ends[np.searchsorted(ends, position, "right") :]])
+    count = len(rest) - 1
+    over = count % world_size
+    if over == 0:
+        return rest
+    if drop_last and (position or count > over):
+        return rest[: count - over + 1]
+    missing = world_size - over
+    sizes = np.diff(rest)
+    # more batches that can be made of the last one, the last two, ...
+    spare = np.cumsum(sizes[::-1] - 1)
+    if drop_last or spare[-1] < missing:
+        raise ConfigError(
+            f"{count} batches of {rest[-1] - position} utterances cannot be shared by {world_size} "
+            f"ranks{', and drop_last leaves nothing' if drop_last else ''}; use fewer ranks, "
+            f"smaller batches{'' if drop_last else ', or drop_last=True'}"
+        )
+    enough = int(np.searchsorted(spare, missing)) + 1
+    first = count - over - max(-(-(enough - over) // world_size), 0) * world_size
+    pieces = np.ones(count - first, np.int64)
+    for _ in range(missing):
+        pieces[np.argmax(sizes[first:] / pieces)] += 1
+    cuts = [
+        begin + size * np.arange(1, parts + 1) // parts
+        for begin, size, parts in zip(rest[first:-1], sizes[first:], pieces, strict=True)
+    ]
+    return np.concatenate([rest[: first + 1], *cuts])
+
+
+def shuffled_in_groups(count: int, random: np.random.Generator) -> Ints:
+    """Return the numbers below `count` in random order: groups of neighbours, each shuffled, too.
+
+    The size of a group depends on `count` alone, so that any number of ranks sees one order. It is
+    at most the square root of `count`: larger groups leave little to shuffle, smaller ones give few
+    ranks batches that are alike. Numbers that fill no group (6 here) come last, so that all groups
+    begin at a multiple of their size.
+
+    >>> shuffled_in_groups(9, np.random.default_rng(5)).tolist()
+    [1, 0, 7, 8, 3, 2, 5, 4, 6]
+    """
+    size = max(size for size in GROUP_SIZES if size * size <= max(count, 1))
+    groups, over = divmod(count, size)
+    begin = int(random.integers(groups + 1)) * size
+    order = np.arange(count)
+    whole = np.delete(order, slice(begin, begin + over)).reshape(groups, size)
+    last = order[begin : begin + over]
+    random.shuffle(whole)
+    return np.concatenate([random.permuted(whole, axis=1).ravel(), random.permutation(last)])
+
+
+def split_up(ends: Ints, count: int) -> Ints:
+    """Return the ends of `count` batches: the largest are halved until there are enough.
+
+    >>> split_up(np.array([0, 4, 5, 9]), 5).tolist()
+    [0, 2, 4, 5, 7, 9]
+    """
+    while (missing := count - (len(ends) - 1)) > 0:
+        sizes = np.diff(ends)
+        largest = np.argsort(-sizes, kind="stable")[:missing]
+        largest = largest[sizes[largest] > 1]
+        if not len(largest):
+            return ends
+        ends = np.sort(np.concatenate([ends, ends[largest] + sizes[largest] // 2]))
+    return ends
+
+
+def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return rank and number of ranks: those given, else those of `torch.distributed`, else 0 of 1.
+
+    Raises `ConfigError` for one without the other, a rank that there is not, and for one of several
+    processes that a launcher started but nothing has connected.
+    """
+    if (rank is None) != (world_size is None):
+        raise ConfigError(
+            f"rank and world_size are given together, not rank={rank!r} and "
+            f"world_size={world_size!r}"
+        )
+    if rank is not None:
+        size, number = whole_number("world_size", world_size, 1), whole_number("rank", rank, 0)
+        if number >= size:
+            raise ConfigError(
+                f"rank must be below world_size={size}, not {number}; ranks count from 0"
+            )
+        return number, size
+    return connected_rank(
+        "call torch.distributed.init_process_group before the sampler is used, or give it rank "
+        "and world_size"
+    )
+
+
+def connected_rank(advice: str) -> tuple[int, int]:
+    """Return rank and number of ranks of `torch.distributed`; 0 of 1 without it.
+
+    Raises `ConfigError`, with `advice`, for one of several processes that a launcher started but
+    nothing has connected.
+    """
+    torch = sys.modules.get("torch")  # a process that has not loaded it is in no group
+    if (
+        torch is not None
+        and torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+    ):
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if _launched_with_others():
+        # alone, each of them would train on everything
+        raise ConfigError(f"several processes were started, but they are not connected; {advice}")
+    return 0, 1
+
+
+def _launched_with_others() -> bool:
+    """Tell whether a launcher's variables name other processes.
+
+    torchrun sets all of them, Lightning's ddp the last two.
+    """
+    alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+    found = {name: os.environ.get(name, "") for name in alone}
+    return any(value.isdigit() and int(value) > alone[name] for name, value in found.items())
+
+
+# The base of all samplers: an order of batches per epoch, shared out over any number of ranks.
 
 State: TypeAlias = dict[str, object]  # numbers, strings and None
 
@@ -30,7 +276,8 @@ class EpochSampler(ABC):
     rank if it is not in use. An iteration begins with its first batch. One that came to its end is
     followed by the next epoch, one that was left before by the same again; `set_epoch` has the last
     word. (A DataLoader with workers takes the last batches before it delivers them: left between,
-    it goes on to the next epoch.)
+    it goes on to the next epoch.) One thread iterates over a sampler, whose place is the sampler's;
+    forks and pickles have a place of their own.
 
     Args:
         seed: draws another order; the same on all ranks.

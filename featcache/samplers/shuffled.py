@@ -1,4 +1,4 @@
-"""`ShuffledBatchSampler`: batches that were made before, in another order each epoch."""
+"""Batches of a number of rows, shuffled or in the order of the table."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
+from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.samplers.batches import Batches, ends_of
-from featcache.samplers.epoch import EpochSampler, State
-from featcache.samplers.ranks import shuffled_in_groups
+from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
 from featcache.store.format.files import digest
-from featcache.tables.numbering import Numbering
+from featcache.tables.table import FeatureTable, Numbering
+
+# `ShuffledBatchSampler`: batches that were made before, in another order each epoch.
 
 
 class ShuffledBatchSampler(EpochSampler):
@@ -23,7 +25,7 @@ class ShuffledBatchSampler(EpochSampler):
     Batches that follow each other in the list are taken to be of similar length: they stay in one
     group, groups and the batches in them are shuffled, and so the ranks get batches of similar
     length in the same step. For how ranks share and resume, and for the other arguments, see
-    `EpochSampler`.
+    `EpochSampler`. One thread iterates over it; forks and pickles have a place of their own.
 
     Args:
         batches: `Batches`, or lists of row numbers or of ids; empty ones are left out.
@@ -95,3 +97,59 @@ def _from_lists(batches: Iterable[Iterable[int] | Iterable[str]]) -> Batches:
     if not all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in flat):
         raise ConfigError("batches are lists of row numbers, integers, or lists of ids, strings")
     return Batches(np.array(flat, np.int64), ends)
+
+
+# `PlainBatchSampler`: batches of one size, without regard to lengths.
+
+
+class PlainBatchSampler(EpochSampler):
+    """Batches of `batch_size` rows of a table, in their order or, other ones each epoch, at random.
+
+    The last batch may be smaller; `drop_last` leaves it out, and what then does not come out even
+    for the ranks. For how they share and resume, see `EpochSampler`.
+
+    Raises `ConfigError` where `drop_last` leaves nothing.
+    """
+
+    def __init__(
+        self,
+        table: FeatureTable,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(seed=seed, drop_last=drop_last)
+        self.table = table
+        self.batch_size = whole_number("batch_size", batch_size, 1)
+        self.shuffle = shuffle
+        if drop_last and 0 < len(table) < self.batch_size:
+            raise ConfigError(
+                f"drop_last leaves nothing of {len(table)} utterances in batches of "
+                f"{self.batch_size}; use a smaller batch_size, or leave out drop_last"
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"<PlainBatchSampler: {len(self.table)} utterances, batch_size={self.batch_size}, "
+            f"shuffle={self.shuffle}, {self._where()}>"
+        )
+
+    def epoch_batches(self, epoch: int) -> Batches:
+        """Return the batches of an epoch, in its order."""
+        count = len(self.table)
+        random = np.random.default_rng((self.seed, epoch))
+        rows = random.permutation(count) if self.shuffle else np.arange(count)
+        ends = np.arange(0, count + 1, self.batch_size)
+        if ends[-1] < count and not self.drop_last:
+            ends = np.append(ends, count)
+        return Batches(rows, ends, numbering=Numbering(count, self.table))
+
+    def settings(self) -> State:
+        """Return what the order depends on: the size, whether it is shuffled, and the table."""
+        return {
+            "data": self.table.digest,
+            "batch_size": self.batch_size,
+            "shuffle": bool(self.shuffle),
+        }

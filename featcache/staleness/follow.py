@@ -6,29 +6,287 @@ class counts if an object of the class is reached, and code that is followed men
 
 from __future__ import annotations
 
+import ast
+import builtins
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType, SimpleNamespace
-from typing import NamedTuple
+from types import FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
-from featcache.staleness.chains import MAKING, FunctionReading, Place
-from featcache.staleness.implicit import IMPLICIT, NAMELESS, NEUTRAL, OPERATORS
+from featcache.staleness.code import Code, code_of, is_users, is_users_module
 from featcache.staleness.members import (
+    IMPLICIT,
+    NAMELESS,
+    NEUTRAL,
+    OPERATORS,
     defaults_of_fields,
     first_bases,
     functions_in,
+    imported_by,
     is_descriptor,
+    is_method,
+    is_pythons,
+    step_into,
     within,
 )
 from featcache.staleness.modules import Described, describe_module
-from featcache.staleness.names import Names, names_of
-from featcache.staleness.source import Code, code_of, is_users
-from featcache.staleness.steps import Chain
-from featcache.staleness.values import Values
+from featcache.staleness.names import Chain, Names, Step, Way, first_written, is_changed, names_of
+from featcache.staleness.values import MISSING, Values, proxied
+
+# Reading of one function: what the chains of names in it stand for.
+
+Place = tuple[int | str, ...]  # a namespace or a cell, a name in it, and names on from there
+_OF_CLASSES = (classmethod, staticmethod, property)  # the last of a metaclass
+# methods that make an object
+MAKING = ("__init__", "__new__", "__post_init__")
+
+
+def _names_of(steps: Iterable[Step]) -> Iterator[str | int]:
+    for step in steps:
+        if step.name is None:
+            return
+        yield step.name
+
+
+class FunctionReading:
+    """Reading of one function: what its chains stand for."""
+
+    def __init__(self, follower: Follower, found: Function, owner: type | None) -> None:
+        self._to, self._found, self._owner = follower, found, owner
+        function = found.function
+        self._values: dict[str, object] = {}
+        self._cells: dict[str, int] = {}
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            self._cells[name] = id(cell)
+            try:
+                self._values[name] = cell.cell_contents
+            except ValueError:  # not bound yet
+                self._values[name] = MISSING
+        for name, module, attribute in found.names.imported:
+            self._values[name] = imported_by(function, module, attribute)
+
+    def read(self) -> None:
+        """Note what the function names, and take what is to be followed."""
+        function = self._found.function
+        self._read(self._found.names)
+        for name, default in self._defaults():
+            self._value(name, default, ())
+        wrapped = vars(function).get("__wrapped__")
+        if isinstance(wrapped, FunctionType):
+            self._to.function(wrapped, self._owner)
+
+    def _read(self, names: Names) -> None:
+        self._to.text |= names.text
+        for chain, way in names.written:
+            self._note_written(chain, way)
+        for chain in names.passed:
+            self._note_passed(chain)
+        for chain in names.read:
+            self._resolve(chain)
+        for chain in names.with_all:
+            if (value := self._held(chain)) is not MISSING:
+                self._to.read_whole.add(type(value))
+        for asked, inner in names.in_training:
+            if not self._may_be_trained(asked):
+                self._read(inner)
+
+    def _may_be_trained(self, asked: Chain) -> bool:
+        """Tell whether the `training` that a chain leads to may be a module's."""
+        if self._self(asked.root) and len(asked.steps) == 1:
+            return self._owner is None or issubclass(self._owner, torch.nn.Module)
+        value = self._held(Chain(asked.root, asked.steps[:-1]))
+        return value is MISSING or isinstance(value, torch.nn.Module)
+
+    def _defaults(self) -> Iterator[tuple[str, object]]:
+        """Yield default values that do not stand in the code as they are."""
+        function, tree = self._found.function, self._found.code.tree
+        held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        shown: list[ast.expr | None] = [None] * len(held)
+        if tree is not None:
+            there = [*tree.args.defaults, *filter(None, tree.args.kw_defaults)]
+            shown = [*there] if len(there) == len(held) else shown
+        for number, (value, node) in enumerate(zip(held, shown, strict=True)):
+            if not isinstance(node, ast.Constant):
+                yield f"default {number + 1}", value
+
+    def _self(self, root: str | None) -> bool:
+        parameters = self._found.names.parameters
+        return self._owner is not None and bool(parameters) and root == parameters[0]
+
+    def _root(self, root: str) -> object:
+        if root in self._values:
+            return proxied(self._values[root])
+        if root in self._found.names.local:
+            return MISSING
+        return proxied(self._found.function.__globals__.get(root, MISSING))
+
+    def _resolve(self, chain: Chain) -> None:
+        self._resolve_known(self._with_keys(chain))
+
+    def _with_keys(self, chain: Chain) -> Chain:
+        """Put the keys of items into a chain that are values of settings: `TABLE[self.kind]`."""
+        steps = list(chain.steps)
+        for number, step in enumerate(steps):
+            key = MISSING if step.key is None else self._setting(step.key)
+            if type(key) in (str, int):
+                steps[number] = Step(key, item=step.item)  # type: ignore[arg-type]
+                self._to.keyed.append((self, chain, step.key))
+        return chain._replace(steps=tuple(steps))
+
+    def _setting(self, chain: Chain) -> object:
+        """Return what a chain leads to; `MISSING` if that is not known, or code writes it."""
+        if chain.root is None or self.is_written(chain):
+            return MISSING
+        return self._held(chain)
+
+    def _held(self, chain: Chain) -> object:
+        if chain.root is None:
+            return MISSING
+        value = self._to.extractor if self._is_extractor(chain.root) else self._root(chain.root)
+        for step in chain.steps:
+            value = step_into(value, step)
+        return value
+
+    def _note_passed(self, chain: Chain) -> None:
+        value = self._held(chain)
+        if self._self(chain.root) and not chain.steps and self._owner is not None:
+            self._to.given.add(self._owner)
+        elif value is not MISSING and is_users(type(value)):
+            self._to.given.add(type(value))
+
+    def _is_extractor(self, root: str) -> bool:
+        mine = self._self(root) and self._owner in type(self._to.extractor).__mro__
+        return mine or (self._to.extractor is not None and self._root(root) is self._to.extractor)
+
+    def is_written(self, chain: Chain) -> bool:
+        """Tell whether followed code stores into what a chain leads to."""
+        root = str(chain.root)
+        if self._is_extractor(root):
+            names = self._to.written_of(type(self._to.extractor))
+            return any(step.name in names for step in chain.steps)  # in any way
+        return self._to.is_written((*self._holder(root), *_names_of(chain.steps)))
+
+    def without_keys(self, chain: Chain) -> None:
+        """Note what a chain leads to, whatever the keys are."""
+        self._resolve_known(chain)
+
+    def _resolve_known(self, chain: Chain) -> None:
+        to = self._to
+        if self._self(chain.root):
+            if self._owner in type(to.extractor).__mro__:
+                to.of_extractor[chain] = None
+            elif self._owner is not None:
+                mine = to.own.setdefault(self._owner, set())
+                mine.update(str(step.name) for step in chain.steps[:1] if step.name is not None)
+                self._mention(chain.steps[1:])
+                if chain.steps and chain.steps[0].like is not None:
+                    to.like.add(chain.steps[0].like)
+            return
+        value = MISSING if chain.root is None else self._root(chain.root)
+        if value is MISSING:
+            self._mention(chain.steps)
+        elif value is to.extractor and value is not None:
+            to.of_extractor[Chain("self", chain.steps, chain.whole)] = None
+        else:
+            self._walk(str(chain.root), value, chain)
+
+    def _walk(self, text: str, value: object, chain: Chain) -> None:
+        """Go along a chain as far as it leads to values, and note the last one."""
+        steps, holder = list(chain.steps), self._holder(text)
+        while steps:
+            self._to.passed.append(value)
+            if isinstance(value, type):
+                self._to.named(value)
+            inner = step_into(value, steps[0])
+            if inner is MISSING:
+                break
+            if isinstance(value, type) and isinstance(inner, _OF_CLASSES):
+                for function in functions_in(inner):
+                    self._to.function(function, value)
+                self._mention(steps)
+                return
+            if is_method(value, steps[0].name, inner):
+                for function in functions_in(inner):
+                    self._to.function(function, type(value))
+                self._mention(steps[:1])
+                break
+            step = steps.pop(0)
+            name = str(step.name) if step.name is None else step.name
+            holder = (id(vars(value)), name) if isinstance(value, ModuleType) else (*holder, name)
+            text += str(Chain("", (step,)))
+            library = isinstance(value, ModuleType) and not is_users_module(value)
+            if library and not isinstance(inner, ModuleType | FunctionType | type):
+                return
+            value = inner
+        self._mention(steps)
+        self._value(text, value, holder)
+
+    def _value(self, text: str, value: object, holder: Place) -> None:
+        if not isinstance(value, ModuleType) and getattr(builtins, text, MISSING) is not value:
+            self._to.note(self._found.label, text, value, holder)
+
+    def _holder(self, name: str) -> Place:
+        return self._cells.get(name, id(self._found.function.__globals__)), name
+
+    def _mention(self, steps: Any) -> None:
+        for step in steps:
+            if isinstance(step.name, str):
+                (self._to.text if step.item else self._to.free).add(step.name)
+            elif step.like is not None and not step.item:
+                self._to.like.add(step.like)
+
+    def _note_written(self, chain: Chain, way: Way) -> None:
+        """Note that code writes an attribute or a global variable: it is no setting."""
+        to, first = self._to, first_written(chain, way)
+        if self._self(chain.root):
+            if first is not None and self._found.function.__name__ not in MAKING:
+                owner = self._owner_inside(chain)
+                to.note_written(*(owner or (self._owner, *first)))
+        elif chain.root in self._found.names.local or chain.root is None:
+            if chain.root in self._found.names.parameters and first is not None:
+                to.note_written(None, *first)
+        elif is_changed(way, self._held(chain)):
+            self._note_written_place(str(chain.root), chain.steps)
+
+    def _owner_inside(self, chain: Chain) -> tuple[type, str, Way] | None:
+        """Return the user's class, inside of the extractor, whose attribute a chain stores into."""
+        steps = [*chain.steps]
+        while steps and steps[-1].item:
+            steps.pop()
+        if len(steps) < 2 or not isinstance(steps[-1].name, str):
+            return None
+        holder = type(self._held(Chain(chain.root, tuple(steps[:-1]))))
+        return (holder, steps[-1].name, Way.STORED) if is_users(holder) else None
+
+    def _note_written_place(self, root: str, steps: Sequence[Step]) -> None:
+        """Note a place that code writes, from a global variable or one of a closure on."""
+        to = self._to
+        place, value, by_class = self._holder(root), self._root(root), False
+        for number, step in enumerate(steps):
+            if step.name is None:
+                break
+            if isinstance(value, ModuleType):
+                place = (id(vars(value)), step.name)
+            else:
+                place = (*place, step.name)
+                last = number == len(steps) - 1
+                if last and not step.item and is_users(type(value)):
+                    to.note_written(type(value), str(step.name), Way.STORED)
+                    by_class = True
+            value = step_into(value, step)
+        to.written_places[place] = by_class
+
+
+# Following of code: the functions, classes and values that a function reaches by name.
+#
+# All code of the user's is followed, in whatever file; that of libraries is not. A method of a
+# class counts if an object of the class is reached, and code that is followed mentions its name.
 
 
 @dataclass
@@ -69,7 +327,10 @@ class Follower:
 
     def __post_init__(self) -> None:
         self.classes: dict[type, bool] = {}  # those reached; True: named, and so perhaps made
-        self.written: dict[type | None, set[str]] = {}
+        self.read_whole: set[type] = set()  # of whose objects code reads all attributes
+        self.passed: list[object] = []  # on the way to values
+        self.written: dict[type | None, dict[str, Way]] = {}  # None: of what is given
+        self.given: set[type] = set()  # classes of objects that functions are given
         # where code writes; True: an attribute, which `written` names
         self.written_places: dict[Place, bool] = {}
         # chains with keys that are taken as they are now, by where they stand
@@ -114,7 +375,7 @@ class Follower:
             self.classes.setdefault(cls, False)
         elif not isinstance(value, SimpleNamespace):
             return None
-        if any(base.__name__ not in NEUTRAL and not is_users(base) for base in cls.__mro__):
+        if not all(is_users(base) or _is_neutral(base) for base in cls.__mro__):
             return None
         held = dict(vars(value)) if hasattr(value, "__dict__") else {}
         for base in cls.__mro__:
@@ -122,7 +383,12 @@ class Follower:
                 if hasattr(value, name):
                     held[name] = getattr(value, name)
         names, written = self.names_of(cls) | IMPLICIT, self.written_of(cls)
-        return {k: v for k, v in held.items() if self.mentions(k, names) and k not in written}
+        all_of_it = not self.read_whole.isdisjoint(cls.__mro__)
+        return {
+            k: v
+            for k, v in held.items()
+            if (all_of_it or self.mentions(k, names)) and not is_changed(written.get(k), v)
+        }
 
     def reads(self, value: object, name: str) -> bool:
         """Tell whether followed code mentions an attribute of an object."""
@@ -145,10 +411,23 @@ class Follower:
         """Return the names that code mentions of objects of a class."""
         return self.free.union(*(self.own.get(base, ()) for base in cls.__mro__))
 
-    def written_of(self, cls: type) -> set[str]:
-        """Return the attributes that followed code stores into, of objects of a class."""
-        found: set[str] = set(self.written.get(None, ()))
-        return found.union(*(self.written.get(base, ()) for base in cls.__mro__))
+    def written_of(self, cls: type) -> dict[str, Way]:
+        """Return the attributes that followed code writes, of objects of a class."""
+        found: dict[str, Way] = {}
+        for owner in (*cls.__mro__, *([None] if self.given.intersection(cls.__mro__) else [])):
+            for name, way in self.written.get(owner, {}).items():
+                found[name] = max(way, found.get(name, way))
+        return found
+
+    def writes(self, value: object, step: Step) -> bool:
+        """Tell whether followed code writes an attribute of an object."""
+        way = self.written_of(type(value)).get(str(step.name))
+        return way is not None and is_changed(way, step_into(value, step))
+
+    def note_written(self, owner: type | None, name: str, way: Way) -> None:
+        """Note that code writes an attribute; None: of any object that it is given."""
+        mine = self.written.setdefault(owner, {})
+        mine[name] = max(way, mine.get(name, way))
 
     def is_written(self, place: Place) -> bool:
         """Tell whether followed code writes what lies at a place, around it or in it."""
@@ -163,7 +442,7 @@ class Follower:
         """Tell whether code mentions a name, as it is or by a pattern."""
         if name in names:
             return True
-        return name[:2] != "__" and any(re.fullmatch(like, name) for like in self.like)
+        return not is_pythons(name) and any(re.fullmatch(like, name) for like in self.like)
 
     # following
 
@@ -204,6 +483,7 @@ class Follower:
         rest = (
             self.functions,
             self.classes,
+            self.read_whole,
             self._operators,
             self.free,
             self.like,
@@ -218,7 +498,7 @@ class Follower:
         for function in methods:
             self.function(function, base, f"{base.__qualname__}.{name}")
         is_value = not methods and (is_descriptor(value) or not hasattr(value, "__get__"))
-        if (is_value and name[:2] != "__") or isinstance(value, functools.partialmethod):
+        if (is_value and not is_pythons(name)) or isinstance(value, functools.partialmethod):
             self.note(base.__qualname__, name, value, (id(base), name))
 
     def note(self, label: str, name: str, value: object, holder: Place) -> None:
@@ -241,13 +521,16 @@ class Follower:
             self.free.update(function.__code__.co_names)
             names.text = {each for each in function.__code__.co_consts if isinstance(each, str)}
         else:
-            names = names_of(code.tree)
+            names = names_of(code.tree, function.__code__.co_qualname)
         for each in names.operators & OPERATORS.keys():
             self._operators.update(f"__{kind}{OPERATORS[each]}__" for kind in ("", "r", "i"))
         self.functions[function] = Function(function, label, name, code, names, owner)
         self._pending.append((function, owner))
 
 
-def _slots(base: type) -> tuple[str, ...]:
-    slots = vars(base).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+def _is_neutral(base: type) -> bool:
+    return f"{base.__module__}.{base.__qualname__}" in NEUTRAL
+
+
+def _slots(base: type) -> list[str]:
+    return [name for name, each in vars(base).items() if isinstance(each, MemberDescriptorType)]

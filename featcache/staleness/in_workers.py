@@ -42,7 +42,7 @@ def refuse_other_code(driver: DriverCode, here: Provenance) -> None:
         for label in driver.constants.keys() & found.constants.keys():
             was, now = driver.constants[label], found.constants[label]
             both = [*was.keys() & now.keys()]
-            unlike += differences(_some(was, both), _some(now, both), label)
+            unlike += differences(_some(was, both), _some(now, both), (label,))
     else:
         unlike = differences(driver.constants, found.constants)
         unlike += differences(driver.source, found.source)
@@ -50,9 +50,9 @@ def refuse_other_code(driver: DriverCode, here: Provenance) -> None:
         rest = f" and {len(unlike) - MOST_SHOWN} more" if len(unlike) > MOST_SHOWN else ""
         raise ConfigError(
             "this worker would compute with something else than the driver (was: the driver's, "
-            f"now: the worker's): {'; '.join(unlike[:MOST_SHOWN])}{rest}. Workers import files "
-            "anew: set such things where they are defined, or make them hparams, attributes or "
-            "arguments"
+            f"now: the worker's): {'; '.join(map(str, unlike[:MOST_SHOWN]))}{rest}. Workers import "
+            "files anew: set such things where they are defined, or make them hparams, attributes "
+            "or arguments"
         )
 
 

@@ -1,10 +1,12 @@
-"""Members of objects: what an attribute or an item is, without running code of properties."""
+"""Members of objects: what an attribute, an item or an import is, without running properties."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import importlib
+import importlib.util
 import inspect
 import itertools
 import sys
@@ -14,13 +16,106 @@ from typing import Any
 
 import torch
 
-from featcache.staleness.configurations import MISSING as MISSING
-from featcache.staleness.configurations import configured, is_configuration
-from featcache.staleness.source import is_users
-from featcache.staleness.steps import Step
+from featcache.staleness.code import is_users, is_users_place
+from featcache.staleness.names import Step
+from featcache.staleness.values import MISSING, configured, is_configuration, proxied
 
+# Names that code calls without naming them, and names that tell nothing: tables.
+
+# called without being named
+IMPLICIT = frozenset(
+    [
+        "forward",
+        "__abs__",
+        "__array__",
+        "__array_function__",
+        "__array_ufunc__",
+        "__bool__",
+        "__call__",
+        "__contains__",
+        "__enter__",
+        "__eq__",
+        "__exit__",
+        "__float__",
+        "__ge__",
+        "__get__",
+        "__getattr__",
+        "__getattribute__",
+        "__getitem__",
+        "__gt__",
+        "__index__",
+        "__int__",
+        "__iter__",
+        "__le__",
+        "__len__",
+        "__lt__",
+        "__missing__",
+        "__ne__",
+        "__next__",
+        "__reversed__",
+        "__round__",
+        "__setitem__",
+        "__torch_dispatch__",
+        "__torch_function__",
+    ]
+)
+NAMELESS = ("<lambda>", "_")
+# parts of the names of methods, by operators of Python's syntax tree
+OPERATORS = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mult": "mul",
+    "MatMult": "matmul",
+    "Div": "truediv",
+    "FloorDiv": "floordiv",
+    "Mod": "mod",
+    "Pow": "pow",
+    "LShift": "lshift",
+    "RShift": "rshift",
+    "BitOr": "or",
+    "BitXor": "xor",
+    "BitAnd": "and",
+    "USub": "neg",
+    "UAdd": "pos",
+    "Invert": "invert",
+}
+# bases of users' classes whose code reads no attribute but its own
+NEUTRAL = frozenset(
+    [
+        "builtins.object",
+        "torch.nn.modules.module.Module",
+        "typing.Generic",
+        "typing.Protocol",
+        "abc.ABC",
+        "types.SimpleNamespace",
+        "featcache.brain.FeatureCacheMixin",
+        "speechbrain.core.Brain",
+    ]
+)
+
+
+# Members of objects: what an attribute or an item is, without running code of properties.
+
+# names that Python itself gives to modules, classes, functions and objects
+_OF_MODULES = [
+    "__builtins__",
+    "__cached__",
+    "__file__",
+    "__loader__",
+    "__package__",
+    "__path__",
+    "__spec__",
+]
+_OF_PYTHON = frozenset(
+    name for name in (*_OF_MODULES, *dir(type), *dir(FunctionType)) if name[:2] == "__"
+)
 # files of code that `dataclass`, `namedtuple` and `attrs` make
 _GENERATED = ("<string>", "<attrs generated")
+
+
+def is_pythons(name: str) -> bool:
+    """Tell whether a name is one that Python itself gives: `__doc__`, not `__gain` of a user's."""
+    return name in _OF_PYTHON
 
 
 def is_method(value: object, name: object, found: object) -> bool:
@@ -41,6 +136,7 @@ def is_descriptor(value: object) -> bool:
 
 def step_into(value: Any, step: Step) -> Any:
     """Return what a step of a chain leads to, or `MISSING`; runs no code of properties."""
+    value = proxied(value)
     if step.name is None or value is MISSING:
         return MISSING
     if is_configuration(value):
@@ -137,3 +233,42 @@ def _unwrapped(value: Any) -> Any:
         return inspect.unwrap(value)
     except ValueError:  # wraps itself
         return value
+
+
+# Imports inside of functions: what they bind, which may not be loaded yet.
+
+
+def imported_by(function: FunctionType, module: str, attribute: str | None) -> object:
+    """Return what a function imports, or `MISSING`; `module` begins with a dot where relative.
+
+    A module of the user's is imported now: the function would do it, and a second call in the same
+    process would find it loaded.
+    """
+    package = function.__globals__.get("__package__")
+    try:
+        name = importlib.util.resolve_name(module, package)
+    except ImportError:
+        return MISSING
+    loaded = _loaded(name)
+    if attribute is None:
+        return loaded
+    found = step_into(loaded, Step(attribute))
+    return _loaded(f"{name}.{attribute}") if found is MISSING and loaded is not MISSING else found
+
+
+def _loaded(name: str) -> object:
+    if name not in sys.modules and _is_users(name.partition(".")[0]):
+        with contextlib.suppress(Exception):  # whoever computes is told
+            importlib.import_module(name)
+    return sys.modules.get(name, MISSING)
+
+
+def _is_users(package: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    places = [spec.origin] if spec.has_location else spec.submodule_search_locations or ()
+    return any(place is not None and is_users_place(package, place) for place in places)

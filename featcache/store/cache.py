@@ -11,22 +11,23 @@ from numpy.typing import NDArray
 
 from featcache._checks import directory
 from featcache.errors import CacheError, UnknownNameError, nearest
-from featcache.store.format.bfloat16 import from_storage
-from featcache.store.format.disk_errors import reading
 from featcache.store.format.feature_sets import stored_sets
-from featcache.store.format.roots import NO_ROOTS, absolute_roots
+from featcache.store.format.files import from_storage, reading
+from featcache.store.format.lock import at_work
+from featcache.store.reading.containers import NO_ROOTS, absolute_roots
 from featcache.store.reading.described import Described
-from featcache.store.reading.expectation import Expectation
-from featcache.store.reading.generation import Generation
-from featcache.store.reading.joined_sets import damage_of
-from featcache.store.reading.open_generation import OpenSettings, open_generation, settings_of
-from featcache.store.reading.padded import PaddedFeatures, read_padded
+from featcache.store.reading.generation import Generation, PaddedFeatures, read_padded
+from featcache.store.reading.opening import (
+    Expectation,
+    OpenSettings,
+    damage_of,
+    open_generation,
+    settings_of,
+)
 from featcache.store.reading.reader import FeatureReader
-from featcache.store.reading.unequal_ends import tell_unequal_ends
-from featcache.store.reading.verify import WHAT_TO_DO, raise_damage
+from featcache.store.reading.verify import WHAT_TO_DO, raise_damage, tell_unequal_ends
 from featcache.store.writing import edit
-from featcache.store.writing.annotate import annotate
-from featcache.store.writing.annotation_sources import AnnotationSource
+from featcache.store.writing.annotate import AnnotationSource, annotate
 
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable
@@ -48,8 +49,8 @@ def open_features(
 class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
     """One published generation of a cache.
 
-    Safe to share between threads, to fork and to pickle: the same generation is opened again, or
-    the current one where that is gone, unless it was made anew from something else meanwhile.
+    Threads, forks and pickles may share it: a pickle opens the same generation again, or the
+    current one where that is gone, unless it was made anew from something else meanwhile.
 
     A mapping from utterance ids to dicts of arrays, and a context manager. Rows, and with them
     `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes. Where features were
@@ -106,7 +107,8 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         self._open(expectation, settings)
 
     def __repr__(self) -> str:
-        state = "complete" if self.complete else "incomplete"
+        writer = "" if self.complete or self.version else at_work(self.path)
+        state = "complete" if self.complete else f"incomplete{writer and f', {writer}'}"
         features = ", ".join(self.features)
         return f"<Cache {str(self.path)!r}: {len(self)} utterances of {features}, {state}>"
 
@@ -191,8 +193,9 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         """Give utterances annotations, atomically and durably, as a new generation.
 
         `featcache.open` reads it; this one stays as it is. Annotations and utterances that are not
-        in the source keep what they have; None, or an empty cell, takes a value away. Later writers
-        keep values by id, through overwrites, too; a deleted utterance loses them.
+        in the source keep what they have; None, an empty cell, or "nan" in a column of numbers,
+        takes a value away. Later writers keep values by id, through overwrites, too; a deleted
+        utterance loses them.
 
         Args:
             source: `{"utt-1": {"speaker": "anna", "snr": 13.5}, ...}`; or a file with a column "id"
@@ -281,8 +284,8 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         earlier generation open must open the cache again.
 
         Args:
-            drop_tags: take away the tags that hold what was deleted; without this, they are an
-                error.
+            drop_tags: take away the tags that hold what was deleted or replaced, which the log
+                names; without this, they are an error. Other tags stay.
 
         Raises `CacheError` for such tags, and for leftovers that only a person may remove;
         `StorageFullError` if the disk has no room for the copies.

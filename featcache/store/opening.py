@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from featcache.store.cache import Cache, CachePath
-from featcache.store.format.roots import NO_ROOTS
+from featcache.store.reading.containers import NO_ROOTS
 
 
 def open(

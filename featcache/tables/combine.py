@@ -1,24 +1,246 @@
-"""`join` and `concat`: tables side by side, and one after another."""
+"""`join` and `concat`: tables side by side and one behind the other, if they fit together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.store.cache import Cache, CachePath
-from featcache.tables import fit
-from featcache.tables.block import Block, Blocks
-from featcache.tables.joined_cuts import joined_cuts
-from featcache.tables.member import Member
-from featcache.tables.row_map import RowMap
-from featcache.tables.same_ids import check_no_shared_id, paths_of, rows_by_id
+from featcache.store.format.annotations import Column, joined, wider_kind
+from featcache.store.format.columns import Strings, joined_ends
+from featcache.store.format.fingerprint import Difference, differences
+from featcache.store.format.index import Hashes
+from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.tables.blocks import Block, Blocks, Member, RowMap
+from featcache.tables.segments import Cuts
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
+
+if TYPE_CHECKING:
+    from featcache.tables.table import FeatureTable
+
+
+# Checks that caches fit together: features and fingerprints, not ids.
+
+# keys of fingerprints that may differ: the features of all splits are made from the same, and
+# what matters of the declarations is compared feature by feature
+_APART = ("stage", "features")
+
+
+def check_same_features(first: Block, other: Block) -> None:
+    """Raise `ConfigError` if features differ in name, dtype, time axis or shape of a frame."""
+    paths = f"{str(first.caches[0].path)!r} and {str(other.caches[0].path)!r}"
+    if first.features.keys() != other.features.keys():
+        raise ConfigError(
+            f"caches {paths} have different features: {', '.join(first.features)} and "
+            f"{', '.join(other.features)}"
+        )
+    for name in first.features:
+        # the shape of a frame is not known of an empty cache
+        either_empty = not all(len(block.features[name].opened.index) for block in (first, other))
+        kinds = [_kind(block.arrays(name), either_empty) for block in (first, other)]
+        if kinds[0] != kinds[1]:
+            raise ConfigError(
+                f"feature {name!r} of caches {paths} differs: {kinds[0]} and {kinds[1]}"
+            )
+
+
+def _kind(arrays: FeatureArrays, any_dims: bool) -> str:
+    dims = ["..."] if any_dims else list(map(str, arrays.dims))
+    return f"{arrays.declared_dtype} ({', '.join([*['frames'] * arrays.has_frames, *dims])})"
+
+
+def check_unlike(unlike: object) -> None:
+    """Raise `ConfigError` for a choice that there is not."""
+    if unlike not in ("raise", "keep"):
+        raise ConfigError(f"unlike is 'raise' or 'keep', not {unlike!r}")
+
+
+def check_made_from_the_same(first: Block, other: Block) -> None:
+    """Raise `ConfigError` if a feature of two blocks was made from something else in each."""
+    pairs = {(first.features[name].cache, other.features[name].cache) for name in first.features}
+    for one, two in pairs:
+        _refuse(one, two, differences(_made_from(one), _made_from(two)))
+
+
+def check_nothing_contradicts(first: FeatureTable, other: FeatureTable) -> None:
+    """Raise `ConfigError` if a key that two fingerprints have has another value in each."""
+    for cache, its in product(_caches(first), _caches(other)):
+        one, two = _made_from(cache), _made_from(its)
+        _refuse(cache, its, differences(_shared(one, two), _shared(two, one)))
+
+
+def _caches(table: FeatureTable) -> Iterable[Cache]:
+    return dict.fromkeys(cache for block in table.caches for cache in block)
+
+
+def _refuse(first: Cache, other: Cache, unlike: list[Difference]) -> None:
+    if unlike:
+        lines = "".join(f"\n  {line}" for line in unlike)
+        raise ConfigError(
+            f"the features of {str(first.path)!r} and {str(other.path)!r} were made from something "
+            f"else ('was': the first, 'now': the second):{lines}\n"
+            "compute one of them again, or give unlike='keep' if they go together as they are"
+        )
+
+
+def _made_from(cache: Cache) -> dict[str, object]:
+    made_from = cache.opened.manifest.fingerprint
+    return {key: value for key, value in made_from.items() if key not in _APART}
+
+
+def _shared(content: object, other: object) -> object:
+    """Return what `content` says under keys that `other` has, too."""
+    if not isinstance(content, Mapping) or not isinstance(other, Mapping):
+        return content
+    return {key: _shared(content[key], other[key]) for key in content if key in other}
+
+
+# The rows that two tables have of the same ids, found by the hashes of all ids at once.
+
+_AT_ONCE = 1 << 16  # ids that are compared at once
+
+
+def paths_of(table: FeatureTable) -> str:
+    """Name the caches of a table, as a part of a message."""
+    paths = [repr(str(cache.path)) for block in table.caches for cache in block]
+    return " and ".join(dict.fromkeys(paths))
+
+
+def rows_by_id(first: FeatureTable, other: FeatureTable) -> Ints:
+    """Return the other table's row of each row of the first.
+
+    Raises `ConfigError` if an id is in one of them alone.
+    """
+    if len(first) == len(other):
+        rows = _rows_by_hash(first, other)
+        if _same_ids(first, other, rows):
+            return rows
+    # some hash is that of several ids, or the ids differ
+    found = other.find(list(first))
+    if len(other) == len(found) and found.min(initial=0) >= 0:
+        return found
+    pairs = ((first, other, found), (other, first, first.find(list(other))))
+    for one, two, missing in pairs:
+        if missing.min(initial=0) < 0:
+            raise ConfigError(
+                f"joined caches need the same ids, but {one.id(int(missing.argmin()))!r} is in "
+                f"{paths_of(one)} ({len(one)} utterances) and not in {paths_of(two)} ({len(two)})"
+            )
+    return found
+
+
+def check_no_shared_id(tables: Sequence[FeatureTable]) -> None:
+    """Raise `ConfigError` if an id is in two of several tables."""
+    ordered = [_sorted_hashes(table) for table in tables] if len(tables) > 1 else []
+    for one, two in combinations(range(len(ordered)), 2):
+        few, many = sorted((one, two), key=lambda number: len(tables[number]))
+        if not len(ordered[few]):
+            continue
+        places = np.minimum(ordered[many].searchsorted(ordered[few]), len(ordered[many]) - 1)
+        if (ordered[many][places] == ordered[few]).any():
+            _refuse_shared(tables[one], tables[two])
+
+
+def _refuse_shared(first: FeatureTable, other: FeatureTable) -> None:
+    shared = np.flatnonzero(np.isin(first.selection.hashes(), other.selection.hashes()))
+    ids = [first.id(row) for row in shared.tolist()]
+    for id, row in zip(ids, other.find(ids).tolist(), strict=True):
+        if row >= 0:
+            raise ConfigError(f"utterance {id!r} is in {paths_of(first)} and in {paths_of(other)}")
+
+
+def _sorted_hashes(table: FeatureTable) -> Hashes:
+    blocks = table.selection.blocks.blocks
+    if table.selection.row_map is None and len(blocks) == 1 and blocks[0].whole:
+        return blocks[0].members[0].opened.index.hashes
+    return np.sort(table.selection.hashes())
+
+
+def _rows_by_hash(first: FeatureTable, other: FeatureTable) -> Ints:
+    """Return the row of each hash in another table, right where no two ids have one hash."""
+    if not len(first):
+        return np.zeros(0, np.int64)
+    hashes = other.selection.hashes()
+    order = np.argsort(hashes, kind="stable")
+    places = np.minimum(hashes[order].searchsorted(first.selection.hashes()), len(order) - 1)
+    return order[places]
+
+
+def _same_ids(first: FeatureTable, other: FeatureTable, rows: Ints) -> bool:
+    """Tell whether each row of the first has the id of the row that is named beside it."""
+    for start in range(0, len(rows), _AT_ONCE):
+        some = rows[start : start + _AT_ONCE]
+        mine = first.selection.packed_ids(np.arange(start, start + len(some)))
+        others = other.selection.packed_ids(some)
+        if not (np.array_equal(mine.ends, others.ends) and np.array_equal(mine.data, others.data)):
+            return False
+    return True
+
+
+# Segments of several tables one after another: their ids, frames and annotations as columns.
+
+
+def joined_cuts(selections: Sequence[Selection]) -> Cuts | None:
+    """Return the cuts of the rows of all, one selection after another; None if none has any.
+
+    A whole utterance among segments is one with all its frames, and with its annotations.
+    """
+    cuts = [each.cuts for each in selections if each.cuts is not None]
+    if not cuts:
+        return None
+    ids = [each.packed_ids(np.arange(len(each))) for each in selections]
+    return Cuts.of(
+        Strings(
+            joined_ends(each.ends for each in ids), np.concatenate([each.data for each in ids])
+        ),
+        {
+            name: _joined_spans(selections, name)
+            for name in dict.fromkeys(name for each in cuts for name in each.spans)
+        },
+        {
+            name: _joined_annotation(selections, name)
+            for name in dict.fromkeys(name for each in cuts for name in each.own)
+        },
+    )
+
+
+def _joined_spans(selections: Sequence[Selection], feature: str) -> tuple[Ints, Ints]:
+    starts, lengths = [], []
+    for each in selections:
+        span = each.span(feature, np.arange(len(each)))
+        starts.append(np.zeros(len(each), np.int64) if span is None else span[0])
+        lengths.append(each.lengths(feature) if span is None else span[1])
+    return np.concatenate(starts), np.concatenate(lengths)
+
+
+def _joined_annotation(selections: Sequence[Selection], name: str) -> Column:
+    having = {
+        number: each.annotation(name)
+        for number, each in enumerate(selections)
+        if name in each.annotations
+    }
+    kind: str | None = None
+    for found in having.values():
+        wider = wider_kind(kind, found.kind)
+        if wider is None:
+            raise ConfigError(
+                f"annotation {name!r} is {kind} in a table and {found.kind} in another"
+            )
+        kind = wider
+    columns = [
+        having[number].column() if number in having else Column.missing(len(each), str(kind))
+        for number, each in enumerate(selections)
+    ]
+    return joined(columns, str(kind))
+
+
+# `join` and `concat`: tables side by side, and one after another.
 
 
 def join(
@@ -37,7 +259,7 @@ def join(
     Raises `ConfigError` if the ids differ or a feature is in more than one of them, or if their
     fingerprints are unlike.
     """
-    fit.check_unlike(unlike)
+    check_unlike(unlike)
     tables = [FeatureTable.of(source) for source in sources]
     if not tables:
         raise ConfigError("join needs at least one cache")
@@ -47,11 +269,13 @@ def join(
         for name in table.features:
             if name in seen:
                 raise ConfigError(
-                    f"feature {name!r} is in {paths_of(seen[name])} and in {paths_of(table)}"
+                    f"feature {name!r} is in {paths_of(seen[name])} and in {paths_of(table)}; "
+                    "join puts other features of the same utterances side by side: leave one of "
+                    "them out, or use concat for other utterances"
                 )
             seen[name] = table
         for earlier in tables[:number] if unlike == "raise" else ():
-            fit.check_nothing_contradicts(earlier, table)
+            check_nothing_contradicts(earlier, table)
     if len(tables) == 1:
         return tables[0]
     every = np.arange(len(tables[0]))
@@ -108,21 +332,21 @@ def concat(
     Raises `ConfigError` if their features differ in name, dtype, time axis or shape of a frame, if
     they share an id, or if their fingerprints are unlike.
     """
-    fit.check_unlike(unlike)
+    check_unlike(unlike)
     tables = [FeatureTable.of(source) for source in sources]
     if not tables:
         raise ConfigError("concat needs at least one cache")
     for number, table in enumerate(tables):
         for earlier in tables[:number]:
             for pair in product(earlier.selection.blocks.blocks, table.selection.blocks.blocks):
-                fit.check_same_features(*pair)
+                check_same_features(*pair)
     check_no_shared_id(tables)
     # those within one table were compared, or were to be kept, when it was made
     for table in tables[1:] if unlike == "raise" else ():
         for first, other in product(
             tables[0].selection.blocks.blocks, table.selection.blocks.blocks
         ):
-            fit.check_made_from_the_same(first, other)
+            check_made_from_the_same(first, other)
     return _one_after_another(tables)
 
 

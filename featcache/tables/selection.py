@@ -1,30 +1,41 @@
-"""`Selection`: rows of blocks in some order, whole or cut; a table without its user's words."""
+"""`Selection`: rows of blocks and segments in an order; their statistics, and rows chosen of it."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+import operator
+import time
+from abc import ABC
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import suppress
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.errors import KeyNotFoundError, RowError, StaleCacheError
+from featcache._checks import are_listed, listed_ids
+from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError
 from featcache.interface import Bytes, Ints
+from featcache.registry import RAW, get_codec
+from featcache.stats import FeatureStats
 from featcache.store.cache import Cache
-from featcache.store.format.bfloat16 import from_storage
-from featcache.store.format.files import digest
+from featcache.store.format.columns import Strings
+from featcache.store.format.files import digest, from_storage
 from featcache.store.format.index import Hashes
-from featcache.store.format.strings import Strings
 from featcache.store.reading.annotation import Annotation
-from featcache.store.reading.generation import read_row, window
-from featcache.store.reading.padded import PaddedFeatures
-from featcache.tables.block import Block, Blocks
-from featcache.tables.cuts import Cuts
-from featcache.tables.member import Member
-from featcache.tables.recording_times import require_times
-from featcache.tables.row_map import RowMap
-from featcache.tables.segments import Segments
+from featcache.store.reading.feature_arrays import FeatureArrays, memory_for
+from featcache.store.reading.generation import Ids, PaddedFeatures, read_row, window
+from featcache.tables.blocks import Block, Blocks, Member, RowMap
+from featcache.tables.segments import Cuts, Segments
+from featcache.tables.times import require_times
+
+if TYPE_CHECKING:
+    from featcache.tables.table import FeatureTable
+
+
+# `Selection`: rows of blocks in some order, whole or cut; a table without its user's words.
 
 
 class Selection:
@@ -193,7 +204,8 @@ class Selection:
         first = self.blocks.blocks[0]
         if self.row_map is None:
             return KeyNotFoundError(
-                f"no utterance {id!r} in {paths}", hint=partial(first.nearest, id)
+                f"no utterance {id!r} in {paths}",
+                hint=lambda: first.nearest(id) + self.blocks.written_since(),
             )
         blocks = self.blocks.blocks
         there = self.cuts is None and any(block.find([id])[0] >= 0 for block in blocks)
@@ -208,7 +220,8 @@ class Selection:
         lengths = self.checked_lengths(feature, rows)
         longest = [int(lengths.max(initial=0))] if arrays.has_frames else []
         shape = (*longest, *self.blocks.dims(feature))
-        out = np.empty((len(rows), math.prod(shape) * arrays.dtype.itemsize), np.uint8)
+        with memory_for(feature, (len(rows), *longest), self.blocks.dims(feature)):
+            out = np.empty((len(rows), math.prod(shape) * arrays.dtype.itemsize), np.uint8)
         self.read_into(rows, feature, np.zeros_like(lengths), lengths, out)
         data = out.reshape(-1).view(arrays.dtype).reshape(len(rows), *shape)
         return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
@@ -260,3 +273,241 @@ def _unpickled(
             )
     made = [Block([Member(cache, cache.opened, rows) for cache, rows in block]) for block in blocks]
     return Selection(Blocks(made), row_map, cuts)
+
+
+# Statistics of a view: exact, by reading its arrays, or those that a cache has beside them.
+
+_log = logging.getLogger("featcache")
+LONG_S = 5.0  # reading for longer is told
+AT_ONCE_BYTES = 16 << 20
+# Statistics are merged within 1e-12 (see `FeatureStats`). As many digits as the variance of what is
+# left is smaller are lost when statistics are taken away; at most these leave 9 of them.
+MOST_LOST = 1e3
+
+
+def stats_of_rows(selection: Selection, feature: str) -> FeatureStats:
+    """Return the statistics of a feature over all rows; a frame in two segments counts twice.
+
+    Raises `KeyNotFoundError` if a cache has collected none.
+    """
+    began = time.monotonic()
+    parts, read_bytes = [], 0
+    all_rows = np.arange(len(selection))
+    span = selection.span(feature, all_rows)
+    for block, places, inner in selection.blocks.split(selection.below(all_rows)):
+        member = block.features[feature]
+        rows = member.inner(inner)
+        if selection.cuts is None:
+            stats, nbytes = _of_whole_rows(member.as_opened, feature, rows)
+        else:  # a recording may come several times
+            member.as_opened.stats(feature)
+            arrays = member.opened.arrays(feature)
+            starts, lengths = np.zeros_like(rows), arrays.lengths[rows]
+            if span is not None:
+                starts, lengths = span[0][places], span[1][places]
+            stats, nbytes = _read(arrays, rows, starts, lengths)
+        parts.append(stats)
+        read_bytes += nbytes
+    took_s = time.monotonic() - began
+    if took_s > LONG_S:
+        _log.info(
+            "statistics of feature %r over %d utterances: %.1f GB read in %.0f s; keep the table, "
+            "which knows them now",
+            feature,
+            len(selection),
+            read_bytes / 1e9,
+            took_s,
+        )
+    return reduce(FeatureStats.merge, parts, FeatureStats.empty(selection.blocks.dims(feature)))
+
+
+def without(stats: FeatureStats, part: FeatureStats) -> FeatureStats | None:
+    """Return the statistics of the frames that are not in `part`; None where digits would be lost.
+
+    >>> whole = FeatureStats.of([[1.0], [3.0], [8.0]])
+    >>> rest = without(whole, FeatureStats.of([[8.0]]))
+    >>> rest.count, rest.mean.tolist(), rest.m2.tolist()
+    (2, [2.0], [2.0])
+    """
+    count = stats.count - part.count
+    if not count or not part.count:
+        return stats if not part.count else None
+    with np.errstate(invalid="ignore", over="ignore"):
+        # merge two (n, mean, M2): Chan, Golub & LeVeque, The American Statistician 37(3), 1983,
+        # solved for one of them
+        mean = stats.mean + (stats.mean - part.mean) * (part.count / count)
+        delta = part.mean - mean
+        m2 = stats.m2 - part.m2 - delta * delta * (count * part.count / stats.count)
+        spread = np.sqrt(stats.m2 / stats.count)
+        kept = (m2 * MOST_LOST >= stats.m2) & (np.abs(stats.mean) <= MOST_LOST * spread)
+        kept |= (stats.m2 == 0) & (part.m2 == 0) & (mean == stats.mean)  # it never changes
+    return FeatureStats(count, mean, m2) if bool(kept.all()) else None
+
+
+def _of_whole_rows(cache: Cache, feature: str, rows: Ints) -> tuple[FeatureStats, int]:
+    """Return the statistics of some rows of a cache, and how many bytes were read for them."""
+    whole, (opened, rows) = cache.stats(feature), cache.opened.in_set(feature, rows)
+    arrays, number = opened.arrays(feature), len(opened.index)  # all that `whole` is about
+    if len(rows) == number:
+        return whole, 0
+    lengths = arrays.all_lengths
+    rest = np.delete(np.arange(number), rows)
+    read_bytes = 0
+    if _is_lossless(cache, feature) and lengths[rest].sum() < lengths[rows].sum():
+        others, read_bytes = _read(arrays, rest, np.zeros_like(rest), lengths[rest])
+        left = without(whole, others)
+        if left is not None:
+            return left, read_bytes
+    rows = np.sort(rows)  # about the order that they lie in
+    stats, nbytes = _read(arrays, rows, np.zeros_like(rows), lengths[rows])
+    return stats, nbytes + read_bytes
+
+
+def _is_lossless(cache: Cache, feature: str) -> bool:
+    """Tell whether what is read is what the statistics of the cache were taken of."""
+    codec = cache.opened.manifest.features[feature]["codec"]
+    return codec == RAW or get_codec(codec).lossless
+
+
+def _read(
+    arrays: FeatureArrays, rows: Ints, starts: Ints, lengths: Ints
+) -> tuple[FeatureStats, int]:
+    """Read frames of rows; return their statistics, and how many bytes they have."""
+    frame_bytes = arrays.dtype.itemsize * math.prod(arrays.dims)
+    parts = [FeatureStats.empty(arrays.dims)]
+    for begin, end in _pieces(lengths * frame_bytes):
+        some, sizes = slice(begin, end), lengths[begin:end] * frame_bytes
+        for row in rows[some].tolist():
+            arrays.check_length(row)
+        ends = np.cumsum(sizes)
+        data = np.empty(int(ends[-1]), np.uint8)
+        outs = [data[e - n : e] for e, n in zip(ends.tolist(), sizes.tolist(), strict=True)]
+        arrays.read_many(rows[some], starts[some], lengths[some], outs)
+        frames = data.view(arrays.dtype).reshape(int(lengths[some].sum()), *arrays.dims)
+        parts.append(FeatureStats.of(from_storage(frames, arrays.declared_dtype)))
+    return reduce(FeatureStats.merge, parts), int(lengths.sum()) * frame_bytes
+
+
+def _pieces(sizes: Ints) -> Iterator[tuple[int, int]]:
+    """Cut rows into pieces of about `AT_ONCE_BYTES`."""
+    ends, begin = np.cumsum(sizes), 0
+    while begin < len(sizes):
+        done = int(ends[begin]) - int(sizes[begin])
+        end = max(int(ends.searchsorted(done + AT_ONCE_BYTES, side="right")), begin + 1)
+        yield begin, end
+        begin = end
+
+
+# Rows that a view is made of: chosen by id or by number.
+
+
+def chosen_rows(table: FeatureTable, keys: Iterable[str] | Iterable[int]) -> Ints:
+    """Return the rows that ids or row numbers name, in their order, each once.
+
+    Raises `KeyNotFoundError`, `RowError`, or `ConfigError` for an utterance that comes twice.
+    """
+    if not are_listed(keys):
+        raise ConfigError(f"utterances are chosen by a list of ids or rows, not by {keys!r}")
+    listed = keys if isinstance(keys, Sized) else list(keys)
+    if hasattr(listed, "dtype"):
+        rows = _numbers(table, np.asarray(listed))
+    else:
+        given = list(cast(Iterable[str | int], listed))
+        rows = rows_of_keys(table, given) if given else np.zeros(0, np.int64)
+    twice = np.flatnonzero(np.bincount(rows, minlength=1) > 1)
+    if len(twice):
+        raise ConfigError(
+            f"utterance {table.id(int(twice[0]))!r} is chosen twice; each can be in a view once"
+        )
+    return rows
+
+
+def rows_of_keys(table: NumberedRows, keys: Sequence[int | str]) -> Ints:
+    """Return the rows that ids or row numbers, also mixed, stand for."""
+    places = [place for place, key in enumerate(keys) if isinstance(key, str)]
+    if len(places) == len(keys):
+        return table.rows(cast(Sequence[str], keys))
+    numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
+    for end in (min(numbers), max(numbers)):
+        table.selection.check(end)
+    rows = np.array(numbers, np.int64)
+    if places:
+        rows[places] = table.rows(cast(str, keys[place]) for place in places)
+    return rows
+
+
+def _whole(key: object) -> int:
+    with suppress(TypeError):
+        if not isinstance(key, bool):  # of a mask, which would choose rows 0 and 1
+            return operator.index(cast(int, key))
+    raise RowError(f"utterances are chosen by id or by row number, not by {key!r}")
+
+
+def _numbers(table: FeatureTable, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Ints:
+    if array.shape == (0,):  # whatever its dtype is
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iuUTO":
+        hint = "; give np.flatnonzero of a mask" if array.dtype.kind == "b" else ""
+        raise RowError(
+            "utterances are chosen by ids or row numbers along one axis, not by "
+            f"{array.dtype} of shape {array.shape}{hint}"
+        )
+    if array.dtype.kind in "UTO":
+        return chosen_rows(table, array.tolist())
+    if len(array):
+        rows_of_keys(table, [int(array.min()), int(array.max())])
+    return array.astype(np.int64)
+
+
+# `NumberedRows`: the ids of a table's utterances, and the numbers of their rows.
+
+
+class NumberedRows(ABC):
+    """Utterances that have ids and numbers; nothing of their features.
+
+    Attributes:
+        selection: the rows and the caches below.
+    """
+
+    selection: Selection
+
+    def __len__(self) -> int:
+        return len(self.selection)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.selection)
+
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and bool(self.find([id])[0] >= 0)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The utterance ids, in the order of rows; looked up as they are asked for."""
+        return Ids(self)
+
+    def id(self, row: int) -> str:
+        """Return the id of a row; raises `RowError` for one that is not there."""
+        self.selection.check(row)
+        return self.selection.id(row)
+
+    def find(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids, int64, -1 where there is none.
+
+        Quick for ids that are not there: nothing is looked up that is close to them.
+        """
+        return self.selection.find(listed_ids(ids))
+
+    def rows(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids, int64; raises `KeyNotFoundError` for an unknown one."""
+        listed = listed_ids(ids)
+        found = self.selection.find(listed)
+        if found.min(initial=0) < 0:
+            raise self.selection.not_found(listed[int(found.argmin())])
+        return found
+
+    def numbers(self, keys: Sequence[int | str]) -> Ints:
+        """Return the rows that ids or row numbers, also mixed, stand for.
+
+        Raises `KeyNotFoundError` or `RowError`.
+        """
+        return rows_of_keys(self, keys)

@@ -1,36 +1,55 @@
-"""The utterances of one or several caches, or some of them, as numbered rows."""
+"""`FeatureTable`: numbered rows of one or several caches, in whatever order, with their columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
-from featcache.declaration.frame_times import FEW_FRAMES
+from featcache.declaration import FEW_FRAMES
+from featcache.errors import ConfigError
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
 from featcache.store.cache import Cache, CachePath
+from featcache.store.format.files import digest
 from featcache.store.reading.annotation import Annotation
-from featcache.store.reading.padded import PaddedFeatures
-from featcache.tables.block import Block, Blocks, opened
-from featcache.tables.caches_below import all_complete, only_cache, require_all_complete
-from featcache.tables.choosing import chosen_rows
-from featcache.tables.columns import Columns, Value
-from featcache.tables.export import arrow_table, data_frame
-from featcache.tables.filtering import rows_that_meet
-from featcache.tables.member import Member
-from featcache.tables.numbered_rows import NumberedRows
-from featcache.tables.ordering import order_by
-from featcache.tables.recording_times import Align, Alignment
+from featcache.store.reading.generation import PaddedFeatures
+from featcache.tables.blocks import (
+    Block,
+    Blocks,
+    Member,
+    all_complete,
+    only_cache,
+    opened,
+    require_all_complete,
+)
+from featcache.tables.columns import (
+    Columns,
+    Value,
+    arrow_table,
+    data_frame,
+    order_by,
+    rows_that_meet,
+    sampled_rows,
+    split_rows,
+    what_keeps_nothing,
+)
 from featcache.tables.segments import SegmentSource, segments_of
-from featcache.tables.selection import Selection
-from featcache.tables.splitting import sampled_rows, split_rows
-from featcache.tables.view_stats import stats_of_rows
+from featcache.tables.selection import NumberedRows, Selection, chosen_rows, stats_of_rows
+from featcache.tables.times import Align, Alignment
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
+
+
+# The utterances of one or several caches, or some of them, as numbered rows.
+
+_log = logging.getLogger("featcache")
 
 
 class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
@@ -39,7 +58,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
     Several are joined over the same ids, or come one after another. Made by `Cache.table`,
     `FeatureTable.of`, `join` and `concat`; a view by the methods of another table. A view holds
     row numbers and no data. The rows of one cache are in the order of its ids' UTF-8 bytes, as in
-    `Cache.lengths`. Cheap to fork and to pickle; workers share the row numbers.
+    `Cache.lengths`. Threads, forks and pickles may share it, and workers share the row numbers.
 
     As a cache is, a mapping from utterance ids to dicts of arrays.
 
@@ -193,14 +212,22 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
 
         >>> table.filter(fbank=(100, 3000), speaker={"anna", "ben"})  # doctest: +SKIP
         """
-        return self._take(rows_that_meet(self, conditions, where))
+        rows = rows_that_meet(self, conditions, where)
+        if not len(rows) and len(self):
+            said = [f"{name}={condition!r:.80}" for name, condition in conditions.items()]
+            said += [f"where={where!r:.80}"] if where is not None else []
+            self._tell_nothing(f"filter({', '.join(said)}) keeps", what_keeps_nothing(conditions))
+        return self._take(rows)
 
     def sample(self, amount: float, *, seed: int = 0) -> FeatureTable:
         """Return a view of a share of the utterances, 0.1, or of a number of them, 500, at random.
 
         They are in the order of this table, and depend on the ids and the seed alone.
         """
-        return self._take(sampled_rows(self, amount, seed))
+        rows = sampled_rows(self, amount, seed)
+        if not len(rows) and len(self):
+            self._tell_nothing(f"sample({amount!r}) draws", "draw more")
+        return self._take(rows)
 
     def split(
         self, shares: Mapping[str, float], *, by: str | None = None, seed: int = 0
@@ -210,7 +237,8 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         Args:
             shares: the share of each view, `{"train": 0.9, "valid": 0.1}`; together 1.
             by: an annotation: no value of it is in two views, e.g. "speaker". Sizes are then as
-                near to the shares as its values allow; no view is empty.
+                near to the shares as its values allow, and the log tells where that is far; no view
+                is empty.
             seed: draws others. The same ids and seed give the same views everywhere.
         """
         parts = split_rows(self, shares, by, seed)
@@ -239,9 +267,12 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
                 refuses a segment of which any feature lacks a frame.
             tolerance_frames: most frames, of the longest, that "trim" takes off; else refused.
 
-        Raises `WindowError` for a stop beyond the end. Frames without `frame_s` are not read.
+        Raises `WindowError` for a stop beyond the end, and for a listed segment without a frame of
+        some feature. Frames without `frame_s` are not read.
         """
         segments = segments_of(self, source, Alignment(align, tolerance_frames))
+        if not len(segments.rows) and len(self):
+            self._tell_nothing(f"segments({source!r:.80}) cuts", "see what should list them")
         return FeatureTable(self.selection.cut(segments))
 
     def to_arrow(self) -> pyarrow.Table:
@@ -260,5 +291,124 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         """A digest of the ids in their order: of those below, and of what was made of them."""
         return self.selection.digest
 
+    def _tell_nothing(self, what: str, advice: str) -> None:
+        _log.warning("%s nothing of %r: the view is empty; %s", what, self, advice)
+
     def _take(self, rows: Ints) -> FeatureTable:
         return FeatureTable(self.selection.take(rows))
+
+
+# Data sets over the rows of a table: the table of each, whoever made it smaller.
+
+
+@runtime_checkable
+class HasTable(Protocol):
+    """A data set over the rows of a table, as `FeatureDataset` is."""
+
+    @property
+    def table(self) -> FeatureTable:
+        """The rows that it reads."""
+
+    @property
+    def features(self) -> Sequence[str]:
+        """Names of the features that it reads."""
+
+
+@runtime_checkable
+class HasSome(Protocol):
+    """Some items of a data set, as torch's `Subset` and what its `random_split` gives."""
+
+    @property
+    def dataset(self) -> object:
+        """The data set that they are of."""
+
+    @property
+    def indices(self) -> Sequence[int]:
+        """Their places in it."""
+
+
+def within_table(dataset: object) -> tuple[HasTable, FeatureTable] | None:
+    """Return the data set over a table that this one is or is made of, and the view that it is.
+
+    None for other data sets.
+    """
+    if isinstance(dataset, HasTable):
+        return dataset, dataset.table
+    found = within_table(dataset.dataset) if isinstance(dataset, HasSome) else None
+    if found is None:
+        return None
+    return found[0], found[1].select(cast(HasSome, dataset).indices)
+
+
+# Row numbers that know which utterances they count: none is taken for a row of other data.
+
+
+class Numbering:
+    """The utterances that row numbers count: rows of a table, or of arrays of lengths alone."""
+
+    def __init__(
+        self, count: int, table: FeatureTable | None = None, lengths: Sequence[Ints] = ()
+    ) -> None:
+        self._count = count
+        self._lengths = lengths
+        self.table = table
+
+    @cached_property
+    def proof(self) -> tuple[object, ...]:
+        """Digests of what is counted: whether it is a table, how many, and what of."""
+        if self.table is not None:
+            return True, len(self.table), self.table.digest
+        return False, self._count, *map(column_digest, self._lengths)
+
+    @classmethod
+    def of_proof(cls, proof: tuple[object, ...]) -> Numbering:
+        """Return a numbering of which nothing but its proof is known, as in another process."""
+        numbering = cls(0)
+        numbering.proof = proof
+        return numbering
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Numbering.of_proof, (self.proof,)
+
+
+class Rows(list[int]):
+    """Row numbers of a batch: a list that also says what they number."""
+
+    __slots__ = ("numbering",)
+
+    def __init__(self, rows: Iterable[int], numbering: Numbering) -> None:
+        super().__init__(rows)
+        self.numbering = numbering
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Rows, (list(self), self.numbering)
+
+
+def require_rows_of(table: FeatureTable, numbering: Numbering) -> None:
+    """Raise `ConfigError` unless the numbers are proved to be rows of this table.
+
+    Lengths alone prove it where they are those of all its rows, in their order.
+    """
+    if numbering.table is table:
+        return
+    of_table, count, *digests = numbering.proof
+    if of_table:
+        if digests != [table.digest]:
+            raise ConfigError(
+                f"the batch sampler numbers {count} utterances of a cache, which are not those of "
+                f"{table!r}: give both the same caches, opened once, as one may grow in between"
+            )
+        return
+    names = [name for name in table.features if table.has_frames(name)]
+    columns = {column_digest(table.lengths(name)) for name in names}
+    if count != len(table) or not columns.issuperset(digests):
+        raise ConfigError(
+            f"the batch sampler numbers the {count} utterances of a list of lengths, and nothing "
+            f"tells that these are the rows of {table!r} in their order: make the sampler from the "
+            "cache, or have it name its utterances: BucketBatchSampler(lengths, ids=[...])"
+        )
+
+
+def column_digest(column: Ints) -> str:
+    """Return a digest of lengths."""
+    return digest(np.ascontiguousarray(column, np.int64).data)

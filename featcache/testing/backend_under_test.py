@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from featcache.declaration.feature_config import DTYPES, FeatureStorageConfig
+from featcache.declaration import DTYPES, FeatureStorageConfig
 from featcache.interface import Array, EncodedArray, FeatureSpec, storage_dtype
 from featcache.registry import RAW, get_codec
 from featcache.store.cache import Cache
-from featcache.store.format.bfloat16 import from_storage
+from featcache.store.format.files import from_storage
+from featcache.store.writing.arrays import ArrayLike
 from featcache.store.writing.cache_writer import CacheWriter
-from featcache.store.writing.casts import ArrayLike
 
 if TYPE_CHECKING:
     import torch

@@ -25,7 +25,7 @@ NUMBERS = (0, 1, 0x7F, 0x80, 0xFF)  # bytes that make a size 0, huge or negative
 def main(job: str) -> None:
     """Damage, decode, check."""
     content = json.loads(job)
-    feature = FeatureStorageConfig(**content["feature"])
+    feature = FeatureStorageConfig.from_json(content["feature"])
     codec = feature.make_codec()
     assert codec is not None
     blocks = [random_numbers(feature.dtype, shape) for shape in SHAPES]

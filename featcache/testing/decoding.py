@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.interface import Backend, Codec
 from featcache.testing.backend_under_test import Storage, random_numbers

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import featcache
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError
 from featcache.interface import Array
 from featcache.store.cache import Cache

@@ -22,7 +22,7 @@ from featcache import CacheWriter, FeatureStorageConfig
 def main(path: str, job: str, arrays: str) -> None:
     """Write, commit, write more, die."""
     content = json.loads(job)
-    features = [FeatureStorageConfig(**feature) for feature in content["features"]]
+    features = [FeatureStorageConfig.from_json(feature) for feature in content["features"]]
     writer = CacheWriter(path, features)
     with np.load(arrays) as file:
         for number, id in enumerate(content["committed"] + content["lost"]):

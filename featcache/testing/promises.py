@@ -16,7 +16,7 @@ import pytest
 import xxhash
 
 from featcache.container_files import PAGE_BYTES, EncodedArrays, append_many
-from featcache.declaration.feature_config import DTYPES
+from featcache.declaration import DTYPES
 from featcache.interface import (
     Backend,
     ContainerWriter,

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import featcache
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.registry import RAW
 from featcache.testing.backend_under_test import (
     Storage,

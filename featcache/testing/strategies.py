@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.interface import Array, storage_dtype
 from featcache.testing.backend_under_test import Storage
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 import featcache
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.store.cache import Cache
-from featcache.store.format.bfloat16 import from_storage
+from featcache.store.format.files import from_storage
 from featcache.testing.backend_under_test import (
     Storage,
     Utterances,

@@ -131,6 +131,28 @@ def test_tables_beside_an_scp_are_annotations(tmp_path: Path) -> None:
         assert annotation(cache, "duration") == {first: None, second: 1.25, third: None}
 
 
+TABLES_BESIDE = {
+    "utt2dur": (
+        b"spk0-utt00 inf\n",
+        b"spk0-utt00 nan\n",
+        b"spk0-utt00 long\n",
+        b"spk0-utt00 \xff\n",
+    ),
+    "frame_shift": (b"0\n", b"-0.01\n", b"nan\n", b"1e400\n", b"none\n", b"\xff\n"),
+    "text": (b"spk0-utt00 \xff\n", b"\0\n"),
+    "feats.scp": (b"u \xff |\n", b"u \xff\n", b"u feats.ark:11[\xff]\n", b"u a\0b\n"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES_BESIDE)
+def test_tables_of_what_they_cannot_say_are_refused(tmp_path: Path, name: str) -> None:
+    for number, content in enumerate(TABLES_BESIDE[name]):
+        source = write_archive(tmp_path / str(number), random_arrays(7, count=3))
+        (source / name).write_bytes(content)
+        with pytest.raises(AdoptionError, match=name):
+            adopted(source, tmp_path / "into", kind="kaldi")
+
+
 def test_empty_matrices_are_utterances_without_frames(tmp_path: Path) -> None:
     arrays = random_arrays(8, count=3) | {"none": np.zeros((0, 0), np.float32)}
     source = write_archive(tmp_path / "x", arrays)
@@ -183,6 +205,83 @@ def test_objects_that_are_no_matrix_are_refused_by_id(tmp_path: Path, case: str)
     (tmp_path / "feats.ark").write_bytes(b"utt1 " + OBJECTS[case])
     with pytest.raises(AdoptionError, match=f"utt1.*{case}" if case != "matrix" else "utt1"):
         adopted(tmp_path / "feats.ark", tmp_path)
+
+
+def integers(*numbers: int) -> bytes:
+    return b"".join(struct.pack("<Bi", 4, number) for number in numbers)
+
+
+def floats(*numbers: float) -> bytes:
+    return b"".join(struct.pack("<Bf", 4, number) for number in numbers)
+
+
+# tables of Kaldi that are neither of matrices nor of vectors, each with objects of several lengths
+TABLES: dict[str, list[bytes]] = {
+    "posteriors": [
+        integers(2, 1, 7) + floats(0.5) + integers(2, 8) + floats(0.25) * 2,
+        integers(1, 1, 9) + floats(1.0),
+        integers(3, 0, 0, 1, 2) + floats(0.333),
+    ],
+    "Gaussian posteriors": [integers(1, 1, 5) + b"FV " + integers(2) + struct.pack("<2f", 0.5, 1)],
+    "vectors of vectors": [
+        integers(2, 2, 1, 2, 1, 3),
+        integers(1, 3, 4, 5, 6),
+        integers(3, 0, 0, 4),
+    ],
+    "pairs of integers": [integers(1, 3, 4), integers(2, 3, 4, 5, 6)],
+    "pairs of floats": [integers(1) + floats(3, 4), integers(2) + floats(3, 4, 5, 6)],
+    "integers": [integers(1), integers(2), integers(13), integers(26)],
+    "integers of zero": [integers(0)] * 3,
+    "floats": [floats(1.5), floats(2.5), floats(0)],
+    "doubles": [struct.pack("<Bd", 8, 1.5), struct.pack("<Bd", 8, 0)],
+    "bools": [b"T", b"F"],
+    "vectors of bytes": [integers(3) + b"\1\1\1\2\1\3", integers(1) + b"\1\4"],
+    "blobs": [b'\x14\x11"' + struct.pack("<q", 3) + b"abc"],
+}
+
+
+@pytest.mark.parametrize("named", ["scp", "ark"])
+@pytest.mark.parametrize("table", TABLES)
+def test_tables_of_something_else_are_refused_wherever_they_lie(
+    tmp_path: Path, table: str, named: str
+) -> None:
+    kinds = TABLES[table] * 40 if table == "integers" else TABLES[table]
+    in_front = {"all alone": [], "behind a vector": [integers(2, 5, 6), integers(1, 5)]}
+    for place, others in in_front.items():
+        if others and table == "integers of zero":
+            continue  # which are vectors of no number, to the bit
+        folder = tmp_path / place
+        folder.mkdir()
+        lines, data = "", b""
+        for number, content in enumerate([*others, *kinds]):
+            data += f"utt-{number:03d} ".encode()
+            lines += f"utt-{number:03d} {folder}/a.ark:{len(data)}\n"
+            data += b"\0B" + content
+        (folder / "a.ark").write_bytes(data)
+        (folder / "a.scp").write_text(lines)
+        with pytest.raises(AdoptionError, match="utt-"):
+            adopted(folder / f"a.{named}", tmp_path / place / "into")
+
+
+@pytest.mark.parametrize("kind", [b"FM ", b"DV ", b"CM "])
+def test_an_object_that_another_does_not_follow_is_refused(tmp_path: Path, kind: bytes) -> None:
+    data = b"utt-1 " + OBJECT[kind] + b"utt-2 " + OBJECT[kind]
+    (tmp_path / "a.scp").write_text(f"utt-1 {tmp_path}/a.ark:6\n")
+    for wrong in (b"", b"\0", b"u", b"\x04"):  # in place of the first byte of the second id
+        (tmp_path / "a.ark").write_bytes(data.replace(b"utt-2", wrong + b"\0tt-2"))
+        with pytest.raises(AdoptionError, match=r"utt-1.*no other object begins"):
+            adopted(tmp_path / "a.scp", tmp_path)
+    for right in (data, data[: len(OBJECT[kind]) + 6], data[: len(OBJECT[kind]) + 9]):
+        (tmp_path / "a.ark").write_bytes(right)  # cut behind the first, as by a killed writer
+        with adopted(tmp_path / "a.scp", tmp_path / str(len(right))) as cache:
+            assert cache.read("utt-1", "feats").size == 2
+
+
+OBJECT = {
+    b"FM ": b"\0BFM " + integers(2, 1) + bytes(8),
+    b"DV ": b"\0BDV " + integers(2) + bytes(16),
+    b"CM ": b"\0BCM " + struct.pack("<ffii", 0, 1, 2, 1) + bytes(8 + 2),
+}
 
 
 def test_an_archive_cut_anywhere_is_refused_or_holds_fewer_utterances(tmp_path: Path) -> None:
@@ -239,3 +338,22 @@ def test_archives_that_a_codec_reads_take_no_more_utterances(tmp_path: Path) -> 
         writer.write("new", {"feats": np.ones((3, 5), np.float32)})
     with featcache.open(tmp_path / "cache") as cache:
         assert len(cache) == 30
+
+
+def test_other_scps_of_archives_in_a_folder_are_told_and_adopted_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "data"
+    source.mkdir()
+    arrays = random_arrays(3)
+    for name in ("feats", "pitch"):
+        with kaldiio.WriteHelper(f"ark,scp:{source}/{name}.ark,{source}/{name}.scp") as writer:
+            for id, array in arrays.items():
+                writer(id, array)
+    (source / "wav.scp").write_text("utt-1 utt-1.flac\n")
+    with caplog.at_level("WARNING", "featcache"):
+        adopted(source, tmp_path)
+    assert "feats.scp alone is adopted, not 'pitch.scp'; adopt these by their names" in caplog.text
+    adopted(source / "pitch.scp", tmp_path, feature="pitch")
+    with featcache.open(tmp_path / "cache") as cache:
+        assert cache.features == ("feats", "pitch")

@@ -72,3 +72,37 @@ def test_one_file_of_two_utterances_is_read_for_both(tmp_path: Path) -> None:
     scp.write_text(f"{id} {path}\nagain {path}\n")
     with adopted(source, tmp_path) as cache:
         assert np.array_equal(cache.read("again", "feats"), cache.read(id, "feats"))
+
+
+@pytest.mark.parametrize("named", ["", "collect_feats"])
+@pytest.mark.parametrize("stats_keys", [True, False])
+def test_all_keys_are_adopted_however_the_folder_is_named(
+    tmp_path: Path, named: str, stats_keys: bool
+) -> None:
+    feats = random_arrays(2)
+    features: dict[str, dict[str, Any]] = {
+        "feats": feats,
+        "pitch": {id: np.ones((len(each), 2), np.float32) for id, each in feats.items()},
+        "energy": {id: np.ones((len(each), 1)) for id, each in feats.items()},
+        "energy_lengths": {id: np.array([len(each)]) for id, each in feats.items()},
+    }
+    source = collect(tmp_path, "train", features)
+    (source / "wav.scp").write_text("utt-1 sox utt-1.flac -t wav - |\n")
+    if not stats_keys:
+        (source / "stats_keys").unlink()
+    with adopted(source / named, tmp_path) as cache:
+        assert sorted(cache.features) == ["energy", "feats", "pitch"]
+        assert_holds(cache, "pitch", features["pitch"])
+
+
+def test_a_key_that_would_be_passed_over_is_refused(tmp_path: Path) -> None:
+    feats = random_arrays(2)
+    source = collect(tmp_path, "train", {"feats": feats, "pitch": feats})
+    (source / "collect_feats/pitch.scp").rename(source / "collect_feats/pitch.away")
+    with pytest.raises(AdoptionError, match=r"'pitch\.scp' is named by stats_keys.*by its scp"):
+        adopted(source, tmp_path)
+    (source / "collect_feats/pitch.scp").write_text("utt-1 raw.ark:17\n")
+    with pytest.raises(AdoptionError, match=r"'pitch\.scp' names archives.*by its scp"):
+        adopted(source, tmp_path)
+    with adopted(source / "collect_feats/feats.scp", tmp_path) as cache:  # that way out
+        assert_holds(cache, "feats", feats)

@@ -132,6 +132,7 @@ def test_files_of_this_library_can_be_adopted_too(tmp_path: Path) -> None:
         for id, array in arrays.items():
             writer.write(id, {"fbank": array})
     (source,) = (tmp_path / "own").rglob("*.h5")
+    source = source.rename(tmp_path / "away.h5")
     with adopted(source, tmp_path, pattern="{feature}/{id}") as cache:
         assert_holds(cache, "fbank", arrays)
 

@@ -15,7 +15,7 @@ from npy_folders import check_arrays, save_all, snapshot, some_arrays
 from numpy.typing import NDArray
 
 import featcache
-from featcache.adoption.npy_header import read_npy_header
+from featcache.adoption.npy_files import read_npy_header
 from featcache.errors import AdoptionError, ConfigError
 
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]

@@ -15,9 +15,8 @@ from foreign_stores import adopted, annotation, assert_holds, contents, random_a
 
 from featcache import AdoptionError, CacheWriter, FeatureStorageConfig
 from featcache.adoptable import Options
-from featcache.adoption.checked_found import check_found
-from featcache.adoption.gathered_values import MOST_NAMES
-from featcache.adoption.place import LocalPlace
+from featcache.adoption.adopt import check_found
+from featcache.adoption.place import MOST_NAMES, LocalPlace
 from featcache.adoption.webdataset import KIND
 
 wds = pytest.importorskip("webdataset")
@@ -105,6 +104,7 @@ def test_our_own_shards_keep_their_ids(tmp_path: Path) -> None:
         for id, array in arrays.items():
             writer.write(id, {"fbank": array})
     (shard,) = (tmp_path / "ours").rglob("*.tar")
+    shard = shard.rename(tmp_path / "away.tar")
     with adopted(shard, tmp_path) as cache:
         assert_holds(cache, "fbank", arrays)
 

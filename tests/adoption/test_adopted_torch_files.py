@@ -14,7 +14,7 @@ from foreign_stores import adopted, annotation, assert_holds, contents, random_a
 
 from featcache import AdoptionError
 from featcache.adoptable import Options
-from featcache.adoption.checked_found import check_found
+from featcache.adoption.adopt import check_found
 from featcache.adoption.place import LocalPlace
 from featcache.adoption.pt import KIND
 

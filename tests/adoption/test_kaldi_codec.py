@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from featcache import ConfigError, CorruptCacheError
-from featcache.adoption.kaldi_codec import KaldiCodec
+from featcache.adoption.ark import KaldiCodec
 from featcache.interface import storage_dtype
 
 kaldiio = pytest.importorskip("kaldiio")

@@ -13,6 +13,7 @@ from npy_folders import check_arrays, save_all, some_arrays
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import AdoptionError, ConfigError, CorruptCacheError, StaleCacheError
+from featcache.registry import kind_names
 
 ARRAYS = some_arrays()
 
@@ -56,11 +57,28 @@ def test_a_link_is_the_reason_that_is_told(tmp_path: Path, folder: Path) -> None
         featcache.adopt(folder, tmp_path / "cache")
 
 
-def test_a_cache_is_opened_not_adopted(tmp_path: Path) -> None:
-    with CacheWriter(tmp_path / "own", [FeatureStorageConfig("feats")]) as writer:
-        writer.write("utt-1", {"feats": np.ones((3, 5), np.float32)})
-    with pytest.raises(AdoptionError, match=r"a cache of featcache, which featcache\.open reads$"):
-        featcache.adopt(tmp_path / "own", tmp_path / "cache")
+@pytest.mark.parametrize("backend", ["memmap", "hdf5", "webdataset", "zarr"])
+def test_a_cache_is_opened_not_adopted_nor_are_its_files(tmp_path: Path, backend: str) -> None:
+    own = tmp_path / "all" / "own"
+    with CacheWriter(own, [FeatureStorageConfig("feats", backend=backend)]) as writer:
+        for id in ("utt-1", "utt-2"):
+            writer.write(id, {"feats": np.ones((3, 5), np.float32)})
+    featcache.open(own).delete(["utt-1"])
+    (part,) = (own / "parts").iterdir()
+    containers = [
+        path for path in part.iterdir() if path.suffix in (".h5", ".tar", ".zarr", ".npy")
+    ]
+    for source in (own, own / "parts", part, *containers, own.parent, part / "*"):
+        for kind in (None, *kind_names()):
+            with pytest.raises(AdoptionError) as told:
+                featcache.adopt(source, tmp_path / "cache", kind=kind)
+            assert "cache of featcache" in str(told.value) or source == own.parent
+        if source not in (own, own.parent):
+            with pytest.raises(AdoptionError, match=r"which featcache\.open reads"):
+                featcache.convert(source, tmp_path / "cache", progressbar=False)
+    (own / "featcache.json").unlink()  # as one that was never published
+    with pytest.raises(AdoptionError, match="cache of featcache"):
+        featcache.adopt(own, tmp_path / "cache")
 
 
 def test_braces_are_no_pattern(tmp_path: Path, folder: Path) -> None:
@@ -77,8 +95,8 @@ def test_the_wrong_kind_is_refused_with_the_source(tmp_path: Path, folder: Path,
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"time_axis": 1}, {"time_axis": "no"}, {"pattern": 3}, {"pattern": "{id}"}, {"feature": "a/b"},
-     {"feature": 3}, {"nonfinite": "no"}],
+    [{"time_axis": 1}, {"time_axis": "no"}, {"pattern": 3}, {"pattern": "{id}/{id}"},
+     {"feature": "a/b"}, {"feature": 3}, {"nonfinite": "no"}],
 )  # fmt: skip
 def test_wrong_arguments_are_told_before_files_are_read(
     tmp_path: Path, folder: Path, wrong: dict[str, Any]

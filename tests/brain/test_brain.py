@@ -76,6 +76,25 @@ def test_split_and_stage_default_to_each_other(
     assert stages == [sb.Stage[seen]]
 
 
+@pytest.mark.parametrize("name", ["valid", "VALID", "Valid"])
+def test_a_stage_by_name_is_the_stage(storage: FeatureStorage, name: str) -> None:
+    seen = []
+
+    class Watching(Recipe):
+        def compute_features(self, batch: Any, stage: Any) -> Any:
+            seen.append(stage)
+            return super().compute_features(batch, stage)
+
+    brain, dataset = make_brain(storage, Watching), make_dataset(3)
+    table = brain.cache_features(dataset, name)
+    assert set(seen) == {sb.Stage.VALID}
+    assert table.cache.path == storage.path("valid")
+    again = brain.cache_features(dataset, sb.Stage.VALID)  # one and the same
+    assert again.cache.generation == table.cache.generation
+    brain.check_features(dataset, name)
+    storage.cache("valid", expect=brain.expectation(name))
+
+
 def test_what_is_cached_is_not_loaded_again(storage: FeatureStorage) -> None:
     audio = Audio()
     brain = make_brain(storage)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.errors import ConfigError
-from featcache.extraction.torchrun import Ranks
+from featcache.extraction.run import Ranks
 from featcache.storage import FeatureStorage
 
 SCRIPT = """
@@ -30,7 +30,7 @@ from speechbrain.utils.distributed import ddp_init_group
 from featcache.brain import FeatureCacheMixin
 from featcache.storage import FeatureStorage
 from featcache.errors import FeatcacheError
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.extraction.unpad import unpad
 
 RANK = int(os.environ["RANK"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from brain_helpers import make_brain, make_dataset
 
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.errors import StaleCacheError
 from featcache.storage import FeatureStorage
 

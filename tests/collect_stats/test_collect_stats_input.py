@@ -14,7 +14,7 @@ import torch
 from collect_stats_helpers import Model, Provider, Utterances, collect, speech_of
 
 from featcache import CollectStatsRunner, CommonCollateFn
-from featcache.collect_stats import shard_directory
+from featcache.collect_stats import shard_maker
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
 
 
@@ -129,7 +129,7 @@ def test_a_collate_function_that_drops_utterances_is_refused(folder: Path) -> No
 def test_frames_of_another_shape_are_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, shards: int, text: str
 ) -> None:
-    monkeypatch.setattr(shard_directory, "MOST_SHARDS", shards)
+    monkeypatch.setattr(shard_maker, "MOST_SHARDS", shards)
 
     class Changing(Model):
         def collect_feats(  # type: ignore[override]

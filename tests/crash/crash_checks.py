@@ -25,7 +25,7 @@ from store_helpers import Arrays, id_of
 import featcache
 from featcache.errors import FeatcacheError, NotACacheError
 from featcache.store.format.feature_sets import set_of
-from featcache.store.format.kept_files import read_building_file
+from featcache.store.format.manifest import read_building_file
 from featcache.store.format.part import list_parts
 from featcache.testing.editing import traces_in
 

@@ -14,7 +14,7 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import NotACacheError
 from featcache.store.format.feature_sets import set_of
-from featcache.store.format.stamps import Stamps
+from featcache.store.format.index import Stamps
 from featcache.store.writing.part_writer import PartWriter
 
 ALL = range(30)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 from collections import Counter
@@ -34,7 +35,8 @@ def reports(request: pytest.FixtureRequest) -> Iterator[Reports]:
     context = multiprocessing.get_context("spawn")
     chosen = [item.name for item in request.session.items]
     jobs = [job for job in JOBS if any(f"[{'-'.join(job)}]" in name for name in chosen)]
-    pool = ProcessPoolExecutor(PROCESSES, context)
+    # what writers and readers log, of thousands of states, hides what the run tells
+    pool = ProcessPoolExecutor(PROCESSES, context, logging.disable, (logging.WARNING,))
     yield {job: pool.submit(crash, *job, STATES // len(JOBS), SEED) for job in jobs}
     pool.shutdown(cancel_futures=True)
 

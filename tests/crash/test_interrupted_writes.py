@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import linecache
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import LIBRARY, Interrupt
 from numpy.typing import NDArray
 from staging_helpers import FEATURES, arrays_of, check
 
@@ -19,32 +18,12 @@ import featcache
 from featcache import CacheWriter
 from featcache.container_files import EncodedArrays
 from featcache.store.format.annotations import NONE
+from featcache.store.format.index import UNKNOWN
 from featcache.store.format.part import checksums
-from featcache.store.format.stamps import UNKNOWN
-from featcache.store.writing import hand_over, staging
-from featcache.store.writing.copy_memory import CopyMemory
+from featcache.store.writing import queue
+from featcache.store.writing.arrays import CopyMemory
 
-WRITING = str(Path(featcache.__file__).parent / "store" / "writing")
-
-
-class Interrupt:
-    """Raises `KeyboardInterrupt` at the line of the writing code of this number, once.
-
-    Not at `with`: Python raises none between what such a line takes and its block.
-    """
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
-        if not frame.f_code.co_filename.startswith(WRITING):
-            return None
-        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and not source.lstrip().startswith("with "):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
+WRITING = LIBRARY / "store" / "writing"
 
 
 @pytest.fixture
@@ -71,14 +50,14 @@ def test_an_interrupt_at_any_line_of_a_write_spoils_no_other_utterance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None], goes_on: bool
 ) -> None:
     """Ctrl-C comes between any two lines; the script goes on, or closes the cache."""
-    monkeypatch.setattr(staging, "COUNTED_VALUES", 40)
-    monkeypatch.setattr(staging, "MOST_ROWS", 3)
-    monkeypatch.setattr(hand_over, "COMMIT_INTERVAL_S", 60.0)
+    monkeypatch.setattr(queue, "COUNTED_VALUES", 40)
+    monkeypatch.setattr(queue, "MOST_ROWS", 3)
+    monkeypatch.setattr(queue, "COMMIT_INTERVAL_S", 60.0)
     line, whole = 0, False
     while not whole:
         line += 1
         path = tmp_path / str(line)
-        interrupt = Interrupt(line)
+        interrupt = Interrupt(line, WRITING)
         returned: list[int] = []
         with CacheWriter(path, [FEATURES[0], FEATURES[1], FEATURES[3]]) as writer:
             for number in range(6):
@@ -104,7 +83,7 @@ def test_an_interrupt_at_any_line_of_a_write_spoils_no_other_utterance(
 def test_two_interrupts_in_a_row_spoil_no_other_utterance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "COUNTED_VALUES", 40)
+    monkeypatch.setattr(queue, "COUNTED_VALUES", 40)
     features = {"fbank": FEATURES[0]}
     with CacheWriter(tmp_path, features.values()) as writer:
         writer.write("utt-0", {"fbank": arrays_of(0)["fbank"]})
@@ -112,9 +91,9 @@ def test_two_interrupts_in_a_row_spoil_no_other_utterance(
         assert part is not None
         memory, lines = CopyMemory(), range(1, 40)
         for first, second in itertools.product(lines, lines):
-            waiting = staging.Staging(part, features, memory, {"fbank": arrays_of(0)["fbank"]})
+            waiting = queue.Staging(part, features, memory, {"fbank": arrays_of(0)["fbank"]})
             added = [
-                is_added(waiting, number, Interrupt(line))
+                is_added(waiting, number, Interrupt(line, WRITING))
                 for number, line in enumerate((0, first, second, 0))
             ]
             batch = waiting.batch()
@@ -127,10 +106,10 @@ def test_two_interrupts_in_a_row_spoil_no_other_utterance(
             assert batch.checksums["fbank"] == checksums(stored)
             assert batch.stats[0]["fbank"].count == len(frames)
             np.testing.assert_allclose(batch.stats[0]["fbank"].mean, frames.mean(0), atol=1e-6)
-        assert is_added(waiting, 9, Interrupt(max(lines)))  # all lines were interrupted
+        assert is_added(waiting, 9, Interrupt(max(lines), WRITING))  # all lines were interrupted
 
 
-def is_added(waiting: staging.Staging, number: int, interrupt: Interrupt) -> bool:
+def is_added(waiting: queue.Staging, number: int, interrupt: Interrupt) -> bool:
     arrays = {"fbank": arrays_of(number)["fbank"]}
     try:
         sys.settrace(interrupt)

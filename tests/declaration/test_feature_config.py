@@ -15,9 +15,8 @@ import pytest
 import torch
 from hyperpyyaml import load_hyperpyyaml
 
-from featcache import FeatureStorage, FeatureStorageConfig
-from featcache.declaration import feature_config
-from featcache.declaration import options as option_rules
+from featcache import FeatureStorage, FeatureStorageConfig, declaration
+from featcache import declaration as option_rules
 from featcache.errors import ConfigError, FeatureError, UnknownNameError
 from featcache.registry import get_backend, get_codec
 
@@ -211,7 +210,7 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> None:
             return Squeeze
         raise ConfigError("codec 'broken' does not load")
 
-    for module in (option_rules, feature_config):
+    for module in (option_rules, declaration):
         monkeypatch.setattr(module, "get_backend", lambda name: Shelf)
         monkeypatch.setattr(module, "get_codec", get_codec)
 
@@ -224,7 +223,8 @@ def test_an_option_belongs_to_the_format_or_to_the_codec() -> None:
         {"width": 3, "depths": [1]},
         {"force": 2},
     )
-    assert config.to_json()["options"] == {"force": 2}
+    assert config.to_json()["codec_options"] == {"force": 2}
+    assert config.to_json()["options"] == {}  # those of the format are at their defaults
     with pytest.raises(ConfigError, match="feature 'f': codec 'squeeze' needs an option 'force'"):
         FeatureStorageConfig("f", codec="squeeze")
     with pytest.raises(UnknownNameError, match="no option 'force'; codec 'squeeze' has it"):
@@ -280,7 +280,7 @@ def test_what_a_declaration_does_not_say_of_frames_is_not_in_its_json() -> None:
         "frame_s": 0.01,
         "offset_s": -0.0125,
     }
-    assert FeatureStorageConfig(**json.loads(json.dumps(said.to_json()))) == said
+    assert FeatureStorageConfig.from_json(json.loads(json.dumps(said.to_json()))) == said
     assert dataclasses.replace(said, dtype="float16").dims == ()
     assert pickle.loads(pickle.dumps(said)) == said  # noqa: S301
 

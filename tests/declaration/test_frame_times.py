@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.declaration.frame_times import FrameTimes
+from featcache.declaration import FrameTimes
 
 RATES = st.sampled_from(
     [1 / 16000, 1 / 22050, 256 / 22050, 1 / 75, 0.01, 0.0125, 0.02, 0.04, 1 / 3, 1.0]

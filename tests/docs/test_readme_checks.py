@@ -20,7 +20,7 @@ from places import ROOT
 import featcache
 from featcache.errors import ConfigError, StaleCacheError
 from featcache.extraction.checking import PROBE
-from featcache.staleness.unlike import TOLERANCES
+from featcache.staleness.probe import TOLERANCES
 
 (TEXT,) = (
     text

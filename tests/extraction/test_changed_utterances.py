@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
@@ -17,11 +19,13 @@ import pytest
 import torch
 from recordings import Recorder, Recordings, assert_holds, recorder
 from speechbrain.dataio.batch import PaddedBatch
+from speechbrain.dataio.dataloader import make_dataloader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as LoaderIterator
 
 import featcache
-from featcache.errors import ConfigError, StaleCacheError
-from featcache.extraction.kept_probe import read_probe
-from featcache.store.writing import hand_over
+from featcache.errors import ComputeError, ConfigError, StaleCacheError
+from featcache.extraction.checking import read_probe
+from featcache.store.writing import queue
 from featcache.store.writing.cache_writer import CacheWriter
 from featcache.store.writing.part_writer import PartWriter
 
@@ -219,7 +223,7 @@ def killed_in(call: Callable[[], object], owner: Any, method: str, times: int) -
     What is written until then is committed.
     """
     if not (child := os.fork()):
-        hand_over.COMMIT_INTERVAL_S = 0.0
+        queue.COMMIT_INTERVAL_S = 0.0
         found, returned = getattr(owner, method), itertools.count(1)
 
         def killing(*args: Any, **kwargs: Any) -> Any:
@@ -406,3 +410,41 @@ def test_a_stopped_overwrite_is_compared_when_it_goes_on(
     cache = cached(brain, recordings, overwrite=True)
     assert brain.computed_now() == ["utt-2", "utt-4", "utt-5"]
     assert_holds(cache, recordings.truth())
+
+
+@pytest.mark.parametrize("end", ["all is computed", "an error that is kept"])
+@pytest.mark.parametrize("of_stream", [False, True])
+def test_no_process_of_a_loader_is_left_to_the_garbage_collector(
+    brain: Any, recordings: Recordings, end: str, of_stream: bool
+) -> None:
+    """It would close descriptors a second time, which are those of other files by then."""
+    loader_kwargs = {"batch_size": 1, "num_workers": 2}
+    source: Any = recordings.dataset()
+    kept: list[BaseException] = []
+    if of_stream:
+        source = make_dataloader(source, **loader_kwargs)
+    if end != "all is computed":
+        brain.compute_features = fail_late(brain.compute_features)
+    gc.collect()
+    gc.disable()
+    try:
+        brain.cache_features(source, check=None, loader_kwargs=loader_kwargs, progressbar=False)
+    except ComputeError as error:
+        kept.append(error)
+    finally:
+        left = [each for each in gc.get_objects() if type(each) is LoaderIterator]
+        gc.enable()
+    assert bool(kept) == (end != "all is computed")
+    assert not any(process.is_alive() for each in left for process in each._workers)
+    assert not multiprocessing.active_children()
+
+
+def fail_late(compute: Any) -> Any:
+    batches = itertools.count()
+
+    def computing(batch: Any, stage: Any) -> Any:
+        if next(batches) >= 1:
+            raise RuntimeError("no more")
+        return compute(batch, stage)
+
+    return computing

@@ -16,8 +16,8 @@ from parallel_helpers import LOCAL
 
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
 from featcache.errors import ComputeError, ConfigError, NotACacheError, StaleCacheError
+from featcache.extraction.checking import read_probe
 from featcache.extraction.dataset_batches import DatasetBatches, Loading
-from featcache.extraction.kept_probe import read_probe
 
 
 class Gained(Recipe):

@@ -290,7 +290,7 @@ def test_what_cannot_work_is_refused_with_a_sentence(tmp_path: Path) -> None:
         converted(source, tmp_path / "b", [3])
     with pytest.raises(FeatureError, match=r"utterance 'utt-.*does not fit"):
         converted(source, tmp_path / "b", [FeatureStorageConfig("units", "int8")])
-    with pytest.raises(ConfigError, match="nothing to convert"):
+    with pytest.raises(ConfigError, match="nothing to read"):
         converted(featcache.open(source).table.filter(fbank=(10**6, None)), tmp_path / "c")
 
 
@@ -321,3 +321,61 @@ def test_extraction_goes_on_with_a_converted_cache(tmp_path: Path) -> None:
     featcache.extract(tones, tmp_path / "b", declared, progressbar=False, check=None)
     assert tones.calls == before
     featcache.extract(tones, tmp_path / "b", declared, progressbar=False)  # compares its probe
+
+
+def annotated(cache: featcache.Cache) -> dict[str, dict[str, object]]:
+    names = cache.annotations
+    columns = {name: cache.annotation(name)[:] for name in names}
+    return {
+        id: {name: columns[name][row] for name in names if columns[name][row] is not None}
+        for row, id in enumerate(cache.ids)
+    }
+
+
+@pytest.mark.parametrize("codec", ["raw", "gzip"])
+def test_a_second_call_brings_corrected_annotations(tmp_path: Path, codec: str) -> None:
+    with CacheWriter(tmp_path / "a", [FeatureStorageConfig("f")]) as writer:
+        for n in range(6):
+            said = {"speaker": f"s{n}", "snr": n, "age": n, "tags": [n]}
+            writer.write(f"u{n}", {"f": np.ones((3, 2), np.float32)}, annotations=said)
+    features = [FeatureStorageConfig("f", backend="hdf5", codec=codec)]
+
+    def check() -> None:
+        cache = converted(tmp_path / "a", tmp_path / "b", features)
+        expected, found = annotated(featcache.open(tmp_path / "a")), annotated(cache)
+        assert found == {id: {**each, **mine[id]} for id, each in expected.items()}
+
+    mine: dict[str, dict[str, object]] = {f"u{n}": {} for n in range(6)}
+    check()
+    source = featcache.open(tmp_path / "a")
+    source.annotate({"u0": {"speaker": "CORRECTED"}, "u1": {"speaker": None, "new": 1}})
+    check()
+    featcache.open(tmp_path / "b").annotate({"u3": {"mine": 7}})
+    mine["u3"]["mine"] = 7
+    check()
+    with CacheWriter(tmp_path / "a", [FeatureStorageConfig("f")]) as writer:
+        writer.write("u9", {"f": np.ones((3, 2), np.float32)}, annotations={"speaker": "s9"})
+    mine["u9"] = {}
+    check()
+
+
+def test_annotations_of_another_kind_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    for age in (30, "thirty"):
+        with CacheWriter(tmp_path / "a", [FeatureStorageConfig("f")], overwrite=True) as writer:
+            writer.write("u1", {"f": np.ones((3, 2), np.float32)}, annotations={"age": age})
+        if age == 30:
+            converted(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(FeatureError, match=r"'age' is int in .*, and str .*overwrite=True"):
+        converted(tmp_path / "a", tmp_path / "b")
+    cache = converted(tmp_path / "a", tmp_path / "b", overwrite=True)
+    assert cache.annotation("age")[:] == ["thirty"]
+
+
+def test_a_second_call_brings_corrected_texts_of_a_foreign_source(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "pt").mkdir()
+    for text in ("one", "two"):
+        torch.save({"f": torch.ones(5, 2), "text": text}, tmp_path / "pt" / "u1.pt")
+        cache = converted(tmp_path / "pt", tmp_path / "b")
+        assert cache.annotation("text")[:] == [text]

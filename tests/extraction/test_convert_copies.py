@@ -14,8 +14,8 @@ import featcache
 from featcache import CorruptCacheError, FeatureStorageConfig
 from featcache.container_files import Extents, append_many
 from featcache.store.format.part import SealedPart
-from featcache.store.writing import copied_arrays, open_part, part_writer
-from featcache.store.writing.copied_part import CopiedPart
+from featcache.store.writing import copies, open_part, part_writer
+from featcache.store.writing.copies import CopiedPart
 
 BACKENDS = ["memmap", "hdf5", "webdataset", "zarr"]
 
@@ -39,8 +39,8 @@ def test_copies_in_batches_of_any_size_are_the_source(
 ) -> None:
     monkeypatch.setattr(part_writer, "PART_ROWS", 9)
     source = featcache.open(make_source(tmp_path / "a", [*KINDS]))
-    monkeypatch.setattr(copied_arrays, "BATCH_BYTES", batch_bytes)
-    monkeypatch.setattr(copied_arrays, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(copies, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(copies, "BATCH_ROWS", batch_rows)
     cache = converted(source, tmp_path / "b", backend, [*KINDS])
     assert_same(cache, source)
     featcache.open(cache.path, verify="arrays").close()

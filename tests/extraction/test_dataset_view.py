@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 
 import featcache
 from featcache import FeatureLoader, FeatureStorage, FeatureStorageConfig
-from featcache.extraction.dataset_view import RowsOfIds
+from featcache.extraction.destination import RowsOfIds
 from featcache.interop.speechbrain import with_items
 from featcache.samplers import BucketBatchSampler
 

@@ -11,7 +11,7 @@ import pytest
 
 import featcache
 from featcache.errors import StaleCacheError
-from featcache.extraction.own_entries import entry_of_rows
+from featcache.extraction.stamping import entry_of_rows
 
 FEATURES = [featcache.FeatureStorageConfig("power"), featcache.FeatureStorageConfig("letters")]
 UTTERANCES = 12  # more than a probe computes

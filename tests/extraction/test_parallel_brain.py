@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from featcache.brain import FeatureCacheMixin
 from featcache.cluster.config import ParallelConfig
 from featcache.errors import ConfigError
-from featcache.extraction.brain_environment import environment_of, provenance_of
+from featcache.extraction.brain_job import environment_of, provenance_of
 from featcache.extraction.unpad import unpad
 from featcache.storage import FeatureStorage
 
@@ -137,8 +137,26 @@ def test_any_object_with_modules_and_a_device_will_do() -> None:
     torch.testing.assert_close(utterance["ssl"], dataset[0]["sig"].reshape(-1, HOP)[:, :4] * 3)
 
 
+class Scaled(Extractor):
+    """Has a scaler of its own, which is no one's of gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler = torch.full((), 2.0)
+
+    def compute_features(self, batch: Any, stage: Any) -> Any:
+        utterances = super().compute_features(batch, stage)
+        return [each | {"ssl": each["ssl"] * self.scaler} for each in utterances]
+
+
+def test_a_worker_has_what_the_code_names_whatever_it_is_called() -> None:
+    dataset = make_dataset(1)
+    (utterance,) = computed_by_a_copy(Scaled(), dataset)
+    torch.testing.assert_close(utterance["ssl"], dataset[0]["sig"].reshape(-1, HOP)[:, :4] * 6)
+
+
 def computed_by_a_copy(brain: Any, dataset: Any) -> Any:
     """Compute the features of a batch of all utterances by what a worker would have."""
-    env = environment_of(brain, dataset, None, {}, provenance_of(brain, None))()
+    env, _ = environment_of(brain, dataset, None, {}, provenance_of(brain, None), {})()
     assert len(env["dataset"]) == len(dataset)
     return env["compute_features"](PaddedBatch(list(dataset)))

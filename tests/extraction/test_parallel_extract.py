@@ -26,7 +26,7 @@ from featcache.errors import (
     FeatureError,
     StaleCacheError,
 )
-from featcache.extraction.progress import ProgressBar, TaskProgress
+from featcache.extraction.outcomes import ProgressBar, TaskProgress
 
 SERIAL: dict[str, Any] = {"parallel": None}
 
@@ -249,7 +249,13 @@ class Env(Provider):
             {"dataset": [1, 2]},
             "ids of 'list' are not known.*put 'ids' into the environment: 2 strings",
         ),
-        ({"ids": ["a"]}, "the ids of 'Numbers'"),
+        ({"ids": ["a"]}, r"there are 1 'ids' \('a'\) for the 40 items of the dataset \('Numb"),
+        (
+            {"ids": ["a", "b", "c", "d", "e"] * 9},
+            r"45 'ids' \('a', 'b', 'c' and 42 more\) for the 40",
+        ),
+        ({"ids": []}, r"there are 0 'ids' \(\) for the 40 items"),
+        ({"ids": "ab"}, "'ids' are a list of strings, one for each utterance, not 'ab'"),
         (
             {"lengths": [1, 2]},
             r"lengths are 40 numbers, one for each utterance, not an array of \(2,\)",

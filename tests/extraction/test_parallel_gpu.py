@@ -11,7 +11,7 @@ import torch
 from brain_helpers import Recipe, assert_holds, expected, make_brain, make_dataset
 
 from featcache.cluster.client import get_client
-from featcache.extraction.brain_environment import _tell_device
+from featcache.extraction.brain_job import _tell_device
 from featcache.storage import FeatureStorage
 
 ONE = {"env": "local", "n_workers": 1}

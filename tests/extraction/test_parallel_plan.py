@@ -27,13 +27,13 @@ from featcache.errors import (
     DuplicateIdError,
 )
 from featcache.extraction.dataset_batches import wanted_batches
-from featcache.extraction.id_numbers import IdNumbers
+from featcache.extraction.datasets import IdNumbers
+from featcache.extraction.run import check_lengths, cut, digest_of, longest_first
 from featcache.extraction.workers.driver import _some_of
-from featcache.extraction.workers.plan import check_lengths, cut, digest_of, longest_first
-from featcache.extraction.workers.tasks import RunSettings, TaskRunner
+from featcache.extraction.workers.executor import RunSettings, TaskRunner
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.store.format import committed
+from featcache.store.format import part
 from featcache.store.format.journal import Journal, read_journal
 from featcache.store.format.manifest import PARTS
 from featcache.store.format.part import COLUMNS
@@ -116,7 +116,7 @@ def test_what_is_committed_is_not_missing_in_whatever_part_it_is(tmp_path: Path)
         sealed.close()
         write(dead, range(20, 25))
         dead.commit()
-        dead._stop(finish=False)
+        dead._thread.stop(False)
         for part in dead._under_way.unsealed:
             part.release()  # its lock is free now, as after its process's end
         write(alive, range(30, 35))
@@ -162,14 +162,14 @@ def test_a_part_that_is_sealed_while_it_is_looked_at_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with CacheWriter(tmp_path, two_features(), FINGERPRINT):
-        part = part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT)
-        write(part, range(3))
+        writer = part_writer.PartWriter(tmp_path, two_features(), FINGERPRINT)
+        write(writer, range(3))
 
         def seal_just_before(cache: Path, directory: str) -> Journal | None:
-            part.close()
+            writer.close()
             return read_journal(cache, directory)
 
-        monkeypatch.setattr(committed, "read_journal", seal_just_before)
+        monkeypatch.setattr(part, "read_journal", seal_just_before)
         stored = IdNumbers([id_of(number) for number in range(5)]).committed(tmp_path)
         assert stored.tolist() == [True, True, True, False, False]
 
@@ -200,9 +200,9 @@ def test_what_a_failing_task_stored_is_committed_before_the_task_can_be_taken_ba
         settings = RunSettings(
             path, open_part, directory, ids, skip_failures=False, retries=0, seal_every_s=None
         )
-        runner = TaskRunner(settings, lambda: env)
+        runner = TaskRunner(settings, lambda: (env, None))
         with pytest.raises(ComputeError, match="cannot compute 3"):
             runner.run(0, planned(np.arange(5), None, 1), lambda progress: None)
-        assert sorted(committed.committed(path)) == sorted(Numbers(5).ids[:3])
+        assert sorted(part.committed(path)) == sorted(Numbers(5).ids[:3])
         runner.part.finish()
         shutil.rmtree(directory)

@@ -26,7 +26,7 @@ from store_helpers import free_space
 from featcache.cluster import dispatch, workers
 from featcache.cluster.client import get_client
 from featcache.errors import ComputeError, IncompleteError, StorageFullError
-from featcache.store.format.committed import committed
+from featcache.store.format.part import committed
 
 DRIVER = """
 import sys

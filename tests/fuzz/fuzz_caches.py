@@ -22,10 +22,8 @@ import featcache
 from featcache import CacheWriter
 from featcache.errors import FeatcacheError
 from featcache.store.format.feature_sets import name_following, stored_sets
-from featcache.store.format.joint_edit import NEXT
-from featcache.store.format.kept_files import read_building_file
-from featcache.store.format.manifest import write_manifest
-from featcache.store.format.stamps import Stamps
+from featcache.store.format.index import Stamps
+from featcache.store.format.manifest import NEXT, read_building_file, write_manifest
 
 BOTH = range(8)  # published, in two parts
 KNOWN = "spk1/utt-1"

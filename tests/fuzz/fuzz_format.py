@@ -14,9 +14,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
-from featcache.store.format import column_file, journal
-from featcache.store.format.files import digest
-from featcache.store.format.sealed_json import unpack_json
+from featcache.store.format import columns, journal
+from featcache.store.format.files import digest, unpack_json
 
 Columns = dict[str, NDArray[Any]]
 UNSEALED = re.compile(r"(^|/)(writer\.(lock|json)|work-[^/]*)$")  # files that no digest covers
@@ -107,4 +106,4 @@ def read_journal(cache: Path, directory: str) -> None:
 
 def map_everything() -> None:
     """Have readers map columns however small they are."""
-    column_file.SMALL_BYTES = 0
+    columns.SMALL_BYTES = 0

@@ -15,8 +15,8 @@ from iterators_helpers import cached, only, pairs
 
 from featcache.errors import ConfigError, FeatureError
 from featcache.iterators import CategoryChunkIterFactory, ChunkIterFactory
-from featcache.loading.collate import CommonCollateFn, PaddedBatch
 from featcache.loading.dataset import FeatureDataset
+from featcache.loading.padding import CommonCollateFn, PaddedBatch
 
 LENGTHS = {f"u{number}": 3 + number * 17 % 60 for number in range(30)}
 ONE_EACH = [[id] for id in LENGTHS]

@@ -19,7 +19,7 @@ from featcache.iterators import (
     MultipleIterFactory,
     SequenceIterFactory,
 )
-from featcache.loading.collate import CommonCollateFn, PaddedBatch
+from featcache.loading.padding import CommonCollateFn, PaddedBatch
 from featcache.samplers import build_batch_sampler, build_category_batch_sampler
 
 REFERENCE = SHARED / "espnet_batches"

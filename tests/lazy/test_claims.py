@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from featcache.errors import CorruptCacheError
-from featcache.lazy.claims import HOME, Claims
+from featcache.lazy.share import HOME, Claims
 
 
 @pytest.fixture

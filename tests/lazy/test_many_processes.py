@@ -18,7 +18,7 @@ from places import ROOT
 
 import featcache
 from featcache import FeatureStorageConfig
-from featcache.declaration.feature_config import by_name
+from featcache.declaration import by_name
 from featcache.lazy import share
 from featcache.store.format.journal import NAME as JOURNAL
 from featcache.store.format.lock import NAME as LOCK
@@ -126,7 +126,8 @@ def assert_holds(place: Path, count: int) -> None:
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_that_leave_at_once_have_stored_all(tmp_path: Path, context: str) -> None:
     end(start(tmp_path, MAIN, context, 2, 200, 2))
-    assert computed(tmp_path) == Counter(f"utt-{number}" for number in range(200))
+    assert {*computed(tmp_path)} == {f"utt-{number}" for number in range(200)}
+    assert sum(computed(tmp_path).values()) <= 202  # the first one of each worker twice
     assert_holds(tmp_path, 200)
 
 
@@ -135,7 +136,7 @@ def test_runs_at_once_compute_little_twice_and_none_is_locked_out(tmp_path: Path
     end(*runs)
     counts = computed(tmp_path)
     assert len(counts) == 200
-    assert sum(counts.values()) <= 210
+    assert sum(counts.values()) <= 216
     assert_holds(tmp_path, 200)
 
 
@@ -151,7 +152,7 @@ def test_two_ranks_in_step_compute_little_twice(tmp_path: Path) -> None:
     )
     counts = computed(tmp_path)
     assert len(counts) == 200
-    assert sum(counts.values()) <= 210
+    assert sum(counts.values()) <= 216
     assert_holds(tmp_path, 200)
 
 
@@ -225,12 +226,12 @@ import os, sys, time
 sys.path.insert(0, os.environ["PYTHONPATH"].split(os.pathsep)[2])
 import featcache
 from pathlib import Path
-from featcache.store.writing import part_writer
+from featcache.store.writing import queue
 
 def length_of(id):
     return [len(id)]
 
-part_writer.COMMIT_INTERVAL_S = 600
+queue.COMMIT_INTERVAL_S = 600
 read = featcache.through(Path(os.environ["PLACE"]) / "cache", length_of)
 read("utt-1")
 time.sleep(0.5)

@@ -35,14 +35,27 @@ def test_items_are_the_same_from_the_cache_which_is_complete_in_the_end(tmp_path
         items: Any = cached
         first = [items[number] for number in range(len(cached))]
         second = [items[number] for number in range(len(cached))]
-    assert waves.count == 10
+    assert waves.count == 11  # the first one twice
     for (wave, label), (again, label_again) in zip(first, second, strict=True):
         assert torch.equal(wave, again)
         assert label == label_again
         assert type(label_again) is int
     cache = featcache.open(tmp_path / "cache")
     assert cache.complete
-    assert sorted(cache.ids) == sorted(map(str, range(10)))
+    assert sorted(cache.ids) == [f"file-{number}.wav" for number in range(10)]
+
+
+def test_it_says_what_the_cache_holds(tmp_path: Path) -> None:
+    cached = featcache.through(tmp_path / "cache", Waves(10))
+    path = repr(str(tmp_path / "cache"))
+    assert repr(cached) == f"<ReadThroughDataset of Waves, 10 items, {path}: no cache yet>"
+    cached[3], cached[4]
+    assert repr(cached).endswith(f"{path}: 0 utterances published, 2 written here>")
+    cached.close()
+    assert repr(cached).endswith(f"{path}: 2 utterances published>")
+    assert repr(featcache.through(tmp_path / "cache", len)).startswith("<ReadThrough of len, ")
+    (tmp_path / "cache" / "featcache.json").write_text("no manifest")
+    assert repr(cached).endswith(f"{path}: which cannot be read (CorruptCacheError)>")
 
 
 def test_a_part_of_the_items_is_no_complete_cache(tmp_path: Path) -> None:

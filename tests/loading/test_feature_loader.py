@@ -22,8 +22,7 @@ from test_prefetch import no_reading_threads
 
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, CorruptCacheError, KeyNotFoundError
-from featcache.loading.device import on_device
-from featcache.loading.memory import Recycler
+from featcache.loading.memory import Recycler, on_device
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,44 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> featcache.Cache:
     return featcache.open(make_cache(tmp_path_factory.mktemp("cache"), range(22)))
 
 
+@pytest.mark.parametrize(("size", "batches"), [(4, 5), (11, 2), (22, 1), (1, 22)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_drop_last_leaves_out_the_smaller_batch(
+    cache: featcache.Cache, size: int, batches: int, shuffle: bool
+) -> None:
+    def make() -> FeatureLoader:
+        return FeatureLoader(cache, batch_size=size, shuffle=shuffle, drop_last=True)
+
+    loader = make()
+    epochs = [[batch["id"] for batch in loader] for _ in range(2)]
+    assert [[*map(len, epoch)] for epoch in epochs] == [[size] * batches] * 2
+    assert len(loader) == batches
+    whole = FeatureLoader(cache, batch_size=size, shuffle=shuffle)
+    assert epochs[0] == [batch["id"] for batch in whole][:batches]  # of the same order
+    for steps in range(batches + 1):
+        running = make()
+        seen = [batch["id"] for _, batch in zip(range(steps), running, strict=False)]
+        resumed = make()
+        resumed.load_state_dict(running.state_dict())
+        assert seen + [batch["id"] for batch in resumed] == epochs[0]
+        assert [batch["id"] for batch in resumed] == epochs[1]
+
+
+def test_drop_last_that_leaves_nothing_is_refused(cache: featcache.Cache) -> None:
+    with pytest.raises(ConfigError, match="nothing of 22 utterances in batches of 23"):
+        FeatureLoader(cache, batch_size=23, drop_last=True)
+    with pytest.raises(ConfigError, match="batch_size, shuffle, seed and drop_last"):
+        FeatureLoader(cache, batch_sampler=[[0]], drop_last=True)
+
+
+def test_the_length_is_that_of_a_whole_epoch_also_after_a_resume(cache: featcache.Cache) -> None:
+    loader = FeatureLoader(cache, batch_size=4)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    assert len(loader) == 6  # Lightning counts on from the first one
+    assert len(list(loader)) == 5
+
+
 def test_batches_of_a_size_come_in_order_or_shuffled_anew_in_each_epoch(
     cache: featcache.Cache,
 ) -> None:

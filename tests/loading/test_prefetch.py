@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from featcache.loading.prefetch import Prefetch
+from featcache.loading.loader import Prefetch
 
 Jobs = Iterator[tuple[int, Callable[[], int]]]
 

@@ -14,7 +14,7 @@ from torch import multiprocessing as mp
 from torch.utils.data import DataLoader
 
 from featcache import CacheWriter, FeatureDataset, FeatureStorageConfig
-from featcache.loading.shared_memory import AVAILABLE, MOST_FREE, Segments
+from featcache.loading.memory import AVAILABLE, MOST_FREE, Segments
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="no memfd or no /proc on this system"),

@@ -28,7 +28,7 @@ from featcache.errors import (
     NotACacheError,
     UnknownNameError,
 )
-from featcache.store.writing.first_shapes import FirstShapes
+from featcache.store.writing.arrays import FirstShapes
 
 DIMS = Feature("fbank", dims=[80])
 UNSAID = Feature("fbank")
@@ -426,7 +426,7 @@ def test_41_one_frame_of_two_axes_looks_like_a_batch_of_one(shape: tuple[int, ..
 
 
 def test_41_a_second_batch_of_one_is_refused_until_one_looks_right() -> None:
-    first, feature = FirstShapes(), Feature("f")
+    first, feature = FirstShapes({}), Feature("f")
     with pytest.warns(UserWarning, match="utterance 'u1', feature 'f': .*batch axis"):
         first.check("u1", feature, (1, 700, 80))
     for id in ("u2", "u3"):
@@ -438,7 +438,7 @@ def test_41_a_second_batch_of_one_is_refused_until_one_looks_right() -> None:
 
 
 def test_41_one_frame_after_others_is_one_frame() -> None:
-    first, feature = FirstShapes(), Feature("f")
+    first, feature = FirstShapes({}), Feature("f")
     for shape in ((2, 12, 80), (1, 12, 80), (1, 12, 80)):
         first.check("u", feature, shape)
 

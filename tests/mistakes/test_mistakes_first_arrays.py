@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +78,67 @@ def test_an_array_of_a_wrong_shape_is_refused_by_name(
 def test_41_the_first_batch_of_one_is_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="utterance 'last', feature 'fbank': .*batch axis"):
         write(tmp_path, Feature("fbank"), [(1, 7, 80)])
+
+
+def written(path: Path, feature: Feature, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    with CacheWriter(path, [feature]) as writer:
+        for number, array in enumerate(arrays):
+            writer.write(f"u{number}", {"fbank": array})
+
+
+def read_through(path: Path, feature: Feature, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    by_id = {f"u{number}": array for number, array in enumerate(arrays)}
+    with featcache.through(path, lambda id: by_id[id], features=[feature]) as read:
+        for id in by_id:
+            read(id)
+
+
+VECTORS = "is it one vector an utterance\\? declare time_axis: null, or dims: \\[\\]"
+
+
+@pytest.mark.parametrize("store", [written, read_through])
+@pytest.mark.parametrize("count", [2, 4])
+def test_43_a_few_vectors_that_were_taken_for_frames_are_told_once(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    store: Callable[..., None],
+    count: int,
+) -> None:
+    store(tmp_path, Feature("fbank"), [np.ones(192, np.float32)] * count)
+    said = [each for each in caplog.messages if re.search(VECTORS, each)]
+    assert len(said) == 1, caplog.messages
+    assert f"the {count} utterances" in said[0]
+
+
+def test_43_many_vectors_that_were_taken_for_frames_are_told_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.warns(UserWarning, match=f"192 frames of a single number.*{VECTORS}"):
+        written(tmp_path, Feature("fbank"), [np.ones(192, np.float32)] * 9)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("feature", "shapes"),
+    [
+        (Feature("fbank", time_axis=None), [(192,), (192,)]),
+        (Feature("fbank", dims=[]), [(192,), (192,)]),
+        (Feature("fbank", dtype="int16"), [(192,), (192,)]),
+        (Feature("fbank"), [(192,), (191,)]),
+        (Feature("fbank"), [(192, 2), (192, 2)]),
+        (Feature("fbank"), [(192,)]),
+    ],
+    ids=repr,
+)
+def test_43_nothing_is_said_of_what_looks_right(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    feature: Feature,
+    shapes: Sequence[tuple[int, ...]],
+) -> None:
+    dtype = "int16" if feature.dtype == "int16" else "float32"
+    written(tmp_path, feature, [np.ones(shape, dtype) for shape in shapes])
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(

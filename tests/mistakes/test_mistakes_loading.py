@@ -174,6 +174,12 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
         ["feature 'f'", "did you mean 'float64' or 'float32'"],
     ),
     (
+        "dtypes-for-all",
+        lambda path: Loader(made(path), batch_size=2, dtypes="float32"),
+        ConfigError,
+        ["dtypes is a mapping", "{'f': 'float32'}", "not 'float32'"],
+    ),
+    (
         "78-79-incomplete",
         lambda path: Loader(made(path, complete=False), batch_size=2),
         IncompleteError,

@@ -160,6 +160,12 @@ OBJECTS = [
         kind="objects",
     ),
     arguable(
+        "layers that HuBERT drops in training",
+        Do(rewrite_json, ("hubert/config.json", "it['layerdrop'] = it['final_dropout'] = 0.3")),
+        recipe="plain",
+        kind="objects",
+    ),
+    arguable(
         "the padding side of the extractor",
         Do(rewrite_json, ("hubert/preprocessor_config.json", "it['padding_side'] = 'left'")),
         recipe="plain",

@@ -23,6 +23,7 @@ import changes_held
 import changes_known
 import changes_libraries
 import changes_modules
+import changes_names
 import changes_objects
 import changes_plain
 import changes_values
@@ -47,6 +48,7 @@ LISTS = (
     changes_values,
     changes_dynamic,
     changes_modules,
+    changes_names,
     changes_data,
     changes_libraries,
     harmless_code,

@@ -8,8 +8,7 @@ import pytest
 from store_helpers import id_of, make_cache
 
 import featcache
-from featcache.samplers.espnet.key_table import PackedStrings
-from featcache.samplers.espnet.numbered_utterances import utterances_of
+from featcache.samplers.espnet.shapes import PackedStrings, utterances_of
 from featcache.store.format.index import Index
 
 

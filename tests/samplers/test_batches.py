@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from featcache.extraction.datasets import ids_of_batch, size_of, visible_ids
-from featcache.loading.device import to_device
+from featcache.loading.memory import to_device
 
 Padded = namedtuple("Padded", ["data", "lengths"])  # as SpeechBrain's
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from featcache.errors import ConfigError
 from featcache.samplers.batches import Batches
-from featcache.samplers.ranks import shuffled_in_groups
+from featcache.samplers.epoch import shuffled_in_groups
 from featcache.samplers.shuffled import ShuffledBatchSampler
 
 Steps = list[tuple[list[Any], ...]]

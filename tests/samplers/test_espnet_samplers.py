@@ -14,10 +14,14 @@ from places import REFERENCE as SHARED
 from featcache.errors import ConfigError
 from featcache.samplers import build_batch_sampler, build_category_batch_sampler
 from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.categories import Members, read_members
-from featcache.samplers.espnet.key_table import PackedStrings
-from featcache.samplers.espnet.numbered_utterances import utterances_of
-from featcache.samplers.espnet.power import Limits, dataset_pools, drawn_batches
+from featcache.samplers.espnet.categories import (
+    Limits,
+    Members,
+    dataset_pools,
+    drawn_batches,
+    read_members,
+)
+from featcache.samplers.espnet.shapes import PackedStrings, utterances_of
 
 REFERENCE = SHARED / "espnet_batches"
 FILES = ("utt2category_file", "category2utt_file", "dataset2utt_parent_dir")

@@ -11,8 +11,7 @@ from hypothesis import given
 
 from featcache.errors import ConfigError
 from featcache.samplers.espnet.categories import read_members
-from featcache.samplers.espnet.key_table import PackedStrings
-from featcache.samplers.espnet.shapes import read_shapes
+from featcache.samplers.espnet.shapes import PackedStrings, read_shapes
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=30)
 

@@ -8,9 +8,8 @@ import subprocess
 import pytest
 from dask.distributed import Client, KilledWorker, wait
 
-from featcache.cluster.client import get_client
+from featcache.cluster.client import get_client, names_of, replace_workers
 from featcache.cluster.config import ParallelConfig
-from featcache.cluster.launch import names_of, replace_workers
 from featcache.cluster.worker_env import worker_env
 from featcache.errors import ConfigError
 

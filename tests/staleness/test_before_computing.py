@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from featcache.staleness.before_computing import noting_changes
-from featcache.staleness.provenance import Provenance, provenance
+from featcache.staleness.provenance import Provenance, noting_changes, provenance
 
 LIBRARY = '''
 import torch

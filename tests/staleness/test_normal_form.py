@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from featcache.staleness.normal_form import tree_digest
+from featcache.staleness.code import tree_digest
 from featcache.store.format.files import digest
 
 # by Python 3.11, 3.12, 3.13 and 3.14

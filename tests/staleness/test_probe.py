@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from speechbrain.dataio.batch import PaddedBatch
 
 from featcache.errors import CorruptCacheError
-from featcache.staleness.comparison import compare
 from featcache.staleness.inputs import input_digests
-from featcache.staleness.probe import MOST_BYTES, Probe, Probed, as_rows
-from featcache.staleness.unlike import Tolerance, spread, tolerance, unlike
+from featcache.staleness.probe import (
+    MOST_BYTES,
+    Probe,
+    Probed,
+    Tolerance,
+    as_rows,
+    compare,
+    spread,
+    tolerance,
+    unlike,
+)
 
 NEAR = tolerance("fp32", same_device=True)
 ARRAYS = [
@@ -138,6 +146,13 @@ def test_inputs_are_told_apart_by_name() -> None:
 )
 def test_batches_of_all_forms_show_their_inputs(data: Any) -> None:
     assert "sig" in input_digests(data, "u1")
+
+
+def test_inputs_count_whatever_they_are_called() -> None:
+    assert sorted(input_digests({"id": "u1", "_sig": np.ones(3), "__x": 1}, "u1")) == [
+        "__x",
+        "_sig",
+    ]
 
 
 def test_what_nothing_describes_does_not_count_and_neither_do_places() -> None:

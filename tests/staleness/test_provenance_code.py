@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,10 @@ def test_code_whose_source_is_not_kept_counts_by_its_bytecode() -> None:
     body = "[x + 1 for x in self.modules.encoder(batch) if x in {'a', 'b'}]"
     assert set(found_in(typed_in(body)).modules) == {"encoder"}
     assert differences(fingerprint(typed_in(body)), fingerprint(typed_in(body))) == []
-    (line,) = differences(
+    (found,) = differences(
         fingerprint(typed_in(body)), fingerprint(typed_in(body.replace("1", "2")))
     )
-    assert line.startswith("source.Extractor.compute_features: was ")
+    assert found.path == ("source", "Extractor.compute_features")
 
 
 def test_code_of_no_module_counts_too() -> None:
@@ -124,8 +126,8 @@ def test_modules_that_were_typed_in_count_by_their_bytecode() -> None:
         extractor.modules = {"net": scope["Net"]()}
         return extractor
 
-    (line,) = differences(fingerprint(make("x + 1")), fingerprint(make("x - 1")))
-    assert line.startswith("source.Net.forward: was ")
+    (found,) = differences(fingerprint(make("x + 1")), fingerprint(make("x - 1")))
+    assert found.path == ("source", "Net.forward")
 
 
 def test_a_class_may_have_the_name_of_its_base() -> None:
@@ -148,8 +150,8 @@ def test_a_class_may_have_the_name_of_its_base() -> None:
             "Extractor", (base,), {"compute_features": compute_features, "helper": helper}
         )()
 
-    lines = differences(fingerprint(extractor(doubled)), fingerprint(extractor(tripled)))
-    assert any(line.startswith("source.Extractor.helper") for line in lines)
+    found = differences(fingerprint(extractor(doubled)), fingerprint(extractor(tripled)))
+    assert any(each.field.startswith("source.Extractor.helper") for each in found)
 
 
 def test_local_functions_and_their_constants_are_followed() -> None:
@@ -263,10 +265,10 @@ def test_weights_of_any_dtype_and_shape_are_digested() -> None:
 def test_settings_are_what_constructors_were_given() -> None:
     features = pytest.importorskip("speechbrain.lobes.features")
     fbank = features.Fbank(n_mels=80)
-    (line,) = differences(
+    (found,) = differences(
         describe_module(fbank), describe_module(features.Fbank(n_mels=80, hop_length=20))
     )
-    assert line == "settings.compute_STFT.hop_length: was 160, now 320"
+    assert str(found) == "settings.compute_STFT.hop_length: was 160, now 320"
     before = describe_module(fbank)
     fbank.train()(torch.zeros(1, 800))
     assert describe_module(fbank.eval()) == before
@@ -274,13 +276,14 @@ def test_settings_are_what_constructors_were_given() -> None:
 
 def test_paths_and_devices_are_no_settings() -> None:
     class Net(torch.nn.Module):
-        def __init__(self, source: str, device: str, name: str) -> None:
+        def __init__(self, source: str, device: object, name: str) -> None:
             super().__init__()
             self.source, self.device, self.name = source, device, name
             self.not_an_argument = 3
 
-    settings = describe_module(Net("org/model", "cuda:0", "base"))["settings"]
-    assert settings == {"class": Net.__qualname__, "name": "base", "not_an_argument": 3}
+    for source, device in (("/models/base", "cuda:0"), ("models/base.pt", torch.device("cpu"))):
+        settings = describe_module(Net(source, device, "org/base"))["settings"]
+        assert settings == {"class": Net.__qualname__, "name": "org/base", "not_an_argument": 3}
 
 
 def test_numbers_that_json_cannot_hold_are_settings_as_text() -> None:
@@ -307,3 +310,50 @@ def test_an_extractor_may_be_a_module_itself() -> None:
             return self.encoder(batch)
 
     assert set(found_in(Extractor()).modules) == {"encoder"}
+
+
+@dataclasses.dataclass
+class Bank:
+    mels: int = 40
+    low_hz: float = 20.0
+
+
+BANK = Bank()
+
+
+class OfBank:
+    def __init__(self) -> None:
+        self.bank = Bank()
+
+    def by_attribute(self, id: str) -> Any:
+        return filters(**dataclasses.asdict(self.bank))
+
+
+def filters(**settings: Any) -> Any:
+    return settings
+
+
+OF_BANK = OfBank()
+WHOLES: dict[str, Callable[[str], Any]] = {
+    "asdict, spread": lambda id: filters(**dataclasses.asdict(BANK)),
+    "asdict, by key": lambda id: dataclasses.asdict(BANK)["me" + "ls"],
+    "asdict, values": lambda id: [*dataclasses.asdict(BANK).values()],
+    "astuple": lambda id: dataclasses.astuple(BANK),
+    "fields": lambda id: [getattr(BANK, each.name) for each in dataclasses.fields(BANK)],
+    "vars, spread": lambda id: filters(**vars(BANK)),
+    "vars, values": lambda id: [*vars(BANK).values()],
+    "vars, a loop": lambda id: [value for _, value in vars(BANK).items()],
+    "__dict__, spread": lambda id: filters(**BANK.__dict__),
+    "__dict__, values": lambda id: [*BANK.__dict__.values()],
+    "an attribute": OF_BANK.by_attribute,
+}
+
+
+@pytest.mark.parametrize("kind", WHOLES)
+def test_objects_that_are_read_as_a_whole_count_with_all_attributes(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = provenance(WHOLES[kind]).fingerprint({})
+    for bank in (BANK, OF_BANK.bank):
+        monkeypatch.setattr(bank, "mels", 80)
+    assert provenance(WHOLES[kind]).fingerprint({}) != before

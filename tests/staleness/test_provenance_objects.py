@@ -259,7 +259,7 @@ def test_objects_of_libraries_count_by_what_they_compute_with(kind: str, tmp_pat
     assert differences(before, fingerprint(other)) == []
     with torch.no_grad():
         change(other)
-    assert any(named in line for line in differences(before, fingerprint(other)))
+    assert any(named in each.field for each in differences(before, fingerprint(other)))
 
 
 def test_what_nothing_describes_is_told_once_with_the_key_to_give(

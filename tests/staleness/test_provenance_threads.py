@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from featcache.staleness import source
+from featcache.staleness import code
+from featcache.staleness.code import PARSE_TRIES
 from featcache.staleness.provenance import Provenance, provenance
-from featcache.staleness.source import PARSE_TRIES
 
 PARSE = ast.parse
 MISMATCH = "AST constructor recursion depth mismatch (before=45, after=51)"  # CPython's text
@@ -26,7 +26,7 @@ class Extractor:
 
 
 def found_in(extractor: Any) -> Provenance:
-    source._on_disk.cache_clear()  # read the file again
+    code._on_disk.cache_clear()  # read the file again
     return provenance(extractor.compute_features, extractor)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from featcache.staleness.utterance_stamps import _SOME, entry_stamps, input_stamp
+from featcache.staleness.inputs import _SOME, entry_stamps, input_stamp
 
 SIG = frozenset({"sig"})
 WAVE = np.arange(2000, dtype=np.float32)
@@ -126,7 +126,7 @@ def test_a_file_counts_where_its_path_is_mentioned_beside_samples(tmp_path: Path
 
 def test_stamps_are_the_same_in_every_process() -> None:
     code = (
-        "import numpy as np; from featcache.staleness.utterance_stamps import *;"
+        "import numpy as np; from featcache.staleness.inputs import *;"
         "print(input_stamp({'s': np.arange(9), 't': {'x', 'y'}}), entry_stamps(['a/b'])[0])"
     )
     found = {
@@ -174,6 +174,6 @@ def test_files_on_a_slow_disk_are_looked_at_together(
     for number, path in enumerate(paths):
         path.write_bytes(bytes(number))
     here = entry_stamps(paths)
-    monkeypatch.setattr("featcache.staleness.utterance_stamps._SLOW_STAT_S", 0)
+    monkeypatch.setattr("featcache.staleness.inputs._SLOW_STAT_S", 0)
     np.testing.assert_array_equal(entry_stamps(paths), here)
     assert len(set(here.tolist())) == len(paths)

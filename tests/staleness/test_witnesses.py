@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from featcache.staleness import definitions
+from featcache.staleness import witnesses as module
 from featcache.staleness.provenance import provenance
 from featcache.staleness.witnesses import changes, witnesses
 
@@ -47,5 +47,11 @@ def test_environment_variables_do_not_come_and_go_with_the_time_there_was(
     recorded = witnesses(provenance(compute))["environment"]
     assert isinstance(recorded, dict)
     assert recorded["WITNESSED"] == "1"  # this file names it
-    monkeypatch.setattr(definitions, "MOST_S", -1)
+    monkeypatch.setattr(module, "MOST_S", -1)
     assert witnesses(provenance(compute))["environment"] == recorded
+
+
+def test_a_commit_that_git_did_not_tell_in_time_is_no_change() -> None:
+    told = {"git": {"commit": "a1", "changed": False}}
+    assert changes({"git": {}}, told) == changes(told, {"git": {}}) == []
+    assert changes(told, {"git": {"commit": "b2", "changed": False}}) == ["git commit: a1 -> b2"]

@@ -27,9 +27,9 @@ from store_helpers import Arrays, assert_holds, two_features
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, DuplicateIdError, FeatureError
-from featcache.store.format.kept_files import read_building_file
-from featcache.store.format.stamps import Stamps
-from featcache.store.writing import hand_over, part_writer
+from featcache.store.format.index import Stamps
+from featcache.store.format.manifest import read_building_file
+from featcache.store.writing import part_writer, queue
 from featcache.store.writing.part_writer import PartWriter
 from featcache.testing.editing import traces_in
 
@@ -62,8 +62,8 @@ class StoreMachine(RuleBasedStateMachine):
     def start(self, rows: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="featcache-"))
         self.path, self.crashes, self.model = self.folder / "0", 0, 0
-        self.settings = part_writer.PART_ROWS, hand_over.COMMIT_INTERVAL_S
-        part_writer.PART_ROWS, hand_over.COMMIT_INTERVAL_S = rows, 1e6
+        self.settings = part_writer.PART_ROWS, queue.COMMIT_INTERVAL_S
+        part_writer.PART_ROWS, queue.COMMIT_INTERVAL_S = rows, 1e6
         self.writer: CacheWriter | None = None
         self.part: PartWriter | None = None
         self.overwriting = False
@@ -87,7 +87,7 @@ class StoreMachine(RuleBasedStateMachine):
             if self.part is not None:
                 self.part.abort()
             self.writer.abort()
-        part_writer.PART_ROWS, hand_over.COMMIT_INTERVAL_S = self.settings
+        part_writer.PART_ROWS, queue.COMMIT_INTERVAL_S = self.settings
         shutil.rmtree(self.folder)
 
     def fingerprint(self) -> dict[str, object]:

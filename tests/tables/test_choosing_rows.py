@@ -17,8 +17,7 @@ from test_feature_table import write_one
 import featcache
 from featcache import FeatureStorageConfig
 from featcache.errors import ConfigError, KeyNotFoundError
-from featcache.tables.ordering import drawn_parts, mixed
-from featcache.tables.splitting import _assigned, _whole_sizes
+from featcache.tables.columns import _assigned, _whole_sizes, drawn_parts, mixed
 from featcache.tables.table import FeatureTable
 
 

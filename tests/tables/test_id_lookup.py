@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from featcache.store.format.columns import Strings
 from featcache.store.format.index import Hashes
-from featcache.store.format.strings import Strings
-from featcache.tables import id_lookup
-from featcache.tables.id_lookup import IdLookup
+from featcache.tables import segments
+from featcache.tables.segments import IdLookup
 
 IDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -25,14 +25,14 @@ def test_each_id_is_found_and_no_other(
     ids: list[str], others: list[str], at_once: int, bits: int
 ) -> None:
     """Also where hashes of several ids are alike."""
-    original = id_lookup._hashes
+    original = segments._hashes
 
     def poor(ids: Strings) -> Hashes:
         return original(ids) & np.uint64((1 << bits) - 1)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(id_lookup, "_AT_ONCE", at_once)
-        patched.setattr(id_lookup, "_hashes", poor)
+        patched.setattr(segments, "_AT_ONCE", at_once)
+        patched.setattr(segments, "_hashes", poor)
         lookup = IdLookup(Strings.of(ids))
         wanted = [*reversed(ids), *others, *ids]
         rows = {id: row for row, id in enumerate(ids)}
@@ -42,7 +42,7 @@ def test_each_id_is_found_and_no_other(
 def test_ids_that_differ_in_one_place_have_hashes_of_their_own() -> None:
     ids = [f"recording-{number // 100:06d}-{number % 100 * 150}" for number in range(100_000)]
     ids += ["a" * size for size in range(1, 200)]
-    assert len(np.unique(id_lookup._hashes(Strings.of(ids)))) == len(ids)
+    assert len(np.unique(segments._hashes(Strings.of(ids)))) == len(ids)
 
 
 def test_what_is_no_text_is_not_found() -> None:

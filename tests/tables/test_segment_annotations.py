@@ -16,7 +16,7 @@ import featcache
 from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig, FeatureTable
 from featcache.errors import KeyNotFoundError
 from featcache.samplers import BucketBatchSampler
-from featcache.tables import shared_array
+from featcache.tables import blocks
 
 OWN: dict[str, dict[str, Any]] = {
     "s1": {"text": "one", "n": 3, "tags": [1, 2], "clean": True, "kind": "x"},
@@ -148,7 +148,7 @@ def is_mapped(array: Any) -> bool:
 def test_a_spawned_process_maps_their_columns(
     view: FeatureTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_array, "SMALL_BYTES", 0)
+    monkeypatch.setattr(blocks, "SMALL_BYTES", 0)
     processes = multiprocessing.get_context("spawn")
     answers = processes.SimpleQueue()
     process = processes.Process(target=seen_in_a_worker, args=(view, answers))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from featcache.errors import ConfigError, DuplicateIdError
-from featcache.tables.segment_list import SegmentList
+from featcache.tables.segments import SegmentList
 
 HEADER = "id,recording,start_s,stop_s\n"
 
@@ -27,8 +27,10 @@ def test_a_dict_and_a_file_list_the_same_segments_in_their_order(tmp_path: Path)
         assert (listed.start_s.tolist(), listed.stop_s.tolist()) == ([1.0, 0.0], [2.5, 0.25])
 
 
-def test_an_empty_list_has_no_segments(tmp_path: Path) -> None:
-    assert SegmentList.of({}).ids == SegmentList.of(csv_of(tmp_path / "s.csv", HEADER)).ids == []
+def test_an_empty_list_has_no_segments_and_an_empty_file_is_a_mistake(tmp_path: Path) -> None:
+    assert SegmentList.of({}).ids == []
+    with pytest.raises(ConfigError, match=r"s\.csv': the file lists none"):
+        SegmentList.of(csv_of(tmp_path / "s.csv", HEADER))
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,10 @@ def test_neighbours_share_no_frame_and_leave_out_none(
     }
     frames = {name: count + data.draw(st.integers(0, 1)) for name, count in even(2).items()}
     table = table_of(tmp_path_factory.mktemp("cache"), {"rec": frames}, **offsets)
-    inner = data.draw(st.lists(st.floats(0.001, 1.95), max_size=8, unique=True))
-    cuts = [0.0, *sorted(inner), 2.0]
+    places = data.draw(st.lists(st.integers(1, 64), max_size=8, unique=True))
+    # none so near to another that no frame lies between them, which is refused
+    inner = [0.03 * place + data.draw(st.floats(0.0, 0.004)) for place in sorted(places)]
+    cuts = [0.0, *inner, 2.0]
     view = table.segments({str(n): ("rec", *pair) for n, pair in enumerate(pairwise(cuts))})
     whole = table.segments({"all": ("rec", 0.0, 2.0)})
     for name in RATES:

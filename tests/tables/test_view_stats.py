@@ -16,14 +16,13 @@ from store_helpers import make_cache, oracle
 import featcache
 from featcache import CacheWriter, FeatureStats, FeatureStorageConfig
 from featcache.errors import KeyNotFoundError
-from featcache.store.format.strings import Strings
+from featcache.store.format.columns import Strings
 from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.tables import view_stats
-from featcache.tables.cuts import Cuts
-from featcache.tables.row_map import RowMap
-from featcache.tables.selection import Selection
+from featcache.tables import selection
+from featcache.tables.blocks import RowMap
+from featcache.tables.segments import Cuts
+from featcache.tables.selection import Selection, without
 from featcache.tables.table import FeatureTable
-from featcache.tables.view_stats import without
 
 
 def write(path: Path, arrays: dict[str, Any], **settings: Any) -> FeatureTable:
@@ -83,7 +82,7 @@ def test_the_smaller_of_a_view_and_the_rest_is_read_once(
 ) -> None:
     read = frames_read(monkeypatch)
     few, ids = list(arrays)[:4], list(arrays)
-    monkeypatch.setattr(view_stats, "AT_ONCE_BYTES", 500)
+    monkeypatch.setattr(selection, "AT_ONCE_BYTES", 500)
     for view in (table.select(few), table.select(ids[4:]), table, table.select(ids[::-1])):
         read.clear()
         view.stats("x")
@@ -166,7 +165,7 @@ def test_reading_for_long_is_told(
     with caplog.at_level(logging.INFO, "featcache"):
         table.select([1, 2]).stats("x")
         assert not caplog.records
-        monkeypatch.setattr(view_stats, "LONG_S", -1.0)
+        monkeypatch.setattr(selection, "LONG_S", -1.0)
         table.select([1, 2]).stats("x")
     assert "statistics of feature 'x' over 2 utterances" in caplog.text
 

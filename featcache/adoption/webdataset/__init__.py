@@ -15,10 +15,10 @@ from itertools import islice
 import numpy as np
 
 from featcache.adoptable import CONVERT, Found, FoundFeature, Options, Place, one_piece, stored_as
-from featcache.adoption.gathered_values import GatheredValues
-from featcache.adoption.npy_header import read_npy_header
+from featcache.adoption.npy_files import read_npy_header
+from featcache.adoption.place import GatheredValues, Window
 from featcache.adoption.webdataset.samples import annotation_of, id_of, samples
-from featcache.adoption.webdataset.tar_walk import Member, Window
+from featcache.adoption.webdataset.tar_walk import Member
 from featcache.errors import AdoptionError
 
 LOOK_AT = 100  # files of a folder

@@ -12,11 +12,14 @@ import re
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from featcache.adoption.webdataset.tar_walk import Member, Window, members
+from featcache.adoptable import CONVERT
+from featcache.adoption.place import Window
+from featcache.adoption.webdataset.tar_walk import Member, members
 from featcache.errors import AdoptionError
 
 KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
 NO_SAMPLE = re.compile(r"__[^/]*__(?:$|/)")
+MOST_BYTES = 1 << 22  # of a field that is read
 TEXT = frozenset({"txt", "text", "transcript"})  # as webdataset decodes fields by default
 NUMBER = frozenset({"cls", "cls2", "class", "count", "index", "inx"})
 
@@ -43,6 +46,11 @@ def annotation_of(field: str, member: Member, file: Window, key: str) -> dict[st
     stem, _, suffix = field.rpartition(".")
     if not member.is_plain or suffix not in TEXT | NUMBER | {"json", "jsn"}:
         return {}
+    if member.nbytes > MOST_BYTES:
+        raise AdoptionError(
+            f"sample {key!r} of {file.path!r}: its field {field!r} has {member.nbytes:,} bytes, "
+            f"which is more than an annotation may have; {CONVERT}"
+        )
     data = file.read(member.offset, member.nbytes)
     try:
         if suffix in TEXT:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from featcache.adoptable import ByteSource
+from featcache.adoption.place import Window
 from featcache.errors import AdoptionError
 
 BLOCK_BYTES = 512
-WINDOW_BYTES = 4096  # read at once: the headers around an array, and small members whole
 MOST_RECORD_BYTES = 1 << 20
 ZEROS = bytes(BLOCK_BYTES)
 FILES = b"0\0" + b"7"  # types of an ordinary file
@@ -29,27 +28,6 @@ class Member(NamedTuple):
     offset: int  # of its first byte in the tar
     nbytes: int
     is_plain: bool  # False: a link, or its bytes are not side by side
-
-
-class Window:
-    """Reads a file, a few kilobytes at once: small reads side by side cost one."""
-
-    def __init__(self, source: ByteSource) -> None:
-        self.size = source.size
-        self.path = source.path
-        self._source = source
-        self._begin, self._bytes = 0, b""
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return these bytes; raises `AdoptionError` if the file does not have them."""
-        begin = offset - self._begin
-        if begin < 0 or begin + nbytes > len(self._bytes):
-            if nbytes > WINDOW_BYTES or offset + nbytes > self.size:
-                return self._source.read(offset, nbytes)
-            most = min(WINDOW_BYTES, self.size - offset)
-            self._begin, self._bytes = offset, self._source.read(offset, most)
-            begin = 0
-        return self._bytes[begin : begin + nbytes]
 
 
 def members(file: Window) -> Iterator[Member]:

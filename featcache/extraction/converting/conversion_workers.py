@@ -13,11 +13,11 @@ from featcache._interval import Interval
 from featcache.cluster.config import ParallelConfig
 from featcache.cluster.pickling import pack, returned, unpack
 from featcache.errors import IncompleteError
-from featcache.extraction.converting.conversion import Conversion, ConversionTask
-from featcache.extraction.progress import ProgressBar, TaskProgress
-from featcache.extraction.workers.plan import make_run
-from featcache.extraction.workers.process_part import ProcessPart
-from featcache.store.format.committed import committed
+from featcache.extraction.converting.convert import Conversion, ConversionTask
+from featcache.extraction.outcomes import ProgressBar, TaskProgress
+from featcache.extraction.run import make_run
+from featcache.extraction.workers.executor import ProcessPart
+from featcache.store.format.part import committed
 
 if TYPE_CHECKING:
     from pathlib import Path

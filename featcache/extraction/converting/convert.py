@@ -1,32 +1,315 @@
-"""`convert`: a cache, or a view of caches, in other formats, codecs or dtypes; read back."""
+"""`featcache.convert`: a cache, or what can be adopted, in another format, codec or dtype."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from featcache._checks import directory
-from featcache.adoption.as_cache import as_cache, foreign_source
+import numpy as np
+
+from featcache._checks import directory, named_settings
+from featcache.adoption.adopt import as_cache, foreign_source
 from featcache.cluster.config import ParallelConfig, config_or_client
-from featcache.declaration.feature_config import Features, FeatureStorageConfig
-from featcache.errors import ConfigError
-from featcache.extraction.converting.carried import carried_fingerprint, declared_as, keep_record
-from featcache.extraction.converting.conversion import Conversion
-from featcache.extraction.converting.conversion_run import ConversionRun
+from featcache.declaration import Features, FeatureStorageConfig
+from featcache.errors import ConfigError, FeatureError, IncompleteError, StorageFullError
+from featcache.extraction.converting.read_back import (
+    ReadBack,
+    bring_annotations,
+    carried_fingerprint,
+    declared_as,
+    keep_record,
+)
+from featcache.extraction.estimating.estimate import (
+    PREFIX,
+    Forecast,
+    forecast,
+    raw_of,
+    said_bytes,
+    sample_of,
+)
+from featcache.extraction.outcomes import ProgressBar, TaskProgress
 from featcache.extraction.table_rows import TableRows, table_of
+from featcache.interface import Ints
 from featcache.store.cache import Cache, CachePath
+from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.store.format.part import committed, read_part
+from featcache.store.writing import part_writer
 from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.compact import LARGE
+from featcache.store.writing.copied_parts import PartCopies, keeps_its_bytes
+from featcache.store.writing.part_writer import PartWriter
 from featcache.tables.table import FeatureTable
 
 if TYPE_CHECKING:
     from distributed import Client
 
+
+# `Conversion`: rows of a table become parts of a cache, task by task, in whichever process.
+
+FILLED = 1.25 * LARGE  # of what a part holds at most, so that parts of tasks are not small
+
+Tell = Callable[[int, int], object]
+
+
+class ConversionTask(NamedTuple):
+    """Rows to be converted, and names of sealed parts that are only to be compared."""
+
+    rows: Ints
+    parts: tuple[str, ...] = ()
+
+
+@dataclass
+class Conversion:
+    """Converts rows, and reads back what it wrote.
+
+    Args:
+        rows: the source.
+        path: the directory of the cache.
+        features: the declarations there.
+        fingerprint: what they are made from.
+    """
+
+    rows: TableRows
+    path: Path
+    features: dict[str, FeatureStorageConfig]
+    fingerprint: dict[str, object]
+
+    def open_part(self) -> PartWriter:
+        """Begin a part of the cache."""
+        writer = PartWriter(self.path, self.features, self.fingerprint)
+        writer.trust_shapes()
+        return writer
+
+    def read_back(self) -> ReadBack:
+        """Return what compares parts of the cache with the source."""
+        return ReadBack(self.rows, self.path, self.features)
+
+    def write(self, writer: PartWriter, rows: Ints, tell: Tell) -> None:
+        """Write rows, in the order of their bytes; `tell` is called with counts of each."""
+        for row in self.rows.read(self.rows.in_order_of_bytes(rows)):
+            before = writer.bytes_written
+            try:
+                writer.write(
+                    row.id, row.arrays, annotations=row.annotations or None, stamps=row.stamps
+                )
+            except FeatureError as error:
+                raise FeatureError(f"{error}; nothing of this utterance is converted") from error
+            tell(1, writer.bytes_written - before)
+
+    def do(self, writer: PartWriter, task: ConversionTask, tell: Tell) -> ReadBack:
+        """Convert the rows of a task into sealed parts, and compare these and those it names."""
+        names: list[str] = []
+        noted = writer.on_part
+
+        def note(name: str) -> None:
+            names.append(name)
+            noted(name)
+
+        writer.on_part = note
+        try:
+            self.write(writer, task.rows, tell)
+            writer.seal()
+        finally:
+            writer.on_part = noted
+        back = self.read_back()
+        if task.parts:
+            back.parts(part for part in back.sealed() if part.entry.name in task.parts)
+        back.parts(part for name in names if (part := read_part(self.path, name)) is not None)
+        return back
+
+    def tasks(self, rows: Ints, nbytes: int, least: int) -> list[ConversionTask]:
+        """Cut rows, in the order of their bytes, into tasks that fill parts well.
+
+        Args:
+            rows: the rows.
+            nbytes: what they will take on disk.
+            least: tasks that there are to be, where there are rows enough.
+        """
+        rows = self.rows.in_order_of_bytes(rows)
+        sizes = self.rows.nbytes(rows)
+        share = nbytes / max(int(sizes.sum()), 1) / part_writer.PART_BYTES
+        full = np.maximum(sizes * share, 1 / part_writer.PART_ROWS)
+        filled = np.cumsum(full)
+        total = float(filled[-1]) if len(rows) else 0.0
+        number = max(int(total / FILLED), min(least, len(rows)), 1)
+        bounds = np.searchsorted(filled, total * np.arange(1, number) / number)
+        return [ConversionTask(some) for some in np.split(rows, bounds) if len(some)]
+
+
+# `ConversionRun`: converts the rows that a cache lacks, and reads all of them back.
+
+SMALL_BYTES = 64 << 20  # below, nothing is tried before it begins
 _log = logging.getLogger("featcache")
 
 
+@dataclass
+class ConversionRun:
+    """One call's work, while the cache is open for writing.
+
+    Args:
+        writer: the cache.
+        conversion: what becomes of each row.
+        workers: the processes that encode; None: this one.
+        progressbar: whether there is a bar.
+    """
+
+    writer: CacheWriter
+    conversion: Conversion
+    workers: ParallelConfig | Client | None
+    progressbar: bool
+
+    def __post_init__(self) -> None:
+        self._back: ReadBack = self.conversion.read_back()
+        self._copies = self._copying()
+
+    def convert(self) -> tuple[dict[str, float], bool]:
+        """Convert what is missing, and read all of it back.
+
+        Returns the largest error by feature, and whether some of it was there before.
+        """
+        for left in self.writer.path.glob(f"{PREFIX}*"):  # of one that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        size = len(self.conversion.rows.table)
+        there = [part.entry.name for part in self._back.sealed()]
+        rows = np.arange(size)
+        if there:
+            rows = np.setdiff1d(rows, self._back.find(list(committed(self.writer.path))))
+        coming = self._foretold(rows)
+        text = f"converting to {self.writer.path.name} ({said_bytes(coming.nbytes)})"
+        bar = ProgressBar(text, size, size - len(rows), [], shown=self.progressbar)
+        with bar.bar:
+            if self._copies is not None:
+                self._copy(self._copies, rows, bar)
+            elif self.workers is None:
+                self._write(rows, coming, bar)
+            else:
+                self._on_workers(self.workers, rows, there, coming, bar)
+        if self._back.rest() != size:
+            raise IncompleteError(
+                f"cache {str(self.writer.path)!r} lacks utterances of its source: were parts of it "
+                "removed meanwhile? The same call converts them"
+            )
+        return self._back.errors, len(rows) < size
+
+    def _copying(self) -> PartCopies | None:
+        """Return what copies encoded blocks; None where any array is to be stored otherwise."""
+        opened = self.conversion.rows.plain()
+        features, path = self.conversion.features, self.writer.path
+        if opened is None or not all(keeps_its_bytes(opened, each) for each in features.values()):
+            return None
+        content = cache_fingerprint(features, self.conversion.fingerprint)
+        return PartCopies(opened, path, features, fingerprint_digest(content))
+
+    def _copy(self, copies: PartCopies, rows: Ints, bar: ProgressBar) -> None:
+        done = _Done(bar)
+        for some in copies.groups(self.conversion.rows.rows_below(rows)):
+            self._back.copied(*copies.copy(some, done.tell))
+        done.end()
+
+    def _write(self, rows: Ints, coming: Forecast, bar: ProgressBar) -> None:
+        done = _Done(bar)
+        with self.conversion.open_part() as part:
+            for task in self.conversion.tasks(rows, coming.nbytes, 1):
+                found = self.conversion.do(part, task, done.tell)
+                self._merge(found.errors, found.compared)
+        done.end()
+
+    def _on_workers(
+        self,
+        workers: ParallelConfig | Client,
+        rows: Ints,
+        there: Collection[str],
+        coming: Forecast,
+        bar: ProgressBar,
+    ) -> None:
+        from featcache.cluster.workers import number_of_workers  # which bring in torch
+        from featcache.extraction.converting.conversion_workers import WorkersRun
+        from featcache.extraction.destination import retry_while_locked
+        from featcache.extraction.run import remove_runs
+
+        tasks = self.conversion.tasks(rows, coming.nbytes, number_of_workers(workers))
+        tasks += [ConversionTask(rows[:0], (name,)) for name in there]
+        run = WorkersRun(self.conversion, bar)
+        try:
+            if tasks:
+                run.work(workers, tasks)
+            self._merge(run.errors, run.compared)
+        finally:
+            retry_while_locked(self.writer.recover)
+            remove_runs(self.writer.path)
+
+    def _merge(self, errors: Mapping[str, float], compared: Collection[str]) -> None:
+        """Take over what was compared elsewhere."""
+        self._back.compared |= {*compared}
+        for name, error in errors.items():
+            self._back.errors[name] = max(error, self._back.errors[name])
+
+    def _foretold(self, rows: Ints) -> Forecast:
+        """Log how many bytes and seconds rows will take, and return it.
+
+        Raises `StorageFullError` if they do not fit on the disk.
+        """
+        coming, path = self._forecast(rows), str(self.writer.path)
+        free = shutil.disk_usage(self.writer.path).free
+        if coming.nbytes > free:
+            raise StorageFullError(
+                f"{free:,} bytes are free on the disk of {path!r}, and converting {len(rows):,} "
+                f"utterances takes about {coming.nbytes:,}: free some space, or declare a codec or "
+                "a smaller dtype"
+            )
+        about = f", in about {coming.seconds:,.0f} s in one process" if coming.seconds >= 1 else ""
+        _log.info(
+            "converting %d utterances to %r: %s%s",
+            len(rows),
+            path,
+            said_bytes(coming.nbytes),
+            about,
+        )
+        return coming
+
+    def _forecast(self, rows: Ints) -> Forecast:
+        source, features = self.conversion.rows, self.conversion.features
+        raw = sum(raw_of(source, rows, features).values())
+        if self._copies is not None:
+            nbytes = int(self._copies.nbytes(source.rows_below(rows)).sum())
+            return Forecast(nbytes, raw, 0.0)
+        if raw < SMALL_BYTES:
+            return Forecast(raw, raw, 0.0)
+        return forecast(source, rows, features, sample_of(source, rows), self.writer.path)
+
+
+class _Done:
+    """Counts of what this process has done, for the bar."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self._bar, self._counts = bar, [0, 0]
+        bar.begin()
+
+    def tell(self, utterances: int, nbytes: int) -> None:
+        """Count utterances that are written."""
+        self._counts[0] += utterances
+        self._counts[1] += nbytes
+        self._bar.update(TaskProgress(0, *self._counts))
+
+    def end(self) -> None:
+        """Tell that all is written."""
+        self._bar.end(TaskProgress(0, *self._counts))
+
+
+# `convert`: a cache, or a view of caches, in other formats, codecs or dtypes; read back.
+
+_DECLARED = (
+    "say it of a feature: features=[featcache.FeatureStorageConfig('fbank', 'float16', "
+    "backend='hdf5')]"
+)
+
+
+@named_settings("convert", dict.fromkeys(("backend", "codec", "options", "dtype"), _DECLARED))
 def convert(
     src: FeatureTable | Cache | CachePath,
     dst: str | PathLike[str],
@@ -43,6 +326,8 @@ def convert(
     lossy codec. Then the largest difference of a number is measured, and kept under "converted" in
     `featcache.made_from(dst)["recorded"]`. All that was written is compared with the source before
     the cache is published as complete. Stopped or killed at any moment, the same call goes on.
+    Called again, it brings what was added to the source, and annotations that were corrected there;
+    an array that has changed is an error.
 
     Annotations, stamps, failed ids, the record of what made the features and the fingerprint are
     those of the source. So `extract` and `cache_features`, with the new declarations, go on with a
@@ -108,7 +393,7 @@ def _converted(
     made_from = carried_fingerprint(rows, declared)
     with CacheWriter(path, declared, made_from, overwrite=overwrite) as writer:
         conversion = Conversion(rows, writer.path, declared, made_from)
-        errors = ConversionRun(writer, conversion, workers, progressbar).convert()
+        errors, went_on = ConversionRun(writer, conversion, workers, progressbar).convert()
         keep_record(writer, rows, errors, len(table))
         if table.complete:
             failed = _failed(table)
@@ -116,6 +401,8 @@ def _converted(
             for id in failed:
                 writer.fail(id)
         writer.close(complete=table.complete)
+    if went_on:
+        bring_annotations(rows, path)
     if not table.complete:
         _log.warning("cache %r is incomplete, as what it was converted from", str(path))
     return Cache(path)

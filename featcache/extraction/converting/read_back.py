@@ -1,32 +1,245 @@
-"""`ReadBack`: sealed parts compared with the rows of the table that they were converted from."""
+"""Reading the source of a conversion, and what is carried along: annotations, stamps, tags."""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.errors import CorruptCacheError, KeyNotFoundError
-from featcache.extraction.converting.carried import declaration_of, is_exact
-from featcache.extraction.table_rows import TableRows
+from featcache.declaration import Features, FeatureStorageConfig, by_name
+from featcache.errors import ConfigError, CorruptCacheError, FeatureError, KeyNotFoundError
+from featcache.extraction.table_rows import TableRows, is_adopted
 from featcache.interface import Ints
-from featcache.registry import RAW
-from featcache.store.format.bfloat16 import from_storage
-from featcache.store.format.fingerprint import cache_fingerprint
+from featcache.registry import RAW, get_codec
+from featcache.store.cache import Cache
+from featcache.store.format.annotations import Value, wider_kind
+from featcache.store.format.files import from_storage
+from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.store.format.index import FeatureColumns, Index
 from featcache.store.format.manifest import read_manifest
 from featcache.store.format.part import SealedPart, as_known, checksum
 from featcache.store.reading.containers import Containers
-from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.store.reading.stored_blocks import stored_blocks
-from featcache.store.writing.casts import to_storage
-from featcache.store.writing.copied_arrays import StoredArrays
+from featcache.store.reading.feature_arrays import FeatureArrays, stored_blocks
+from featcache.store.reading.generation import Generation
+from featcache.store.reading.opening import ROLE, joined_mapping, witnesses
+from featcache.store.writing.arrays import to_storage
+from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store.writing.copied_parts import keeps_its_bytes
+from featcache.store.writing.copies import StoredArrays
 from featcache.store.writing.publish import sealed_parts
+from featcache.tables.table import FeatureTable
+
+# Declarations, fingerprint, record and annotations that a conversion carries from its source.
+
+CONVERTED = "converted"  # key of fingerprints and of records
+PROBE = "probe"
+_FEATURES = "features"
+_MANTISSA_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+_OF_FRAMES = ("frame_s", "offset_s", "dims")
+_AT_ONCE = 65536  # utterances whose annotations are compared together
+_log = logging.getLogger("featcache")
+
+Declared = dict[str, FeatureStorageConfig]
+
+
+def declared_as(
+    table: FeatureTable, features: Features | Iterable[str | FeatureStorageConfig] | None
+) -> Declared:
+    """Return the declarations that a converted cache is to have, by name.
+
+    Names stand for features as they are; what a declaration leaves out about frames is that of the
+    source. Raises `KeyNotFoundError` for a feature that the source has not, `ConfigError` for a
+    time axis that is another one.
+    """
+    asked: Iterable[object] = table.features if features is None else features
+    if isinstance(features, str | FeatureStorageConfig):
+        asked = [features]
+    elif isinstance(features, Mapping):
+        asked = by_name(features).values()
+    found: list[FeatureStorageConfig] = []
+    for each in asked:
+        name = each.name if isinstance(each, FeatureStorageConfig) else each
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"features are names, or declarations by FeatureStorageConfig, not {each!r}"
+            )
+        if name not in table.features:
+            there = ", ".join(map(repr, table.features))
+            raise KeyNotFoundError(f"the source has no feature {name!r}; it has {there}")
+        source = declaration_of(table, name)
+        found.append(_filled(each, source) if isinstance(each, FeatureStorageConfig) else source)
+    return by_name(found)
+
+
+def declaration_of(table: FeatureTable, feature: str) -> FeatureStorageConfig:
+    """Return the declaration of a feature; of other tools' files one that holds the same values."""
+    member = table.selection.blocks.blocks[0].features[feature]
+    declared: Mapping[str, Any] = member.opened.manifest.features[feature]
+    if not is_adopted(member.opened.of_feature(feature)):
+        return FeatureStorageConfig.from_json(declared)
+    kept = {key: declared[key] for key in ("dtype", "time_axis", "nonfinite", *_OF_FRAMES)
+            if key in declared}  # fmt: skip
+    return FeatureStorageConfig(feature, **kept)
+
+
+def _filled(given: FeatureStorageConfig, source: FeatureStorageConfig) -> FeatureStorageConfig:
+    if given.time_axis != source.time_axis:
+        text = "a time axis" if source.time_axis == 0 else "no time axis"
+        raise ConfigError(
+            f"feature {given.name!r} has {text}: declare it with time_axis={source.time_axis}"
+        )
+    content = given.to_json()
+    if given.frame_s is None:
+        content |= {"frame_s": source.frame_s, "offset_s": source.offset_s}
+    if given.dims is None:
+        content["dims"] = source.dims
+    return FeatureStorageConfig.from_json(content)
+
+
+def holds(dtype: str, other: str) -> bool:
+    """Tell whether a dtype holds every value of another one.
+
+    >>> holds("float32", "bfloat16"), holds("float16", "bfloat16"), holds("float32", "int32")
+    (True, False, False)
+    """
+    if dtype == other or other == "bool":
+        return True
+    bits = _MANTISSA_BITS.get(dtype)
+    if bits is None:
+        return other not in _MANTISSA_BITS and np.can_cast(other, dtype)
+    if other in _MANTISSA_BITS:
+        # of the floats, float16 alone has a smaller range than one of fewer bits
+        return bits >= _MANTISSA_BITS[other] and (dtype, other) != ("float16", "bfloat16")
+    info = np.iinfo(other)
+    return dtype != "float16" and info.bits - (info.min < 0) <= bits
+
+
+def is_exact(source: FeatureStorageConfig, feature: FeatureStorageConfig) -> bool:
+    """Tell whether each array reads back from `feature` as it is read from the source."""
+    codec = feature.make_codec()
+    return (codec is None or codec.lossless) and holds(feature.dtype, source.dtype)
+
+
+def carried_fingerprint(rows: TableRows, features: Declared) -> dict[str, object]:
+    """Return what converted features are made from: what the source's are.
+
+    The key "converted" has the declarations that numbers were rounded by on their way, where those
+    computed anew would not have been: they are not the same features.
+    """
+    opened = _generations(rows)
+    made: dict[str, Any] = joined_mapping(
+        {str(number): _without(each.manifest.fingerprint) for number, each in enumerate(opened)}
+    )
+    rounded = {name: [*each] for name, each in dict(made.pop(CONVERTED, {})).items()}
+    for name, feature in features.items():
+        member = rows.table.selection.blocks.blocks[0].features[name]
+        was = member.opened.manifest.features[name]
+        copied = (plain := rows.plain()) is not None and keeps_its_bytes(plain, feature)
+        if not copied and _rounds(was, feature):
+            kept = {key: was[key] for key in ("dtype", "codec", "codec_options")}
+            rounded.setdefault(name, []).append(kept)
+    rounded = {name: each for name, each in rounded.items() if name in features}
+    return {**made, CONVERTED: rounded} if rounded else made
+
+
+def _rounds(was: Mapping[str, Any], feature: FeatureStorageConfig) -> bool:
+    """Tell whether a stored feature is less exact than one computed as `feature` declares it."""
+    if was["codec"] != RAW and not get_codec(was["codec"]).lossless:
+        return True
+    floats = was["dtype"] in _MANTISSA_BITS and feature.dtype in _MANTISSA_BITS
+    return floats and not holds(was["dtype"], feature.dtype)
+
+
+def _without(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fingerprint.items() if key != _FEATURES}
+
+
+def _generations(rows: TableRows) -> list[Generation]:
+    """Return the generations, or feature sets, that have any of the features; of equal ones one."""
+    found: dict[str, Generation] = {}
+    for block in rows.table.selection.blocks.blocks:
+        for name in rows.features:
+            opened = block.features[name].opened.of_feature(name)
+            found.setdefault(fingerprint_digest(_without(opened.manifest.fingerprint)), opened)
+    return list(found.values())
+
+
+def keep_record(
+    writer: CacheWriter, rows: TableRows, errors: Mapping[str, float], stored: int
+) -> None:
+    """Keep the source's record with a converted cache, and what this conversion did.
+
+    Also the source's probe, where the cache holds all that it is about.
+    """
+    opened = _generations(rows)
+    record = joined_mapping({str(number): witnesses(each) for number, each in enumerate(opened)})
+    declared = {name: declaration_of(rows.table, name).to_json() for name in rows.features}
+    entry = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "utterances": stored,
+        "was": declared,
+        "source": rows.table.digest,
+        "generations": [each.manifest.name for each in opened],
+        "largest_error": dict(errors),
+    }
+    history = [*record.pop(CONVERTED, []), entry]
+    writer.keep_file(ROLE, json.dumps({**record, CONVERTED: history}, indent=1).encode())
+    source = rows.plain()
+    whole = source is not None and len(rows.table) == len(source.index)
+    if source is not None and whole and {*source.manifest.features} == {*rows.features}:
+        probe = source.file(PROBE)
+        if probe is not None:
+            writer.keep_file(PROBE, probe)
+
+
+def bring_annotations(rows: TableRows, path: Path) -> None:
+    """Give the utterances of a converted cache the annotations that the source has now.
+
+    Annotations that the source has not are those of whoever gave them to the converted cache.
+
+    Raises `FeatureError` for an annotation that is of another kind now.
+    """
+    with Cache(path) as cache:
+        for name in {*rows.annotations()}.intersection(cache.annotations):
+            was, now = cache.annotation(name).kind, rows.table.annotation(name).kind
+            if wider_kind(was, now) is None:
+                raise FeatureError(
+                    f"annotation {name!r} is {was} in {str(path)!r}, and {now} in its source now; "
+                    "convert it anew (overwrite=True)"
+                )
+        changed: dict[str, dict[str, Value | None]] = {}
+        for begin in range(0, len(cache), _AT_ONCE):
+            ids = cache.ids[begin : begin + _AT_ONCE]
+            places = rows.table.find(ids)
+            for name in rows.annotations():
+                theirs = rows.table.annotation(name).take(places)
+                mine = _values(cache, name, begin, begin + len(ids))
+                for id, wanted, there in zip(ids, theirs, mine, strict=True):
+                    # True is 1 to Python
+                    if wanted != there or isinstance(wanted, bool) != isinstance(there, bool):
+                        changed.setdefault(id, {})[name] = wanted
+        if changed:
+            cache.annotate(changed)
+            _log.info(
+                "annotations of %d utterances of %r are not what the source has now: they are "
+                "brought from there", len(changed), str(path),
+            )  # fmt: skip
+
+
+def _values(cache: Cache, name: str, begin: int, end: int) -> list[Value | None]:
+    if name not in cache.annotations:
+        return [None] * (end - begin)
+    return cache.annotation(name)[begin:end]
+
+
+# `ReadBack`: sealed parts compared with the rows of the table that they were converted from.
 
 SAMPLED = 64  # of so many arrays one is read, where digests tell of the bytes
 

@@ -13,21 +13,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.errors import ComputeError, ConfigError, describe
 from featcache.extraction.computation import checked_result
 from featcache.extraction.dataset_batches import DatasetBatches
 from featcache.extraction.datasets import visible_lengths
-from featcache.extraction.estimating.forecast import many
-from featcache.extraction.estimating.trial_cache import chosen, raw_bytes
+from featcache.extraction.estimating.estimate import chosen, many, raw_bytes
 from featcache.extraction.random_state import kept_random_state
+from featcache.extraction.run import check_lengths
 from featcache.extraction.table_rows import TableRow
-from featcache.extraction.workers.plan import check_lengths
-from featcache.extraction.workers.tasks import checked_environment, loader_options
+from featcache.extraction.workers.executor import checked_environment, loader_options
 from featcache.interface import Ints
 from featcache.store.format.annotations import NONE
-from featcache.store.format.stamps import UNKNOWN
-from featcache.store.writing.casts import check_features
+from featcache.store.format.index import UNKNOWN
+from featcache.store.writing.arrays import check_features
 
 Lengths = NDArray[np.float64]
 

@@ -12,10 +12,9 @@ import numpy as np
 from featcache.cluster.dispatch import Dispatch, LostAttempt, Report
 from featcache.cluster.workers import Workers
 from featcache.errors import ComputeError, IncompleteError
-from featcache.extraction.failures import failure_of
-from featcache.extraction.id_numbers import IdNumbers
-from featcache.extraction.progress import ProgressBar, TaskProgress
-from featcache.extraction.workers.tasks import RunSettings, run_task
+from featcache.extraction.datasets import IdNumbers
+from featcache.extraction.outcomes import ProgressBar, TaskProgress, failure_of
+from featcache.extraction.workers.executor import RunSettings, run_task
 from featcache.samplers.batches import Batches
 
 DEATHS_WITHOUT_PROGRESS = 20  # of each worker, with nothing computed in between

@@ -9,27 +9,36 @@ import numpy as np
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.arguments import count, epoch_seed, require_type
-from featcache.samplers.espnet.balanced import balanced_batches
-from featcache.samplers.espnet.by_bins import binned_batches
+from featcache.samplers.bucket import LengthsLike
 from featcache.samplers.espnet.by_size import (
+    Descending,
+    binned_batches,
     folded_batches,
     folded_sizes,
     sorted_batches,
     unsorted_batches,
 )
-from featcache.samplers.espnet.categories import categorized, dataset_members
-from featcache.samplers.espnet.cut import Descending
-from featcache.samplers.espnet.numbered_utterances import (
+from featcache.samplers.espnet.categories import (
+    Limits,
+    balanced_batches,
+    categorized,
+    category_pools,
+    count,
+    dataset_members,
+    dataset_pools,
+    epoch_seed,
+    power_batches,
+    require_type,
+)
+from featcache.samplers.espnet.shapes import (
     Labels,
     NumberedUtterances,
     category_codes,
     codes_of,
+    elements,
+    require_one_frame_shape,
     utterances_of,
 )
-from featcache.samplers.espnet.power import Limits, category_pools, dataset_pools, power_batches
-from featcache.samplers.espnet.shapes import elements, require_one_frame_shape
-from featcache.samplers.lengths import LengthsLike
 from featcache.tables.table import FeatureTable
 
 _TYPES = ("unsorted", "sorted", "folded", "length", "numel")

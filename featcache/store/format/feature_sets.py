@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from featcache.errors import NotACacheError
-from featcache.store.format.files import check_own_directory, write_durably
-from featcache.store.format.joint_edit import KEY, last_pairs
+from featcache.store.format.files import check_own_directory, pack_json, write_durably
 from featcache.store.format.lock import NAME as LOCK
 from featcache.store.format.lock import SOFT_NAME as SOFT_LOCK
 from featcache.store.format.manifest import (
     FORMAT_VERSION,
+    KEY,
     NAME,
     SETS,
     FeatureSetsError,
     Manifest,
+    last_pairs,
     read_content,
     read_manifest,
 )
-from featcache.store.format.sealed_json import pack_json
 
 NEW = ".new-"  # begins the name of a directory in `sets` that is no set yet
 

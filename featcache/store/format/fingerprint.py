@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast
 
-from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.errors import ConfigError
-from featcache.store.format.files import digest
+from featcache.declaration import FeatureStorageConfig
+from featcache.errors import (
+    ConfigError,
+)
+from featcache.store.format.files import (
+    digest,
+)
 
 ABSENT = object()
 _NOT_JSON = "the fingerprint must be made of JSON values"
@@ -104,19 +109,43 @@ def digest_of_canonical(fingerprint: Mapping[str, object]) -> str:
     return digest(text.encode("utf-8", "surrogatepass"))  # a damaged manifest may hold any
 
 
-def differences(old: object, new: object, field: str = "") -> list[str]:
-    """Say field by field in what `new` differs from `old`.
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field in which two fingerprints differ; `str` of it is a line of an error.
 
-    >>> differences({"model": {"layer": 9}}, {"model": {"layer": 12}})
+    Attributes:
+        path: the keys that lead to it, the outermost first.
+        was: the value there; `ABSENT` if there was none.
+        now: the same, of the other one.
+    """
+
+    path: tuple[str, ...]
+    was: object
+    now: object
+
+    @property
+    def field(self) -> str:
+        """The path as one text, which keys with dots make ambiguous."""
+        return ".".join(self.path)
+
+    def __str__(self) -> str:
+        return f"{self.field}: was {_shortened(_text(self.was))}, now {_shortened(_text(self.now))}"
+
+
+def differences(old: object, new: object, path: tuple[str, ...] = ()) -> list[Difference]:
+    """Return field by field in what `new` differs from `old`; `path` leads to both.
+
+    >>> [str(each) for each in differences({"model": {"layer": 9}}, {"model": {"layer": 12}})]
     ['model.layer: was 9, now 12']
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        inner = {key: f"{field}.{key}" if field else str(key) for key in sorted({*old, *new})}
-        pairs = [(old.get(key, ABSENT), new.get(key, ABSENT), name) for key, name in inner.items()]
-        return [line for pair in pairs for line in differences(*pair)]
-    was, now = _text(old), _text(new)
+        return [
+            each
+            for key in sorted({*old, *new})
+            for each in differences(old.get(key, ABSENT), new.get(key, ABSENT), (*path, str(key)))
+        ]
     # as text, like the digest: 1 and 1.0 and true are equal in Python, also within lists
-    return [f"{field}: was {_shortened(was)}, now {_shortened(now)}"] if was != now else []
+    return [Difference(path, old, new)] if _text(old) != _text(new) else []
 
 
 def _text(value: object) -> str:

@@ -1,30 +1,130 @@
 """The index: columns, mapped into memory, of the utterances and of where the bytes of each lie.
 
 Rows are sorted by the UTF-8 bytes of their ids, so that they do not depend on the order of writing.
+With it come the stamps of inputs and the checksums of pages.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import operator
+import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from featcache.errors import CorruptCacheError
+from featcache.container_files import PAGE_BYTES, Pages, bytes_at
+from featcache.errors import ConfigError, CorruptCacheError
 from featcache.interface import Bytes, Ints
 from featcache.stats import FeatureStats
-from featcache.store.format.annotation_columns import stored_kinds
-from featcache.store.format.checked import within
-from featcache.store.format.column_file import ColumnFile
-from featcache.store.format.pages import DIGEST_BYTES
-from featcache.store.format.stamps import StampColumns, read_stamps
-from featcache.store.format.strings import DAMAGED, Strings
+from featcache.store.format.annotations import stored_kinds
+from featcache.store.format.columns import DAMAGED, ColumnFile, Strings, ends_of, take
+from featcache.store.format.files import newer, within
+
+# Stamps: two numbers an utterance, by which a later run sees whether its input has changed.
+
+MOST = (1 << 64) - 1
+
+
+class Stamps(NamedTuple):
+    """Stamps of an utterance: digests of 64 bits, as natural numbers; 0: unknown.
+
+    input: of what the features were computed from, as the data set delivered it.
+    entry: of the utterance's entry in the data set, and of size and time of the files it names.
+    """
+
+    input: int = 0
+    entry: int = 0
+
+
+UNKNOWN = Stamps()
+
+
+class StampColumns(NamedTuple):
+    """Stamps of all rows of an index."""
+
+    input: NDArray[np.uint64]
+    entry: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, stamps: Sequence[Stamps]) -> StampColumns | None:
+        """Return stamps as columns; None if none of them is known."""
+        if all(each == UNKNOWN for each in stamps):
+            return None
+        return cls(*np.array(stamps, np.uint64).reshape(-1, 2).T)
+
+    @classmethod
+    def unknown(cls, count: int) -> StampColumns:
+        """Return columns of that many rows without stamps."""
+        return cls(np.zeros(count, np.uint64), np.zeros(count, np.uint64))
+
+    def replaced(self, stamps: Mapping[int, Stamps]) -> StampColumns:
+        """Return a copy in which some rows have others."""
+        rows = list(stamps)
+        changed = StampColumns(*(column.copy() for column in self))
+        for column, numbers in zip(changed, zip(*stamps.values(), strict=True), strict=True):
+            column[rows] = np.array(numbers, np.uint64)
+        return changed
+
+
+def check_stamps(id: str, stamps: Stamps) -> Stamps:
+    """Return the stamps of an utterance; raises `ConfigError` for what are none."""
+    try:
+        input, entry = map(operator.index, stamps)
+        checked = Stamps(input, entry)
+    except (TypeError, ValueError):
+        checked = Stamps(-1)
+    if not all(0 <= number <= MOST for number in checked):
+        raise ConfigError(
+            f"the stamps of utterance {id!r} are two numbers from 0 to 2**64 - 1, not {stamps!r}"
+        )
+    return checked
+
+
+def read_stamps(file: ColumnFile) -> StampColumns | None:
+    """Take the stamps out of a file of columns; None if it has none."""
+    if not any(name in file for name in StampColumns._fields):
+        return None
+    return StampColumns(*(file.column(name, np.uint64) for name in StampColumns._fields))
+
+
+# Pages: checksums of a container file, a page each, so that any piece can be checked alone.
+
+DIGEST_BYTES = 16  # of a container
+
+
+def page_count(size: int) -> int:
+    """Return the number of pages of a file; the last one may be short, an empty file has none."""
+    return -(-size // PAGE_BYTES)
+
+
+def pages_of(descriptor: int, first: int = 0, count: int | None = None) -> Pages:
+    """Read pages of an open file, from page `first` on, and return the xxh3-64 of each."""
+    total = page_count(os.fstat(descriptor).st_size)
+    last = total if count is None else min(first + count, total)
+    pages = (bytes_at(descriptor, PAGE_BYTES, page * PAGE_BYTES) for page in range(first, last))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, pages), np.uint64)
+
+
+def container_digest(pages: Pages, size: int) -> bytes:
+    """Return the digest of a container: 16 bytes, the most significant one first.
+
+    That is the xxh3-128 of the checksums of its pages and of its size, u64 each.
+    """
+    return xxhash.xxh3_128_digest(pages.astype("<u8").tobytes() + size.to_bytes(8, "little"))
+
+
+# The index: columns, mapped into memory, of the utterances and of where the bytes of each lie.
+#
+# Rows are sorted by the UTF-8 bytes of their ids, so that they do not depend on the order of
+# writing.
 
 Hashes = NDArray[np.uint64]
 hash_of = xxhash.xxh3_64_intdigest  # of an id's UTF-8
@@ -47,6 +147,12 @@ class FeatureColumns:
     # out at the front of the first block
     block_rows: Ints | None = None
     skip: Ints | None = None
+
+
+# and its statistics
+_OF_FEATURES = {field.name for field in dataclasses.fields(FeatureColumns)} | {
+    *("count", "dims", "mean", "m2")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +273,10 @@ class Index:
 def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
     """Take an index out of a file of columns: that of the ids, and of some features.
 
-    Raises `CorruptCacheError` if the columns do not fit each other.
+    Raises `CorruptCacheError` if the columns do not fit each other, `FormatVersionError` for a
+    column of a feature that tells what this featcache does not know.
     """
+    _check_known(file, features)
     index = Index(
         hashes=file.column("hashes", np.uint64),
         hash_rows=file.column("hash_rows", np.int64),
@@ -200,6 +308,15 @@ def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
     )
     _check_lengths(index, file)
     return index
+
+
+def _check_known(file: ColumnFile, features: Sequence[str]) -> None:
+    """Refuse columns that say of the arrays of a feature what nobody here would heed."""
+    wanted = {*features}
+    for column in file.dtypes:
+        name, dot, what = column.partition(".")
+        if dot and name in wanted and what not in _OF_FEATURES:
+            raise newer(f"feature {name!r} in {str(file.path)!r}", f"the column {column!r}")
 
 
 def is_sound(index: Index) -> bool:
@@ -265,3 +382,95 @@ def _check_lengths(index: Index, file: ColumnFile) -> None:
         raise CorruptCacheError(
             f"index {str(file.path)!r} is damaged: its columns have different lengths"
         )
+
+
+# Rows of an index: those of the ids of another one, and an index of some of its rows.
+
+
+def have_same_ids(first: Index, other: Index) -> bool:
+    """Tell whether two indexes are of the same ids: by the digests of their columns, if known."""
+    if first.ids_digest and other.ids_digest:
+        return first.ids_digest == other.ids_digest
+    a, b = first.ids, other.ids
+    return np.array_equal(a.ends, b.ends) and np.array_equal(a.data, b.data)
+
+
+def rows_of_ids(index: Index, of: Index) -> Ints:
+    """Return the row in `index` of each id of another index, in the order of its rows, or -1.
+
+    No Python object is made for any of them. Both are in the order of their ids.
+    """
+    rows = np.full(len(of), -1, np.int64)
+    if not len(index) or not len(of):
+        return rows
+    places = np.minimum(index.hashes.searchsorted(of.hashes), len(index) - 1)
+    alike = index.hashes[places] == of.hashes
+    rows[of.hash_rows[alike]] = index.hash_rows[places[alike]]
+    mine = np.flatnonzero(rows >= 0)
+    if not _are_same(of.ids, mine, index.ids, rows[mine]):
+        for row in mine.tolist():  # ids of the same hash
+            rows[row] = index.find(of.id(row))
+    return rows
+
+
+def _are_same(first: Strings, rows: Ints, other: Strings, others: Ints) -> bool:
+    """Tell whether two lists of rows have the same strings; rows that follow on go together."""
+    if not np.array_equal(np.diff(first.ends)[rows], np.diff(other.ends)[others]):
+        return False
+    breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(others) != 1)) + 1
+    begins, lasts = np.append(0, breaks)[: len(rows)], np.append(breaks, len(rows)) - 1
+    bounds = [
+        (column.ends[some[begins]].tolist(), column.ends[some[lasts[: len(begins)]] + 1].tolist())
+        for column, some in ((first, rows), (other, others))
+    ]
+    pieces = zip(*bounds[0], *bounds[1], strict=True)
+    return all(first.data[a:b].tobytes() == other.data[c:d].tobytes() for a, b, c, d in pieces)
+
+
+def common_rows(indexes: Sequence[Index]) -> list[Ints | None]:
+    """Return, for each index, the rows of the ids that all of them have; None: all its rows.
+
+    Raises `CorruptCacheError` for an index whose rows cannot be taken.
+    """
+    if all(have_same_ids(indexes[0], each) for each in indexes[1:]):
+        return [None] * len(indexes)
+    if not all(map(is_sound, indexes)):
+        raise CorruptCacheError(f"{DAMAGED}: its columns name what is not there")
+    found = [np.arange(len(indexes[0]))]
+    found += [rows_of_ids(each, indexes[0]) for each in indexes[1:]]
+    there = np.logical_and.reduce([rows >= 0 for rows in found])
+    return [rows[there] for rows in found]
+
+
+def some_rows(index: Index, rows: Ints) -> Index:
+    """Return an index of some rows, in their order; its containers are the same."""
+    data, ends = take(index.ids.data, index.ids.ends, rows)
+    new = np.full(len(index), -1, np.int64)
+    new[rows] = np.arange(len(rows))
+    hash_rows = new[index.hash_rows]
+    stay = hash_rows >= 0
+    return Index(
+        hashes=index.hashes[stay],
+        hash_rows=hash_rows[stay],
+        ids=Strings(ends, data),
+        features={name: _some_rows(each, rows) for name, each in index.features.items()},
+        containers=index.containers,
+        stats=index.stats,
+    )
+
+
+def _some_rows(columns: FeatureColumns, rows: Ints) -> FeatureColumns:
+    begins = columns.first[rows]
+    counts = columns.first[rows + 1] - begins
+    first = ends_of(counts)
+    extents = np.repeat(begins - first[:-1], counts) + np.arange(first[-1])
+    return FeatureColumns(
+        rows=columns.rows[rows],
+        checksum=columns.checksum[rows],
+        first=first,
+        container=columns.container[extents],
+        offset=columns.offset[extents],
+        nbytes=columns.nbytes[extents],
+        block_rows=None if columns.block_rows is None else columns.block_rows[rows],
+        skip=None if columns.skip is None else columns.skip[rows],
+    )

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
@@ -30,12 +30,16 @@ _told: set[int] = set()  # the file systems without flock that were told of
 
 
 class WriterLock:
-    """Held by the one process that may publish a cache, or write a part."""
+    """Held by the one process that may publish a cache, or write a part; a `with` block lets go.
 
-    def __init__(self, directory: Path) -> None:
+    Raises `CacheLockedError` if another holds it for `patience_s`, `FileNotFoundError` without such
+    a directory.
+    """
+
+    def __init__(self, directory: Path, patience_s: float = 0.0) -> None:
         self._holder = directory / HOLDER
         try:
-            self._lock = _acquired(directory, PATIENCE_S)
+            self._lock = _acquired(directory, max(patience_s, PATIENCE_S))
         except Timeout as error:
             soft = directory / SOFT_NAME
             gone = f"; if it is gone, remove {str(soft)!r}" if soft.exists() else ""
@@ -43,8 +47,8 @@ class WriterLock:
                 f"{str(directory)!r} is being written by {holder_text(directory)}; wait for it, or "
                 f"end it and try again: what it has committed is kept{gone}"
             ) from error
-        this = Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S"))
         try:
+            this = Holder(os.getpid(), socket.gethostname(), time.strftime("%Y-%m-%d %H:%M:%S"))
             self._holder.unlink(missing_ok=True)  # a link would lead elsewhere
             self._holder.write_text(json.dumps(this._asdict()))
         except BaseException:
@@ -54,9 +58,26 @@ class WriterLock:
     def release(self) -> None:
         """Let others write; harmless the second time."""
         if self._lock.is_locked:
-            with contextlib.suppress(OSError):  # it names who held the lock, and is harmless
-                self._holder.unlink()
-            self._lock.release()
+            try:
+                with contextlib.suppress(OSError):  # it names who held the lock, and is harmless
+                    self._holder.unlink()
+            finally:
+                self._lock.release()
+
+    def __enter__(self) -> Self:
+        try:
+            return self
+        except BaseException:
+            self.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        # twice, for an interrupt (Ctrl-C) that comes right before: the traceback of one may keep
+        # the lock alive for as long as the process lives
+        try:
+            self.release()
+        finally:
+            self.release()
 
 
 class Holder(NamedTuple):
@@ -98,11 +119,27 @@ def holder_text(directory: Path) -> str:
         return "another process"
     which = f"process {found.pid} on {found.host} since {found.since}"
     here = found[:2] == (os.getpid(), socket.gethostname())
-    return f"{which}, which is this one: close the other writer" if here else which
+    if not here:
+        return which
+    return (
+        f"{which}, which is this one: close the other writer (close() of it, or of the function "
+        "that reads through the cache)"
+    )
+
+
+def at_work(directory: Path) -> str:
+    """Say, as part of a message, that a process is writing; "" where none seems to be."""
+    found = holder(directory)
+    if found is None or not may_live(found):
+        return ""
+    return f"being written by process {found.pid} on {found.host} since {found.since}"
 
 
 def is_locked(directory: Path) -> bool:
-    """Take the lock of a directory for a moment; True if that failed: a live process holds it."""
+    """Take the lock of a directory for a moment; True if that failed: a live process holds it.
+
+    Raises `FileNotFoundError` if there is no such directory: its writer may have removed it.
+    """
     try:
         _acquired(directory, 0).release()
     except Timeout:
@@ -111,18 +148,23 @@ def is_locked(directory: Path) -> bool:
 
 
 def _acquired(directory: Path, timeout_s: float) -> BaseFileLock:
+    directory.stat()  # one that its writer has removed is not made again
     # thread_local: a part is sealed by another thread
     lock: BaseFileLock = FileLock(directory / NAME, thread_local=False, fallback_to_soft=False)
     try:
-        lock.acquire(timeout=timeout_s, poll_interval=0.005)
-    except OSError as error:
-        if error.errno not in _NO_FLOCK:
-            raise
-        _tell_once(directory)
-        # its being there is the lock
-        lock = SoftFileLock(directory / SOFT_NAME, thread_local=False)
-        lock.acquire(timeout=timeout_s, poll_interval=0.005)
-    return lock
+        try:
+            lock.acquire(timeout=timeout_s, poll_interval=0.005)
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
+            _tell_once(directory)
+            # its being there is the lock
+            lock = SoftFileLock(directory / SOFT_NAME, thread_local=False)
+            lock.acquire(timeout=timeout_s, poll_interval=0.005)
+        return lock
+    except KeyboardInterrupt:  # its traceback may keep the lock alive
+        lock.release(force=True)
+        raise
 
 
 def _tell_once(directory: Path) -> None:

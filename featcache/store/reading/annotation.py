@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, RowError
 from featcache.interface import Ints
-from featcache.store.format.annotation_columns import Column, joined
-from featcache.store.format.annotations import Value
-from featcache.store.format.coded_strings import Codes
-from featcache.store.format.strings import Strings
+from featcache.store.format.annotations import Column, Value, joined
+from featcache.store.format.columns import Codes, Strings
 
 Bools = NDArray[np.bool_]
 _AT_ONCE = 65536

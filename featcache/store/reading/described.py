@@ -12,9 +12,8 @@ from featcache.errors import KeyNotFoundError
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
 from featcache.store.reading.annotation import Annotation
-from featcache.store.reading.generation import Generation
-from featcache.store.reading.id_sequence import Ids
-from featcache.store.reading.joined_sets import missing_from
+from featcache.store.reading.generation import Generation, Ids
+from featcache.store.reading.opening import missing_from
 
 
 class Described(ABC):

@@ -1,24 +1,141 @@
-"""The arrays of one feature: from a row of the index to numbers."""
+"""The arrays of one feature: from a row of the index to numbers, checked where that is wanted."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import xxhash
 
-from featcache.declaration.frame_times import FrameTimes
-from featcache.errors import CacheError, CorruptCacheError, FeatcacheError
-from featcache.interface import Array, Bytes, Codec, Ints, storage_dtype
+from featcache.container_files import PAGE_BYTES
+from featcache.declaration import FrameTimes
+from featcache.errors import CacheError, CorruptCacheError, FeatcacheError, FormatVersionError
+from featcache.interface import Array, Bytes, Codec, EncodedArray, FeatureSpec, Ints, storage_dtype
 from featcache.registry import RAW, get_codec
-from featcache.store.format.index import Index
+from featcache.store.format.index import ContainerColumns, FeatureColumns, Index
 from featcache.store.format.manifest import Manifest
-from featcache.store.reading.block_decoding import decoded
-from featcache.store.reading.checksums import Checks
 from featcache.store.reading.containers import Containers, Piece
+from featcache.store.reading.verify import ContainerPages
+
+# An array's bytes as they are stored, for those who copy or compare them without decoding.
+
+
+def stored_blocks(columns: FeatureColumns, row: int, containers: Containers) -> EncodedArray:
+    """Return the blocks of a row, one an extent; views where the containers are mapped."""
+    extents = range(int(columns.first[row]), int(columns.first[row + 1]))
+    places = (
+        (int(columns.container[at]), int(columns.offset[at]), int(columns.nbytes[at]))
+        for at in extents
+    )
+    blocks = tuple(containers.view(*place).data for place in places)
+    return EncodedArray(int(columns.rows[row]), blocks)
+
+
+# Decoding of a codec's blocks, with its promises checked: any package may bring a codec.
+
+
+def decoded(
+    codec: Codec, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+) -> Array:
+    """Decode a block, whoever wrote the codec; raises `CorruptCacheError` if it breaks its promise.
+
+    Without this, a block of one row too many would be taken for the next one's, and one of other
+    dims be repeated to fill a frame.
+    """
+    try:
+        block = np.asanyarray(codec.decode(data, dtype, dims, rows))
+    except FeatcacheError:
+        raise
+    except Exception as error:
+        raise CorruptCacheError(
+            f"codec {codec.name!r} cannot decode a block of {len(data)} bytes: {error!r}"
+        ) from error
+    if block.dtype != dtype or block.ndim == 0 or block.shape[1:] != dims or len(block) > rows:
+        raise CorruptCacheError(
+            f"codec {codec.name!r} decodes a block of {len(data)} bytes to {block.dtype} of shape "
+            f"{block.shape}, not {dtype} of up to {(rows, *dims)}"
+        )
+    return block
+
+
+def joined(spec: FeatureSpec, array: EncodedArray, block_rows: int) -> Array:
+    """Return a whole array of shape (rows, *dims), storage dtype, from its blocks.
+
+    Args:
+        spec: the feature.
+        array: its rows and its blocks.
+        block_rows: rows a block of the codec; 0: the whole array is one block.
+    """
+    dtype, rows = spec.storage_dtype, array.rows
+    if spec.codec is None or not array.blocks:
+        flat = np.frombuffer(b"".join(array.blocks), dtype)
+        return cast(Array, flat.reshape(rows, *spec.dims))
+    size = block_rows or rows
+    blocks = (memoryview(block) for block in array.blocks)
+    frames = [decoded(spec.codec, block, dtype, spec.dims, size) for block in blocks]
+    return np.concatenate(frames)[:rows]
+
+
+# Checks of bytes when they are read: arrays by their checksum, windows of them by their pages.
+
+
+class Checks:
+    """Compares bytes of a generation's containers with what was written.
+
+    Safe to share between threads.
+    """
+
+    def __init__(
+        self, cache: Path, manifest: Manifest, columns: ContainerColumns, containers: Containers
+    ) -> None:
+        self._containers = containers
+        self._pages = ContainerPages(cache, manifest, columns, containers.adopted)
+
+    def same_array(self, extents: Sequence[Piece], checksum: int) -> bool:
+        """Tell whether the bytes of a whole array have its checksum."""
+        state = xxhash.xxh3_64()
+        for extent in extents:
+            state.update(self._containers.view(*extent).data)
+        return state.intdigest() == checksum
+
+    def check_pages(self, container: int, offset: int, nbytes: int) -> None:
+        """Raise `CorruptCacheError` unless the pages that hold some bytes are what was written."""
+        self._containers.check(container, offset, nbytes)
+        first, last = offset // PAGE_BYTES, -(-(offset + nbytes) // PAGE_BYTES)
+        begin = first * PAGE_BYTES
+        end = min(last * PAGE_BYTES, int(self._pages.columns.sizes[container]))
+        data = self._containers.view(container, begin, end - begin).data
+        pages = (data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES))
+        found = list(map(xxhash.xxh3_64_intdigest, pages))
+        if found != self._pages.of(container)[first:last].tolist():
+            raise CorruptCacheError(
+                f"container {self._pages.file(container)!r} is damaged between bytes {begin} and "
+                f"{end}: the checksums of its pages do not match"
+            )
+
+
+# The arrays of one feature: from a row of the index to numbers.
+
+MOST_FRAMES = 1 << 40  # no memory that they could be written from holds more
+_LARGE_BYTES = 1 << 30  # of an array whose one block has to show that it holds as much
+
+
+@contextmanager
+def memory_for(feature: str, lengths: tuple[int, ...], dims: tuple[int, ...]) -> Iterator[None]:
+    """Raise `CacheError` where the memory for arrays of a feature cannot be had."""
+    try:
+        yield
+    except (MemoryError, ValueError, RuntimeError) as error:  # torch raises the last one
+        raise CacheError(
+            f"feature {feature!r}: no memory for frames {lengths} of shape {dims}: {error}; read "
+            "less at once, or see whether the cache is damaged (verify='columns')"
+        ) from error
 
 
 class FeatureArrays:
@@ -87,14 +204,8 @@ class FeatureArrays:
 
         Raises `CacheError` if memory lacks.
         """
-        try:
+        with memory_for(self.name, lengths, self.dims):
             return np.empty((*lengths, *self.dims), self.dtype)
-        except (MemoryError, ValueError) as error:
-            raise CacheError(
-                f"feature {self.name!r}: no memory for frames {lengths} of shape {self.dims}: "
-                f"{error}; read less at once, or see whether the cache is damaged "
-                "(verify='columns')"
-            ) from error
 
     def read_into(self, row: int, out: Array, start: int = 0) -> None:
         """Copy the frames from `start` on into the contiguous `out` of shape (frames, *dims)."""
@@ -186,13 +297,38 @@ class FeatureArrays:
         for extent in extents:
             self._containers.check(*extent)
         if self._is_raw or not extents:
-            fits = 0 <= length * self._row_bytes <= sum(nbytes for _, _, nbytes in extents)
-        else:  # a single block of any length shows what it holds only when it is decoded
-            size = self._declared_rows(row, extents[0][0])
-            most = size * len(extents) - self._skipped(row)
-            fits = not size or 0 <= length <= most
-        if not fits:
+            held = sum(nbytes for _, _, nbytes in extents)
+            fits = length * self._row_bytes <= held
+        elif size := self._declared_rows(row, extents[0][0]):
+            fits = length <= size * len(extents) - self._skipped(row)
+        else:
+            fits = length * self._row_bytes <= _LARGE_BYTES or self._is_held(row, length)
+        if not 0 <= length <= MOST_FRAMES or not fits:
             raise self._damaged(row, "its extents are shorter than its length")
+
+    def _is_held(self, row: int, length: int) -> bool:
+        """Decode the single block of a row: what it holds shows only then."""
+        data = self._containers.view(*self._extents(row, slice(1))[0]).data
+        return len(decoded(self._codec, data, self.dtype, self.dims, length)) == length
+
+    @cached_property
+    def all_lengths(self) -> Ints:
+        """The frames of all rows: the column itself, once it has been looked at as a whole."""
+        self.check_lengths(self.lengths)
+        return self.lengths
+
+    def check_lengths(self, lengths: Ints) -> None:
+        """Raise `CorruptCacheError` for lengths, those of some rows, that no arrays can have."""
+        most = MOST_FRAMES
+        if self._is_raw and self._row_bytes:
+            held = int(self._index.containers.sizes.sum())
+            most = min(most, held // self._row_bytes)
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > most:
+            raise CorruptCacheError(
+                f"feature {self.name!r} is damaged: its index tells of {lengths.min()} to "
+                f"{lengths.max()} frames; opening the cache with verify='arrays' tells all damage, "
+                "and what to do"
+            )
 
     def _damaged(self, row: int, what: object) -> FeatcacheError:
         if isinstance(what, FeatcacheError):
@@ -281,7 +417,13 @@ class FeatureArrays:
 
     @cached_property
     def _codec(self) -> Codec:  # made when needed: its library may be missing
-        kind = get_codec(self._declared["codec"])
+        name, options = self._declared["codec"], self._declared["codec_options"]
+        kind = get_codec(name)
         known = {field.name for field in dataclasses.fields(cast(Any, kind))}
-        options = self._declared["options"].items()
-        return kind(**{key: value for key, value in options if key in known})
+        if unknown := sorted(options.keys() - known):
+            raise FormatVersionError(
+                f"feature {self.name!r} is stored by codec {name!r} with options that it does not "
+                f"know, {', '.join(map(repr, unknown))}; upgrade featcache, or the package that "
+                "has the codec"
+            )
+        return kind(**options)

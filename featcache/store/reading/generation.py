@@ -6,34 +6,149 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol, overload
+
+from numpy.typing import NDArray
 
 from featcache._checks import listed_ids, not_an_id
 from featcache.errors import (
     CacheError,
     CorruptCacheError,
     KeyNotFoundError,
+    RowError,
     StaleCacheError,
     WindowError,
     nearest,
 )
 from featcache.interface import Array, Ints
-from featcache.store.format.annotation_columns import Column, read_column
-from featcache.store.format.index import Index
-from featcache.store.format.kept_files import read_kept
-from featcache.store.format.manifest import Manifest
-from featcache.store.format.roots import NO_ROOTS, Roots
-from featcache.store.format.stamps import StampColumns
-from featcache.store.format.strings import Strings
-from featcache.store.reading.adopted_files import AdoptedFiles
+from featcache.store.format.annotations import Column, read_column
+from featcache.store.format.columns import ColumnFile, Strings
+from featcache.store.format.feature_sets import stored_sets
+from featcache.store.format.files import from_storage
+from featcache.store.format.index import Index, StampColumns, read_index, read_strings
+from featcache.store.format.lock import at_work
+from featcache.store.format.manifest import Manifest, manifest_file, read_kept, read_manifest
 from featcache.store.reading.annotation import BlockRows
-from featcache.store.reading.checksums import Checks
-from featcache.store.reading.containers import Containers
-from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.store.reading.opened_columns import opened_columns
+from featcache.store.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
+from featcache.store.reading.feature_arrays import Checks, FeatureArrays
+from featcache.store.reading.verify import raise_damage
+
+# Manifest and columns of a generation, read while others may publish.
+
+
+def _manifest_of(path: Path, name: str | None) -> Manifest:
+    """Read the manifest of a generation; that of the current one is what counts of it."""
+    current = read_manifest(path)
+    if name is None or name == current.name:
+        return current
+    return read_manifest(path, manifest_file(name))
+
+
+def opened_columns(
+    path: Path, mapped: bool, checked: bool, name: str | None
+) -> tuple[Manifest, Index, Strings, ColumnFile]:
+    """Read manifest, index and failed ids, while others may publish.
+
+    The file of columns comes, too: those of annotations are taken out of it when they are needed.
+    With `checked`, all of the index is compared with its checksums.
+    """
+    manifest = _manifest_of(path, name)
+    while True:
+        try:
+            file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
+            break
+        except FileNotFoundError as error:
+            # others may have published since: the columns of the generation before go then
+            newer = _manifest_of(path, name)
+            if newer.write_id == manifest.write_id:
+                raise CacheError(
+                    f"cache {str(path)!r} lacks {error.filename!r}; put it back, or remove "
+                    "featcache.json and write the cache again: what is sealed is kept"
+                ) from error
+            manifest = newer
+    with file.until_read(later=bool(manifest.annotations)):
+        if checked:
+            raise_damage(file.damage())
+        index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
+    for wrong in _misfits(manifest, index):
+        raise CorruptCacheError(f"cache {str(path)!r} is damaged: {wrong}")
+    return manifest, index, failed, file
+
+
+def _misfits(manifest: Manifest, index: Index) -> Iterator[str]:
+    """Say in what an index is not what its manifest says."""
+    if len(index) != manifest.rows:
+        yield f"{len(index)} of {manifest.rows} rows"
+    parts = index.containers.parts
+    if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < len(manifest.parts):
+        yield "its containers are in parts that are not there"
+    for name, feature in manifest.features.items():
+        if feature["stats"] and manifest.is_collected and name not in index.stats:
+            yield f"it has no statistics of {name!r}"
+
+
+# `Ids`: the utterance ids of numbered rows as a sequence, which holds none of them itself.
+
+
+class HasIds(Protocol):
+    """Rows that have ids, as those of an index or of a table."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __contains__(self, id: object) -> bool: ...
+    def id(self, row: int) -> str:
+        """Return the id of a row, counted from 0."""
+        ...
+
+
+class Ids(Sequence[str]):
+    """The ids of a cache or a table in the order of its rows.
+
+    Taken out of the index when they are asked for: ten million ids cost no memory. Equal to any
+    sequence of the same ids; pickled as a list.
+    """
+
+    def __init__(self, rows: HasIds) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self._rows.id(each) for each in range(len(self))[row]]
+        try:
+            return self._rows.id(range(len(self))[row])
+        except IndexError:
+            raise RowError(f"no row {row}: there are {len(self)} utterances") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._rows
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        some = ", ".join(map(repr, self[:3]))
+        return f"<{len(self)} ids: {some}{', ...' * (len(self) > 3)}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return list, (list(self),)
 
 
 @dataclass(frozen=True)
@@ -88,7 +203,7 @@ class Generation:
         self._annotations: dict[str, Column] = {}
         columns = self.index.containers
         adopted = AdoptedFiles.of(path, self.manifest.parts, columns, roots)
-        self.containers = Containers.of(path, columns, mapped, adopted)
+        self.containers = Containers.of(path, columns, mapped, adopted, check_reads)
         if check_reads:
             self.check_collected("check_reads")
         checks = Checks(path, self.manifest, columns, self.containers) if check_reads else None
@@ -153,7 +268,7 @@ class Generation:
         if not isinstance(name, str) or name not in self.manifest.annotations:
             raise KeyNotFoundError(
                 f"no annotation {name!r} in cache {str(self.path)!r}",
-                hint=partial(nearest, name, self.manifest.annotations),
+                hint=lambda: nearest(name, self.manifest.annotations) + self.written_since(),
             )
         for home, each in self.sets.items():
             if name in each.manifest.annotations:
@@ -180,7 +295,7 @@ class Generation:
                 raise StaleCacheError(str(self.refused[feature])) from None
             raise KeyNotFoundError(
                 f"no feature {feature!r} in cache {str(self.path)!r}",
-                hint=partial(nearest, feature, self.features),
+                hint=lambda: nearest(feature, self.features) + self.written_since("open it again"),
             ) from None
 
     def row(self, id: str) -> int:
@@ -229,11 +344,10 @@ class Generation:
     def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
         """Return the frames of all utterances in row order, or of some."""
         arrays = self.arrays(feature)
-        lengths = arrays.lengths.copy() if ids is None else arrays.lengths[self.rows(ids)]
-        if len(lengths) and lengths.min() < 0:
-            raise CorruptCacheError(
-                f"cache {str(self.path)!r} is damaged: feature {feature!r} has negative lengths"
-            )
+        if ids is None:
+            return arrays.all_lengths.copy()
+        lengths = arrays.lengths[self.rows(ids)]
+        arrays.check_lengths(lengths)
         return lengths
 
     def close(self) -> None:
@@ -244,11 +358,23 @@ class Generation:
     def _not_found(self, id: str) -> KeyNotFoundError:
         if not isinstance(id, str):
             return KeyNotFoundError(not_an_id(id))
-        more = "" if self.manifest.complete else "; it is incomplete, more may come"
-        return KeyNotFoundError(
-            f"no utterance {id!r} in cache {str(self.path)!r}",
-            hint=lambda: self.index.nearest(id) + more,
-        )
+
+        def hint() -> str:
+            found = self.index.nearest(id)
+            if not self.manifest.complete:
+                found += f"; it is incomplete, {at_work(self.path) or 'more may come'}"
+            return found + self.written_since()
+
+        return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}", hint=hint)
+
+    def written_since(self, advice: str = "refresh() it, or open it again") -> str:
+        """Say, as the end of a message, that a newer generation is there than the one opened."""
+        with suppress(CacheError, OSError):
+            now = {found.name for _, found in stored_sets(self.path)}
+            tagged = {name for _, found in stored_sets(self.path) for name in found.tags.values()}
+            if now.difference(self.names) and not tagged.issuperset(self.names):
+                return f"; the cache was written on since it was opened: {advice}"
+        return ""
 
 
 def read_row(
@@ -284,3 +410,39 @@ def window(
             return begin, end
         wrong = f"frames {begin} to {end} are not within 0 to {length}"
     raise WindowError(f"utterance {id!r}, feature {feature!r}: {wrong}")
+
+
+# Arrays of several utterances of a generation in one, padded at the end of the frame axis.
+
+
+class PaddedFeatures(NamedTuple):
+    """Arrays of several utterances in one, padded at the end of the frame axis.
+
+    data: (utterances, longest, *dims), or (utterances, *dims) without a time axis.
+    lengths: frames of each utterance, int64; ones without a time axis.
+    """
+
+    data: NDArray[Any]
+    lengths: Ints
+
+
+def read_padded(opened: Generation, ids: Iterable[str], feature: str) -> PaddedFeatures:
+    """Read the arrays of several utterances, as `Cache.read_batch` does."""
+    arrays = opened.arrays(feature)
+    rows = opened.rows(ids)
+    lengths = arrays.lengths[rows]
+    for place in {int(lengths.argmin()), int(lengths.argmax())} if len(rows) else ():
+        arrays.check_length(int(rows[place]))
+    longest = int(lengths.max(initial=0))
+    data = arrays.empty(len(rows), longest)
+    for out, row, length in zip(data, rows.tolist(), lengths.tolist(), strict=True):
+        arrays.read_into(row, out[:length])
+        out[length:] = 0
+    if not arrays.has_frames:
+        if (lengths != 1).any():
+            raise CorruptCacheError(
+                f"cache {str(opened.path)!r} is damaged: feature {feature!r} has no time axis, "
+                "but its index tells of several frames"
+            )
+        data = data.reshape(len(rows), *arrays.dims)
+    return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from featcache._checks import directory
-from featcache.declaration.dtypes import dtype_name
-from featcache.store.format.disk_errors import reading
+from featcache.declaration import dtype_name
 from featcache.store.format.feature_sets import set_of, stored_sets
-from featcache.store.format.ids import as_id
-from featcache.store.format.roots import NO_ROOTS, absolute_roots, check_roots
-from featcache.store.reading.expectation import Expectation
+from featcache.store.format.files import as_id, reading
+from featcache.store.reading.containers import NO_ROOTS, absolute_roots, check_roots
 from featcache.store.reading.generation import Generation
+from featcache.store.reading.opening import Expectation
 
 if TYPE_CHECKING:
     import torch
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
 class FeatureReader:
     """Read one feature of a cache by id, as a SpeechBrain dynamic item or any other callable.
 
-    Costs next to nothing to make, copy, pickle, fork or spawn: the cache is opened at the first
-    call in each process, and copies share nothing. One that was made anew from something else since
-    the reader was made or first opened is refused then with a `StaleCacheError`. What is read is a
-    tensor of its own, shape (frames, *dims), or `dims` without a time axis.
+    Threads, forks and pickles may share it, and it costs next to nothing to make or copy: the cache
+    is opened at the first call in each process, and copies share nothing. One that was made anew
+    from something else since the reader was made or first opened is refused then with a
+    `StaleCacheError`. What is read is a tensor of its own, shape (frames, *dims), or `dims` without
+    a time axis.
 
     Args:
         path: the cache directory.

@@ -7,7 +7,7 @@ locked; what is read from an open part is compared with its checksum.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,27 +15,67 @@ from typing import NamedTuple
 import numpy as np
 
 from featcache.container_files import bytes_at
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError
 from featcache.interface import Array, EncodedArray, Ints
 from featcache.store.format.files import open_within
-from featcache.store.format.index import Index
+from featcache.store.format.index import UNKNOWN, Index, Stamps
+from featcache.store.format.journal import NAME, Header, Placed, Utterance, record_of
 from featcache.store.format.journal import NAME as JOURNAL
-from featcache.store.format.journal_lines import Header, Placed, Utterance
 from featcache.store.format.lock import HOLDER, holder, is_locked, may_live
 from featcache.store.format.manifest import PARTS, Manifest
-from featcache.store.format.part import (
-    PART_NAME,
-    SEAL,
-    SealedPart,
-    as_known,
-    checksum,
-    read_part,
-)
-from featcache.store.reading.block_decoding import joined
+from featcache.store.format.part import PART_NAME, SEAL, SealedPart, as_known, checksum, read_part
 from featcache.store.reading.containers import Containers
-from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.store.reading.journal_tail import JournalTail
+from featcache.store.reading.feature_arrays import FeatureArrays, joined
+
+# The journal of a part that another process may be writing, read on as it grows.
+
+
+class JournalTail:
+    """Utterances as a journal notes them, committed or not: checksums tell which bytes are there.
+
+    It is read to its end also when the part is sealed meanwhile and the journal removed.
+
+    Attributes:
+        header: that of the part; None until it was read.
+        noted: how many utterances were read.
+        committed: how many of these are durable, the first ones.
+
+    Raises `FileNotFoundError` if the part has no journal.
+    """
+
+    def __init__(self, cache: Path, part: str) -> None:
+        self.header: Header | None = None
+        self.committed = 0
+        self.noted = 0  # utterances
+        self._read = 0  # bytes
+        self._descriptor = open_within(cache, f"{part}/{NAME}")
+
+    def look(self) -> list[Utterance]:
+        """Return the utterances that were noted since the last look.
+
+        Lines that do not check are passed over: recovery judges them.
+        """
+        size = os.fstat(self._descriptor).st_size
+        if size <= self._read:
+            return []
+        data = bytes_at(self._descriptor, size - self._read, self._read)
+        whole = data.rfind(b"\n") + 1  # the rest is being written
+        self._read += whole
+        found: list[Utterance] = []
+        for line in data[:whole].splitlines(keepends=True):
+            record = record_of(line)
+            if record is not None:
+                self.header = record.header or self.header
+                found += record.utterances
+                self.noted += len(record.utterances)
+                if record.stats is not None:
+                    self.committed = self.noted
+        return found
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if hasattr(self, "_descriptor"):
+            close(self._descriptor)  # when the interpreter ends, `os` may be gone before this
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +151,7 @@ class Unpublished:
         part, utterance = noted.part, noted.utterance
         if utterance.arrays.keys() != self._features.keys():
             return None
-        if self._is_lost_one(noted):
+        if self._is_lost_one(noted, tail):
             return None
         read = {
             name: self._array(part, name, utterance.arrays[name], tail.header)
@@ -120,8 +160,16 @@ class Unpublished:
         found = {name: array for name, array in read.items() if array is not None}
         return found if len(found) == len(read) else None
 
-    def _is_lost_one(self, noted: _Noted) -> bool:
-        tail = self._tails[noted.part]
+    def stamps(self, id: str) -> Stamps:
+        """Return the stamps of an utterance."""
+        for sealed in [*self._sealed.values()]:
+            if (row := sealed.row(id)) >= 0:
+                columns = sealed.index.stamps
+                return UNKNOWN if columns is None else Stamps(*(each.item(row) for each in columns))
+        noted = self._noted.get(id)
+        return UNKNOWN if noted is None else noted.utterance.stamps
+
+    def _is_lost_one(self, noted: _Noted, tail: JournalTail) -> bool:
         return noted.number >= tail.committed and self._is_lost(noted.part)
 
     def _is_lost(self, part: str) -> bool:
@@ -157,7 +205,8 @@ class Unpublished:
         self._tails[name] = tail
         for number, utterance in enumerate(noted, first):
             known = self._noted.get(utterance.id)
-            if known is None or known.part not in self._tails or self._is_lost_one(known):
+            other = None if known is None else self._tails.get(known.part)
+            if known is None or other is None or self._is_lost_one(known, other):
                 self._noted[utterance.id] = _Noted(name, number, utterance)
 
     def _take_sealed(self, name: str, manifest: Manifest) -> None:

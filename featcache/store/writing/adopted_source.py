@@ -11,22 +11,25 @@ import numpy as np
 
 from featcache.adoptable import Found
 from featcache.errors import CacheError, NotACacheError
-from featcache.store.format.annotation_columns import Column
-from featcache.store.format.annotations import Values, check_annotations, kinds_of
-from featcache.store.format.disk_errors import explained
+from featcache.store.format.annotations import Column, Values, check_annotations, kinds_of
+from featcache.store.format.columns import Strings
 from featcache.store.format.feature_sets import stored_sets
-from featcache.store.format.index import ContainerColumns, FeatureColumns, Index, hash_of
-from featcache.store.format.journal_lines import Header
-from featcache.store.format.manifest import ADOPTED, read_manifest
-from featcache.store.format.manifest_entries import Adopted
-from featcache.store.format.pages import DIGEST_BYTES
-from featcache.store.format.roots import read_roots, write_root
-from featcache.store.format.strings import Strings
-from featcache.store.writing.adopted_part import seal_adopted
-from featcache.store.writing.new_sets import directory_to_write
+from featcache.store.format.files import explained
+from featcache.store.format.index import (
+    DIGEST_BYTES,
+    ContainerColumns,
+    FeatureColumns,
+    Index,
+    hash_of,
+)
+from featcache.store.format.journal import Header
+from featcache.store.format.manifest import ADOPTED, Adopted, read_manifest
+from featcache.store.reading.containers import read_roots, write_root
+from featcache.store.writing.compact import seal_adopted
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.publish import sealed_parts
 from featcache.store.writing.session import WriteSession
+from featcache.store.writing.sets import directory_to_write
 
 
 @dataclass(frozen=True, slots=True)

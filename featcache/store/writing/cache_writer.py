@@ -8,15 +8,14 @@ from typing import Self
 
 from featcache._checks import are_listed, directory
 from featcache._closing import close_after
-from featcache.declaration.feature_config import Features, by_name
+from featcache.declaration import Features, by_name
 from featcache.errors import ConfigError, KeyNotFoundError
-from featcache.store.format.ids import check_id
-from featcache.store.format.kept_files import MOST_BYTES, check_role
-from featcache.store.format.stamps import UNKNOWN, Stamps, check_stamps
-from featcache.store.writing.casts import ArrayLike
-from featcache.store.writing.new_sets import directory_to_write
-from featcache.store.writing.packed_batch import BatchLayout, LengthsByFeature
+from featcache.store.format.files import check_id
+from featcache.store.format.index import UNKNOWN, Stamps, check_stamps
+from featcache.store.format.manifest import MOST_BYTES, check_role
+from featcache.store.writing.arrays import ArrayLike, BatchLayout, LengthsByFeature
 from featcache.store.writing.session import WriteSession
+from featcache.store.writing.sets import directory_to_write
 
 
 class CacheWriter:
@@ -27,6 +26,9 @@ class CacheWriter:
     published as incomplete, or, when it would take the place of a cache to be overwritten, kept
     beside that. A writer that nobody closed does the same when it is dropped or its process ends,
     with a warning.
+
+    Threads may share a writer; a process that is forked from its own is refused, and pickling it
+    is, too.
 
     Args:
         path: the cache directory; made if it does not exist.
@@ -117,8 +119,9 @@ class CacheWriter:
                 utterances, where integers and floats together are floats.
             stamps: digests of what the utterance was computed from.
 
-        Raises `FeatureError` for arrays that cannot be stored as declared, and for annotations that
-        are of another kind than those of the same name before, or of none; `DuplicateIdError`
+        Raises `FeatureError` for arrays that cannot be stored as declared, for features whose
+        `frame_s` and lengths cannot both be right, and for annotations that are of another kind
+        than those of the same name before, or of none; `DuplicateIdError`
         for a known id; then nothing of the utterance is stored and writing may go on. Raises
         `StorageFullError` before the disk is full, and `ClosedError` in a process that was forked
         from the writer's.
@@ -170,8 +173,11 @@ class CacheWriter:
 
         Raises `KeyNotFoundError` for an id that is not stored.
         """
-        self._check_stored(stamps)
-        self._work.stamps |= {id: check_stamps(id, each) for id, each in stamps.items()}
+        new = {id: check_stamps(id, each) for id, each in stamps.items()}
+        with self._parts.lock:
+            self._parts.check_open()
+            self._check_stored(new)
+            self._work.stamps |= new
 
     def delete(self, ids: Iterable[str]) -> None:
         """Delete stored utterances, so that they can be written again.
@@ -183,10 +189,12 @@ class CacheWriter:
         if not are_listed(ids):
             raise ConfigError(f"the ids are a list of strings, not {ids!r}")
         listed = list(ids)
-        self._check_stored(listed)
-        if listed:
-            self._parts.seal()
-            self._work.delete(listed)
+        with self._parts.lock:
+            self._parts.check_open()
+            self._check_stored(listed)
+            if listed:
+                self._parts.seal()
+                self._work.delete(listed)
 
     def keep_file(self, role: str, data: bytes) -> None:
         """Keep a file with the build that is being written, durably: a "probe", or "made-from".
@@ -198,11 +206,11 @@ class CacheWriter:
             raise ConfigError(
                 f"the file {role!r} of a cache has {MOST_BYTES:,} bytes at most, not {len(data):,}"
             )
-        self._parts.check_open()
-        self._work.keep_file(role, data)
+        with self._parts.lock:
+            self._parts.check_open()
+            self._work.keep_file(role, data)
 
     def _check_stored(self, ids: Iterable[str]) -> None:
-        self._parts.check_open()
         for id in ids:
             if id not in self._parts:
                 raise KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}")
@@ -213,10 +221,12 @@ class CacheWriter:
         The cache is complete, then, when each of them is stored or has failed, and otherwise not,
         however the writer is closed.
         """
-        self._parts.check_open()
         if not are_listed(ids):
             raise ConfigError(f"the expected ids are a list of strings, not {ids!r}")
-        self._work.expected = ids if isinstance(ids, Sequence) else tuple(ids)  # may be millions
+        expected = ids if isinstance(ids, Sequence) else tuple(ids)  # may be millions
+        with self._parts.lock:
+            self._parts.check_open()
+            self._work.expected = expected
 
     def expect_more(self, utterances: int) -> None:
         """Say how many utterances are still to come, so that a disk too small is noticed early."""
@@ -225,8 +235,9 @@ class CacheWriter:
     def fail(self, id: str) -> None:
         """Note that an expected utterance cannot be computed; forgotten once it is stored."""
         check_id(id)
-        self._parts.check_open()
-        self._work.failed.add(id)
+        with self._parts.lock:
+            self._parts.check_open()
+            self._work.failed.add(id)
 
     def commit(self) -> int:
         """Make all that was written durable; returns how many utterances this writer has made so.
@@ -237,8 +248,9 @@ class CacheWriter:
 
     def publish(self, complete: bool = False) -> None:
         """Let readers see all that was written here or by `PartWriter`s that are closed."""
-        self._parts.seal()
-        self._work.publish(complete)
+        with self._parts.lock:
+            self._parts.seal()
+            self._work.publish(complete)
 
     def recover(self) -> None:
         """Seal what `PartWriter`s that died meanwhile had committed.
@@ -246,8 +258,9 @@ class CacheWriter:
         Raises `CacheLockedError` if one of them lives; this writer's own arrays must have been
         published.
         """
-        self._parts.check_open()
-        self._work.recover()
+        with self._parts.lock:
+            self._parts.check_open()
+            self._work.recover()
 
     def close(self, complete: bool = True) -> None:
         """Publish, and let go of the cache; `complete` holds where no ids are expected."""

@@ -13,19 +13,18 @@ from typing import cast
 
 import numpy as np
 
-from featcache.declaration.feature_config import FeatureStorageConfig
+from featcache.declaration import FeatureStorageConfig
 from featcache.interface import Ints
 from featcache.registry import RAW
 from featcache.stats import FeatureStats
-from featcache.store.format.annotation_columns import Column
+from featcache.store.format.annotations import Column
 from featcache.store.format.part import SealedPart, as_known, header_for, read_part
 from featcache.store.reading.generation import Generation
-from featcache.store.writing.annotated_rows import AnnotatedRows
-from featcache.store.writing.copied_part import CopiedPart, CopySource
+from featcache.store.writing.compact import LARGE, fullness
+from featcache.store.writing.copies import CopiedPart, CopySource
 from featcache.store.writing.known_ids import find_stored
 from featcache.store.writing.open_part import Declarations
-from featcache.store.writing.publish import merged_stats
-from featcache.store.writing.small_parts import LARGE, fullness
+from featcache.store.writing.publish import AnnotatedRows, merged_stats
 
 
 def keeps_its_bytes(source: Generation, feature: FeatureStorageConfig) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from featcache.errors import StorageFullError
-from featcache.store.format.disk_errors import FREE_SPACE, explained
+from featcache.store.format.files import FREE_SPACE, explained
 
 MARGIN_BYTES = 1 << 20
 # an utterance in an index, with its stamps, and each of its arrays in index and container

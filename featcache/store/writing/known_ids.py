@@ -1,4 +1,4 @@
-"""`KnownIds`: the utterances that a writer must not take once more."""
+"""Ids that a cache holds, and ids that a writer has taken: no utterance is stored twice."""
 
 from __future__ import annotations
 
@@ -9,13 +9,60 @@ from pathlib import Path
 import numpy as np
 
 from featcache.errors import DuplicateIdError, StaleCacheError
-from featcache.interface import Ints
+from featcache.interface import Bytes, Ints
 from featcache.store.format.annotations import wider_kind
 from featcache.store.format.index import Hashes, Index, hash_of
 from featcache.store.format.part import as_known
 from featcache.store.reading.generation import Generation
-from featcache.store.writing.hash_filter import HashFilter
 from featcache.store.writing.publish import sealed_parts
+
+# `HashFilter`: tells at once of nearly every new id that no part has it, be there a hundred.
+
+_SPARSE = 16  # bits a hash at least: of new ones, 1 in 70 or fewer look known
+
+
+class HashFilter:
+    """Two bits of each of some hashes (Bloom, Communications of the ACM 13(7), 1970).
+
+    One thread may add while another looks.
+    """
+
+    def __init__(self) -> None:
+        self._bits = np.zeros(1 << 10, np.uint8)  # a power of 2 of bytes
+        self._view = self._bits.data
+        self._count = 0
+
+    def may_hold(self, hash_: int) -> bool:
+        """Tell whether a hash may be among those that were added; False is sure."""
+        view = self._view
+        last = len(view) - 1
+        other = hash_ >> 32
+        found = view[hash_ >> 3 & last] >> (hash_ & 7) & view[other >> 3 & last] >> (other & 7)
+        return bool(found & 1)
+
+    def add(self, hashes: Hashes, all_hashes: Iterable[Hashes]) -> None:
+        """Add hashes; `all_hashes` are these and all that were added before."""
+        self._count += len(hashes)
+        if self._count * _SPARSE <= len(self._bits) * 8:
+            _set(self._bits, hashes)
+            return
+        size = len(self._bits)
+        while self._count * _SPARSE > size * 8:
+            size *= 4
+        bits = np.zeros(size, np.uint8)
+        for each in all_hashes:
+            _set(bits, each)
+        self._bits, self._view = bits, bits.data
+
+
+def _set(bits: Bytes, hashes: Hashes) -> None:
+    last = np.uint64(len(bits) - 1)
+    for half in (hashes, hashes >> np.uint64(32)):
+        places = (half >> np.uint64(3) & last).astype(np.int64)
+        np.bitwise_or.at(bits, places, (1 << (half & np.uint64(7))).astype(np.uint8))
+
+
+# `KnownIds`: the utterances that a writer must not take once more.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +84,8 @@ class StoredRows:
 class KnownIds:
     """Ids that are stored, by the indexes of what is sealed, and ids that a writer has taken.
 
+    Any thread may ask for an id, while another one notes some.
+
     Args:
         cache: the cache directory.
         stored: what was sealed before.
@@ -51,18 +100,17 @@ class KnownIds:
         return id in self._numbers or self._is_stored(id)
 
     def _is_stored(self, id: str) -> bool:
-        if self._stored and self._stored[0].holds(id):
+        stored, others = self._sealed
+        if stored and stored[0].holds(id):
             return True
-        if len(self._stored) < 2 or not self._others.may_hold(
-            hash_of(id.encode("utf-8", "surrogatepass"))
-        ):
+        if len(stored) < 2 or not others.may_hold(hash_of(id.encode("utf-8", "surrogatepass"))):
             return False
-        return any(each.holds(id) for each in self._stored[1:])
+        return any(each.holds(id) for each in stored[1:])
 
     @property
     def count(self) -> int:
         """The number of indexes that are looked at."""
-        return len(self._stored)
+        return len(self._sealed[0])
 
     def check_new(self, id: str, number: int) -> None:
         """Raise `DuplicateIdError` for a known id, that of an utterance with this number."""
@@ -84,28 +132,26 @@ class KnownIds:
 
         `number` is that of the first one's utterance.
         """
-        largest = self._stored[0].index if self._stored else None
+        stored, others = self._sealed
+        largest = stored[0].index if stored else None
         if self._numbers.keys().isdisjoint(ids) and (
             largest is None or not (largest.find_many(ids) >= 0).any()
         ):
-            if len(self._stored) < 2:
+            if len(stored) < 2:
                 return
-            if not any(
-                self._others.may_hold(hash_of(id.encode("utf-8", "surrogatepass"))) for id in ids
-            ):
+            if not any(others.may_hold(hash_of(id.encode("utf-8", "surrogatepass"))) for id in ids):
                 return
         for place, id in enumerate(ids):
             self.check_new(id, number + place)
 
     def look_again(self, stored: Sequence[StoredRows]) -> None:
         """Forget what was sealed before for what is there now."""
-        self._stored = sorted(stored, key=lambda each: -len(each.index))
-        self._others = HashFilter()  # of all but the first
-        for count, each in enumerate(self._stored[1:], 2):
-            self._others.add(each.index.hashes, self._hashes(count))
-
-    def _hashes(self, count: int) -> Iterator[Hashes]:
-        return (each.index.hashes for each in self._stored[1:count])
+        largest_first = sorted(stored, key=lambda each: -len(each.index))
+        others = HashFilter()  # of all but the first
+        for count, each in enumerate(largest_first[1:], 2):
+            others.add(each.index.hashes, _hashes(largest_first[1:count]))
+        # in one step: other threads may look meanwhile
+        self._sealed = largest_first, others
 
     def take(self, id: str, number: int) -> None:
         """Note an utterance that the writer has taken."""
@@ -116,11 +162,16 @@ class KnownIds:
 
         Called by another thread than the rest.
         """
-        self._stored.append(StoredRows(index))
-        if len(self._stored) > 1:
-            self._others.add(index.hashes, self._hashes(len(self._stored)))
+        stored, others = self._sealed
+        stored.append(StoredRows(index))
+        if len(stored) > 1:
+            others.add(index.hashes, _hashes(stored[1:]))
         for id in ids:
             self._numbers.pop(id, None)  # an interrupt may have come before `take`
+
+
+def _hashes(stored: Iterable[StoredRows]) -> Iterator[Hashes]:
+    return (each.index.hashes for each in stored)
 
 
 def find_stored(

@@ -1,48 +1,361 @@
-"""An open part: containers and a journal that grow, until they are sealed."""
+"""An open part: the files and the journal of one writer, until they are sealed."""
 
 from __future__ import annotations
 
+import array
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
+
+import numpy as np
 
 from featcache.container_files import (
+    PAGE_BYTES,
     EncodedArrays,
     Extents,
     Pages,
     append_many,
     sync_directory,
 )
-from featcache.declaration.feature_config import FeatureStorageConfig
-from featcache.errors import CacheLockedError
+from featcache.declaration import FeatureStorageConfig
+from featcache.errors import CacheError, CacheLockedError, CorruptCacheError
 from featcache.interface import (
     Array,
     ChecksArrays,
     ContainerWriter,
     EncodedArray,
+    Extent,
+    Ints,
     SupportsPages,
     WritesOut,
 )
 from featcache.stats import FeatureStats
-from featcache.store.format import lock
+from featcache.store.format import journal, lock
 from featcache.store.format.annotations import NONE, Values
-from featcache.store.format.bfloat16 import from_storage
-from featcache.store.format.files import make_directory
-from featcache.store.format.journal import JournalWriter
-from featcache.store.format.journal_lines import Header, PlacedArrays
+from featcache.store.format.columns import Strings, ends_of, save_columns
+from featcache.store.format.files import (
+    from_storage,
+    make_directory,
+    open_within,
+    pack_json,
+    remove_unfinished,
+    write_durably,
+)
+from featcache.store.format.index import (
+    UNKNOWN,
+    ContainerColumns,
+    FeatureColumns,
+    Index,
+    StampColumns,
+    Stamps,
+    container_digest,
+    hash_of,
+    page_count,
+    pages_of,
+)
+from featcache.store.format.journal import Header, JournalWriter, PlacedArrays, Utterance
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import PARTS
-from featcache.store.format.part import SealedPart, checksums, new_part_name, remove_part
-from featcache.store.format.stamps import UNKNOWN, Stamps
-from featcache.store.reading.block_decoding import joined
-from featcache.store.writing.container_groups import container_groups
-from featcache.store.writing.encoding import encoded, encoded_all, pieces_of
-from featcache.store.writing.packed_batch import Packed
-from featcache.store.writing.part_rows import PartRows
-from featcache.store.writing.seal import Content, seal_directory
-from featcache.store.writing.unclosed import close_before_libraries_end
-from featcache.store.writing.utterance_batch import PreparedArrays, UtteranceBatch
+from featcache.store.format.part import (
+    COLUMNS,
+    SEAL,
+    Columns,
+    SealedPart,
+    annotation_columns,
+    checksums,
+    container_columns,
+    index_columns,
+    index_of,
+    new_part_name,
+    read_part,
+    remove_part,
+    rows_of,
+)
+from featcache.store.reading.feature_arrays import joined
+from featcache.store.writing.arrays import (
+    Packed,
+    PreparedArrays,
+    UtteranceBatch,
+    encoded,
+    encoded_all,
+    pieces_of,
+)
+from featcache.store.writing.background import close_before_libraries_end
+
+# Groups of features that share the containers of a part.
+
+
+def container_groups(features: Mapping[str, FeatureStorageConfig]) -> list[tuple[str, list[str]]]:
+    """Say which features share containers: (directory within the part, with a slash, names).
+
+    Features with the same backend and the same options of it share. Where one backend has several
+    groups, each has a directory of its own, named after its first feature; else that is "".
+    """
+    groups: dict[tuple[str, object], list[str]] = {}
+    for name, feature in features.items():
+        groups.setdefault((feature.backend, feature.make_backend()), []).append(name)
+    backends = [backend for backend, _ in groups]
+    return [
+        ("" if backends.count(backend) == 1 else f"{names[0]}/", names)
+        for (backend, _), names in groups.items()
+    ]
+
+
+# `PartRows`: utterances that an open part has taken, as columns: objects of millions cost memory.
+#
+# Not how they are put in order and stored: that is `seal`'s.
+
+
+class PartRows:
+    """The `Content` of a part that grows, in the order of writing.
+
+    Args:
+        names: of the features.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.ids: list[str] = []
+        self._stamps: list[Stamps] = []
+        self._annotations: list[Values] = []
+        self._arrays = {name: _Arrays() for name in names}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(
+        self,
+        ids: Sequence[str],
+        placed: Mapping[str, PlacedArrays],
+        stamps: Sequence[Stamps],
+        annotations: Sequence[Values],
+    ) -> None:
+        """Take utterances that were stored."""
+        self.ids += ids
+        self._stamps += stamps
+        self._annotations += annotations
+        for name, arrays in placed.items():
+            self._arrays[name].add(arrays)
+
+    def paths(self) -> set[str]:
+        """Return the containers that their arrays lie in."""
+        return {path for arrays in self._arrays.values() for path in arrays.numbers}
+
+    def index(
+        self,
+        containers: ContainerColumns,
+        stats: Mapping[str, FeatureStats],
+        names: Sequence[str],
+    ) -> Index:
+        """Return their index."""
+        keys = [id.encode() for id in self.ids]
+        numbers = {path: number for number, path in enumerate(containers.paths)}
+        return Index(
+            hashes=np.fromiter(map(hash_of, keys), np.uint64, len(keys)),
+            hash_rows=np.arange(len(keys)),
+            ids=Strings.of_bytes(keys),
+            features={name: self._arrays[name].columns(numbers) for name in names},
+            containers=containers,
+            stats=stats,
+            stamps=StampColumns.of(self._stamps),
+        )
+
+    def annotations(self, order: Ints) -> Columns:
+        """Give their annotations as columns."""
+        return annotation_columns(self.ids, self._annotations, order)
+
+
+class _Arrays:
+    """Columns of a feature."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}  # of containers, by path
+        self._rows, self._checksums = array.array("q"), array.array("Q")
+        self._counts, self._containers = array.array("q"), array.array("i")
+        self._offsets, self._sizes = array.array("q"), array.array("q")
+
+    def add(self, arrays: PlacedArrays) -> None:
+        self._rows.extend(arrays.rows)
+        self._checksums.extend(arrays.checksums)
+        extents = arrays.extents
+        numbers = [self.numbers.setdefault(p, len(self.numbers)) for p in extents.containers]
+        containers = np.array(numbers, np.int32)[extents.container]
+        self._counts.frombytes(_int64(extents.counts))
+        self._containers.frombytes(containers.tobytes())
+        self._offsets.frombytes(_int64(extents.offset))
+        self._sizes.frombytes(_int64(extents.nbytes))
+
+    def columns(self, numbers: Mapping[str, int]) -> FeatureColumns:
+        """Return the columns of an index that numbers containers in another way."""
+        renumbered = np.array([numbers[path] for path in self.numbers], np.int32)
+        return FeatureColumns(
+            rows=np.array(self._rows, np.int64),
+            checksum=np.array(self._checksums, np.uint64),
+            first=ends_of(np.array(self._counts, np.int64)),
+            container=renumbered[np.array(self._containers, np.int32)],
+            offset=np.array(self._offsets, np.int64),
+            nbytes=np.array(self._sizes, np.int64),
+        )
+
+
+def _int64(values: Ints) -> bytes:
+    return values.astype(np.int64, copy=False).tobytes()
+
+
+# Sealing a part: its finished files get an index, and `part.json` names that.
+
+
+class Content(Protocol):
+    """Utterances of a part that is being sealed."""
+
+    def __len__(self) -> int: ...
+
+    def paths(self) -> set[str]:
+        """Return the containers that their arrays lie in."""
+
+    def index(
+        self,
+        containers: ContainerColumns,
+        stats: Mapping[str, FeatureStats],
+        names: Sequence[str],
+    ) -> Index:
+        """Return their index, in the order in which they were written."""
+
+    def annotations(self, order: Ints) -> Columns:
+        """Give their annotations as columns, in the order of the rows that they become."""
+
+
+class Listed:
+    """Utterances that are objects."""
+
+    def __init__(self, utterances: Sequence[Utterance]) -> None:
+        self._utterances = utterances
+
+    def __len__(self) -> int:
+        return len(self._utterances)
+
+    def paths(self) -> set[str]:
+        """Return the containers that their arrays lie in."""
+        return {extent.container for extent in extents_of(self._utterances)}
+
+    def index(
+        self,
+        containers: ContainerColumns,
+        stats: Mapping[str, FeatureStats],
+        names: Sequence[str],
+    ) -> Index:
+        """Return their index."""
+        return index_of(self._utterances, containers, stats, names)
+
+    def annotations(self, order: Ints) -> Columns:
+        """Give their annotations as columns."""
+        ids = [utterance.id for utterance in self._utterances]
+        return annotation_columns(ids, [each.annotations for each in self._utterances], order)
+
+
+_NO_CONTAINERS = (journal.NAME, lock.NAME, lock.SOFT_NAME, lock.HOLDER, COLUMNS, SEAL)
+
+
+def seal_directory(
+    cache: Path,
+    name: str,
+    header: Header,
+    content: Content,
+    stats: Mapping[str, FeatureStats],
+    pages: Mapping[str, Pages],
+) -> SealedPart:
+    """Seal a part whose containers are finished, as holder of its lock.
+
+    Writes the columns, names them in `part.json`, and removes the journal. `pages` are those that
+    are known; those of other files are read.
+    """
+    directory = cache / PARTS / name
+    if not (directory / journal.NAME).exists():
+        raise CacheError(
+            f"part {str(directory)!r} was taken over by another writer while this one was at work; "
+            "see that one writer at a time works, and run the same again"
+        )
+    (directory / COLUMNS).unlink(missing_ok=True)  # of one who died here before
+    remove_unfinished(directory)
+    told = {
+        "name": name,
+        "rows": len(content),
+        "page_bytes": PAGE_BYTES,
+        "block_rows": dict(header.block_rows),
+        "header": header.to_json(),
+        "columns": _save_columns(directory, list(header.dims), content, stats, pages),
+    }
+    sync_directory(directory)
+    write_durably(directory / SEAL, pack_json(told))
+    sealed = read_part(cache, name)
+    if sealed is None:
+        raise CorruptCacheError(f"{str(directory / SEAL)!r} is not there after it was written")
+    (directory / journal.NAME).unlink(missing_ok=True)
+    return sealed
+
+
+def _save_columns(
+    directory: Path,
+    names: list[str],
+    content: Content,
+    stats: Mapping[str, FeatureStats],
+    known_pages: Mapping[str, Pages],
+) -> str:
+    pages = dict(_all_pages(directory, known_pages))
+    sizes = {path: (directory / path).stat().st_size for path in pages}
+    for path in sorted(content.paths() - pages.keys()):
+        raise CorruptCacheError(
+            f"container {str(directory / path)!r} is not there: another writer took the part over, "
+            "which can be where locks do not count (see docs/format.md); run the same again"
+        )
+    for path, size in sizes.items():
+        if page_count(size) != len(pages[path]):
+            raise CorruptCacheError(
+                f"container {str(directory / path)!r} has {size} bytes, not what was written"
+            )
+    digests = b"".join(container_digest(pages[path], sizes[path]) for path in pages)
+    containers = ContainerColumns(
+        paths=Strings.of(list(pages)),
+        sizes=np.array(list(sizes.values()), np.int64),
+        digests=np.frombuffer(digests, np.uint8),
+        parts=np.zeros(len(pages), np.int32),
+    )
+    index = content.index(containers, stats, names)
+    rows = rows_of([index], [])
+    columns = itertools.chain(
+        index_columns([index], rows, names, stats),
+        container_columns([""], [containers]),
+        [
+            ("page_ends", ends_of([len(each) for each in pages.values()])),
+            ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),
+        ],
+        content.annotations(rows.order),
+    )
+    return save_columns(directory / COLUMNS, columns)
+
+
+def extents_of(utterances: Iterable[Utterance]) -> Iterator[Extent]:
+    """Give the extents of all arrays of utterances."""
+    for utterance in utterances:
+        for placed in utterance.arrays.values():
+            yield from placed.extents
+
+
+def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[str, Pages]]:
+    """Give the pages of all files below a part's directory, in the order of their paths."""
+    below = (entry for entry in directory.rglob("*") if not entry.is_dir())
+    for path in sorted(entry.relative_to(directory).as_posix() for entry in below):
+        if path in known:
+            yield path, known[path]
+        elif path not in _NO_CONTAINERS:
+            with os.fdopen(open_within(directory, path), "rb") as file:
+                yield path, pages_of(file.fileno())
+
+
+# An open part: containers and a journal that grow, until they are sealed.
 
 Declarations = Mapping[str, FeatureStorageConfig]  # by name
 
@@ -207,8 +520,8 @@ class OpenPart:
     def count_many(self, arrays: Mapping[str, EncodedArrays]) -> None:
         """Take arrays that `append_many` stored into the statistics."""
         for name in self.stats:
-            for array in arrays[name]:
-                self.add_to_stats({name: self.decode(name, array)})
+            for each in arrays[name]:
+                self.add_to_stats({name: self.decode(name, each)})
 
     def decode(self, name: str, array: EncodedArray) -> Array:
         """Return an array of shape (rows, *dims), storage dtype, that `append_encoded` takes."""

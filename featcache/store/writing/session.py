@@ -1,4 +1,4 @@
-"""A `CacheWriter`'s work from opening to publishing: the lock, the manifest, the parts."""
+"""Work under the lock of a cache: a `CacheWriter`'s session, and publishing what others sealed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from featcache.errors import StaleCacheError
-from featcache.store.format.committed import committed_builds
-from featcache.store.format.disk_errors import explained
-from featcache.store.format.fingerprint import cache_fingerprint, differences, fingerprint_digest
-from featcache.store.format.kept_files import role_of
+import numpy as np
+
+from featcache.declaration import FeatureStorageConfig
+from featcache.errors import CacheLockedError, StaleCacheError
+from featcache.store.format.files import create_durably, digest, explained
+from featcache.store.format.fingerprint import (
+    Difference,
+    cache_fingerprint,
+    differences,
+    fingerprint_digest,
+)
+from featcache.store.format.index import StampColumns, Stamps
 from featcache.store.format.lock import WriterLock
 from featcache.store.format.manifest import (
     ADOPTED,
@@ -19,27 +26,83 @@ from featcache.store.format.manifest import (
     PARTS,
     Manifest,
     check_writable,
+    new_file,
+    of_role,
     read_manifest,
+    role_of,
     write_manifest,
 )
-from featcache.store.format.part import as_known
-from featcache.store.format.stamps import Stamps
-from featcache.store.reading.expectation import note_compared
+from featcache.store.format.part import as_known, committed_builds
 from featcache.store.reading.generation import Generation
+from featcache.store.reading.opening import note_compared
 from featcache.store.reading.verify import container_damage, own_containers, raise_damage
-from featcache.store.writing.build_files import BuildFiles
-from featcache.store.writing.changes import Changes, with_changes
-from featcache.store.writing.claim import claim_directory
+from featcache.store.writing.background import close_at_exit
+from featcache.store.writing.changes import Changes, find_tombstones, with_changes
 from featcache.store.writing.compact import UNCHANGED, merge_small
-from featcache.store.writing.completeness import Outcome
-from featcache.store.writing.new_sets import name_set
 from featcache.store.writing.open_part import Declarations
 from featcache.store.writing.part_writer import PartWriter
-from featcache.store.writing.publish import prepared, publish, sealed_parts
+from featcache.store.writing.publish import (
+    Outcome,
+    prepared,
+    publish,
+    remove_superseded,
+    remove_unnamed,
+    sealed_parts,
+)
 from featcache.store.writing.recover import check_none_lives, recover_parts
-from featcache.store.writing.superseded import remove_superseded
-from featcache.store.writing.tombstones import find_tombstones
-from featcache.store.writing.unclosed import close_at_exit
+from featcache.store.writing.sets import claim_directory, clear_up, name_set
+
+# `BuildFiles`: the files of roles that are kept with a build while it is written.
+
+
+class BuildFiles:
+    """Keeps files for the holder of a cache's lock; the manifest on disk always names them.
+
+    Args:
+        cache: the cache directory, in which a manifest lies.
+
+    Attributes:
+        waiting: True while files wait for the build to be published.
+    """
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._kept: set[str] = set()  # by this writer, since the last publish
+        self.waiting = bool(read_manifest(cache).building_files)
+
+    def keep(self, role: str, data: bytes) -> None:
+        """Keep a file of a role, unless it is there as it is."""
+        before = read_manifest(self._cache)
+        published = before.files if before.building == before.build else {}
+        now = of_role(before.building_files, role) or of_role(published, role)
+        if digest(data) in now.values():
+            return
+        name = new_file(role)
+        create_durably(self._cache / name, data)
+        self._kept.add(name)
+        files = before.building_files.items()
+        others = {path: each for path, each in files if role_of(path) != role}
+        self._name(before, others | {name: digest(data)})
+
+    def drop(self) -> None:
+        """Remove those that were kept since the last publish."""
+        if self._kept:
+            before = read_manifest(self._cache)
+            files = before.building_files.items()
+            self._name(before, {path: each for path, each in files if path not in self._kept})
+
+    def published(self) -> None:
+        """Take note that all are published."""
+        self._kept.clear()
+        self.waiting = False
+
+    def _name(self, before: Manifest, files: Mapping[str, str]) -> None:
+        after = write_manifest(self._cache, replace(before, building_files=files))
+        self.waiting = bool(files)
+        remove_unnamed(self._cache, after)
+
+
+# A `CacheWriter`'s work from opening to publishing: the lock, the manifest, the parts.
 
 
 class WriteSession:
@@ -67,6 +130,7 @@ class WriteSession:
             claim_directory(path)
             self._lock = WriterLock(path)
             try:
+                clear_up(path)
                 check_none_lives(path)  # before anything is begun anew: its rows would be lost
                 self._manifest = self._start(content, fingerprint_digest(content), overwrite)
                 note_compared(path, self._manifest)
@@ -77,12 +141,12 @@ class WriteSession:
                 self._publish_recovered()
                 self.files = BuildFiles(path)
                 self.parts = PartWriter(path, features, fingerprint)
+                what = f"the writer of {str(path)!r}"
+                self._forget = close_at_exit(self, what, WriteSession.keep, owner)
+                self.parts.forget()  # or they would be closed first, and not published
             except BaseException:
                 self._lock.release()
                 raise
-        what = f"the writer of {str(path)!r}"
-        self._forget = close_at_exit(self, what, WriteSession.keep, owner)
-        self.parts.forget()  # or they would be closed first, and not published
 
     @property
     def is_aside(self) -> bool:
@@ -143,12 +207,13 @@ class WriteSession:
 
     def close(self, complete: bool, *, publish: bool) -> None:
         """Seal what was written, publish it if wanted, and let go of the cache."""
-        if not self.parts.closed:
+        with self.parts.lock:
             try:
-                self.parts.close()
-                if publish:
-                    self.publish(complete)
-                    self._merge_small()
+                if not self.parts.closed:
+                    self.parts.close()
+                    if publish:
+                        self.publish(complete)
+                        self._merge_small()
             finally:
                 self._let_go()
 
@@ -157,14 +222,15 @@ class WriteSession:
 
         Parts of other writers stay, and with them the files that were kept for their build.
         """
-        ended = self.parts.closed
-        try:
-            self.parts.abort()
-            if not ended and self._sealed() <= self._published():
-                with explained(self.path, _kept):
-                    self.files.drop()
-        finally:
-            self._let_go()
+        with self.parts.lock:
+            ended = self.parts.closed
+            try:
+                self.parts.abort()
+                if not ended and self._sealed() <= self._published():
+                    with explained(self.path, _kept):
+                        self.files.drop()
+            finally:
+                self._let_go()
 
     def keep(self) -> None:
         """Close after an error, or when nobody does: all that was written is kept.
@@ -236,7 +302,7 @@ class WriteSession:
             manifest = replace(_without_build(manifest), building=build)
             manifest = replace(manifest, building_fingerprint=digest, fingerprint=content)
             manifest = replace(manifest, files=files if empty else manifest.files)
-            if any(line.startswith("features.") for line in changed):  # the index has other columns
+            if any(each.path[0] == "features" for each in changed):  # the index has other columns
                 return publish(self.path, manifest, Outcome(complete=False))
             manifest = write_manifest(self.path, manifest)
         return manifest
@@ -257,7 +323,7 @@ class WriteSession:
         return publish(self.path, fresh, Outcome(complete=False))
 
 
-def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[str]) -> str:
+def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[Difference]) -> str:
     """Offer to append to adopted arrays, or to add features alone, where that is what is new."""
     if len(changed) == 1 and ADOPTED in before.fingerprint and ADOPTED not in content:
         kind = {ADOPTED: before.fingerprint[ADOPTED]}
@@ -288,3 +354,129 @@ def _check_containers(path: Path) -> None:
     own = own_containers(containers, opened.manifest.parts)
     numbers = [number for number in own if there[containers.parts[number]]]
     raise_damage(container_damage(path, containers, numbers))
+
+
+# Publishing by whoever writes parts and happens to get the cache's lock: the others go on.
+
+
+def publish_sealed(
+    cache: Path,
+    *,
+    complete: bool | None = None,
+    expected: Collection[str] | None = None,
+    patience_s: float = 0.0,
+) -> bool:
+    """Publish what writers of parts have sealed, and what dead ones had committed.
+
+    Parts that are being written stay as they are. Returns False, having done nothing, if another
+    process held the cache's lock for `patience_s`: it publishes, or the next one does.
+
+    Args:
+        cache: the cache directory, or that of a feature set.
+        complete: whether the cache is, where no ids are expected; None: as it was.
+        expected: the ids that the cache is to hold in the end; None: nobody says.
+        patience_s: seconds to wait for the lock.
+    """
+    try:
+        lock = WriterLock(cache, patience_s)
+    except CacheLockedError:
+        return False
+    with lock, explained(cache, lambda: "all that was committed before is kept"):
+        _publish(cache, complete, expected)
+    return True
+
+
+def _publish(cache: Path, complete: bool | None, expected: Collection[str] | None) -> None:
+    manifest = read_manifest(cache)
+    check_writable(cache, manifest)
+    clear_up(cache)
+    declared = manifest.features.items()
+    features = {name: FeatureStorageConfig.from_json(each) for name, each in declared}
+    recover_parts(cache, features, manifest, pass_live=True)
+    if manifest.building != manifest.build:  # an overwrite is published by its own writer
+        return
+    if complete is None:
+        complete = manifest.complete
+    if _is_news(cache, manifest, complete, expected):
+        manifest = publish(cache, manifest, Outcome(complete, expected))
+        merge_small(cache, features, manifest)
+
+
+def _is_news(
+    cache: Path, manifest: Manifest, complete: bool, expected: Collection[str] | None
+) -> bool:
+    sealed = {part.entry.name for part in sealed_parts(cache, manifest)}
+    if sealed != {entry.name for entry in manifest.parts}:
+        return True
+    if expected is None:
+        return complete != manifest.complete
+    told = manifest.expected is not None and manifest.expected.count == len(expected)
+    return not (told and manifest.complete)
+
+
+# Accepts another fingerprint for a cache: what it holds stays, and counts as made from that.
+
+
+def says_when(difference: Difference) -> bool:
+    """Tell whether a difference is one of times of frames: they change no byte.
+
+    >>> says_when(Difference(("features", "fbank", "frame_s"), None, 0.01))
+    True
+    """
+    path = difference.path
+    return len(path) == 3 and path[0] == "features" and path[2] in ("frame_s", "offset_s")
+
+
+def accept(
+    cache: Path,
+    features: Mapping[str, FeatureStorageConfig],
+    fingerprint: Mapping[str, object],
+) -> list[Difference]:
+    """Take a fingerprint for what a cache was made from, and return in what it differs.
+
+    Whoever calls this has seen that both compute the same. An overwrite that is under way is given
+    up. Raises `StaleCacheError` for declarations that read the bytes in another way (other times of
+    frames do not), `CacheLockedError` while the cache is written.
+    """
+    content = cache_fingerprint(features, fingerprint)
+    with explained(cache, lambda: "the cache is as it was"), WriterLock(cache):
+        manifest = read_manifest(cache)
+        check_writable(cache, manifest)
+        changed = differences(manifest.fingerprint, content)
+        declared = differences(manifest.features, content["features"], ("features",))
+        if declared := [each for each in declared if not says_when(each)]:
+            lines = "".join(f"\n  {each}" for each in declared)
+            raise StaleCacheError(
+                f"cache {str(cache)!r} was declared in another way, which cannot be "
+                f"accepted:{lines}\ndeclare it as it was, or overwrite it (overwrite=True)"
+            )
+        if changed:
+            before = fingerprint_digest(manifest.fingerprint)
+            if manifest.building > manifest.build:
+                manifest = replace(manifest, building_files={}, building_parts=())
+            manifest = replace(
+                manifest,
+                fingerprint=content,
+                building=manifest.build,
+                building_fingerprint=fingerprint_digest(content),
+                accepted=tuple(dict.fromkeys((*manifest.accepted, before))),
+            )
+            write_manifest(cache, manifest)
+    return changed
+
+
+# Stamps of the build that is being written, which readers may not see yet.
+
+
+def stored_stamps(cache: Path, ids: Sequence[str]) -> StampColumns:
+    """Return the stamps of utterances that are sealed, 0 for those that are not."""
+    manifest, found = read_manifest(cache), StampColumns.unknown(len(ids))
+    for part in as_known(sealed_parts(cache, manifest), manifest):
+        index = part.stamped_index(cache, [])
+        if index.stamps is not None:
+            rows = index.find_many(list(ids))
+            rows[np.isin(rows, part.tombstones(cache))] = -1
+            there = rows >= 0
+            for column, of_part in zip(found, index.stamps, strict=True):
+                column[there] = of_part[rows[there]]
+    return found

@@ -57,15 +57,42 @@ def decoded(codec: str, options: dict[str, Any], data: bytes, dtype: np.dtype[An
         import lilcom
 
         return np.asarray(lilcom.decompress(data)).reshape(-1)
+    if codec == "kaldi":
+        return kaldi_numbers(data)
     if codec in ("zstd", "blosc"):
         data = importlib.import_module(f"numcodecs.{codec}").decompress(data)
     elif codec == "gzip":
         data = zlib.decompress(data)
+        assert {*options} <= {"level", "shuffle"}
         if options.get("shuffle", True):
             data = np.frombuffer(data, "u1").reshape(dtype.itemsize, -1).T.tobytes()
     else:
         raise ValueError(codec)
     return np.frombuffer(data, dtype)
+
+
+def kaldi_numbers(data: bytes) -> Array:
+    """The numbers of a compressed matrix, or vector of integers, of Kaldi."""
+    assert data[:2] == b"\0B"
+    if data[2:3] == b"\4":
+        return np.frombuffer(data[7:], [("size", "u1"), ("number", "<i4")])["number"].copy()
+    kind, data = data[2:].split(b" ", 1)
+    if kind[:1] in b"FD":
+        head = 10 if kind[1:] == b"M" else 5
+        return np.frombuffer(data[head:], {b"F": "<f4", b"D": "<f8"}[kind[:1]])
+    least, extent = np.frombuffer(data, "<f4", 2)
+    rows, columns = np.frombuffer(data, "<i4", 2, 8)
+    if kind != b"CM":
+        numbers = np.frombuffer(data[16:], {b"CM2": "<u2", b"CM3": "u1"}[kind])
+        most = np.float32({b"CM2": 65535, b"CM3": 255}[kind])
+        return np.asarray(least + numbers.astype("f4") * extent / most)
+    knots = np.frombuffer(data, "<u2", 4 * columns, 16).astype("f4")
+    p = (least + knots * extent / np.float32(65535)).reshape(columns, 1, 4)
+    n = np.frombuffer(data[16 + 8 * columns :], "u1").reshape(columns, rows).astype("f4")
+    low = p[..., 0] + (p[..., 1] - p[..., 0]) * n * np.float32(1 / 64)
+    middle = p[..., 1] + (p[..., 2] - p[..., 1]) * (n - 64) * np.float32(1 / 128)
+    high = p[..., 2] + (p[..., 3] - p[..., 2]) * (n - 192) * np.float32(1 / 63)
+    return np.asarray(np.where(n <= 64, low, np.where(n <= 192, middle, high)).T.reshape(-1))
 
 
 def set_paths(cache: Path) -> list[Path]:
@@ -81,6 +108,12 @@ def _cut(data: Array, ends: Array) -> list[Array]:
     return [data[a:b] for a, b in pairwise(ends.tolist())]
 
 
+DECLARED = (
+    "name dtype backend codec options codec_options stats time_axis nonfinite dims frame_s offset_s"
+)
+OF_FEATURES = "rows checksum first container offset nbytes block_rows skip count dims mean m2"
+
+
 class Reader:
     """A generation: the current one, or that of another manifest in the cache."""
 
@@ -92,9 +125,14 @@ class Reader:
         assert self.manifest.get("kind", "cache") == "cache"
         assert {*self.manifest["requires"]} <= {"adopted"}
         self.features = self.manifest["fingerprint"]["features"]
+        for declared in self.features.values():
+            assert {*declared} <= {*DECLARED.split()}
         self.parts = self.manifest["parts"]
         index = (cache / self.manifest["index"]).read_bytes()
         self.columns = columns_of(index, self.manifest["index_digest"])
+        for name in self.columns:
+            feature, _, what = name.partition(".")
+            assert feature not in self.features or what in OF_FEATURES.split()
         self.ids = strings_of(self.columns, "id")
         self.failed = strings_of(self.columns, "failed")
         self.containers = strings_of(self.columns, "container_path")
@@ -124,7 +162,8 @@ class Reader:
             numbers = np.frombuffer(b"".join(blocks), dtype)
         else:
             pieces = [
-                decoded(declared["codec"], declared["options"], each, dtype) for each in blocks
+                decoded(declared["codec"], declared["codec_options"], each, dtype)
+                for each in blocks
             ]
             numbers = np.concatenate([np.empty(0, dtype), *pieces])
             numbers = numbers[skip * int(np.prod(dims)) :]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import featcache
 from featcache import Cache, FeatureStorageConfig
 from featcache.adoptable import Found, FoundFeature
-from featcache.adoption.checked_found import check_found
+from featcache.adoption.adopt import check_found
 from featcache.errors import AdoptionError, CorruptCacheError
 from featcache.store.writing.adopted_source import Source, publish_adopted
 
@@ -209,3 +209,27 @@ def test_a_block_that_changed_under_the_same_time_is_an_error(tmp_path: Path) ->
     cache = publish(tmp_path / "cache", file, lying)
     with pytest.raises(CorruptCacheError, match=r"'several'|gzip|zlib|block"):
         cache.read("several", "feats")
+
+
+@pytest.mark.parametrize("methods", [[None, 2, 3, 5, 7, 1], [2], [3], [5]], ids=str)
+@pytest.mark.parametrize("rows", [3, 300])
+def test_blocks_of_kaldi_are_read_as_documented(
+    tmp_path: Path, methods: list[int | None], rows: int
+) -> None:
+    kaldiio = pytest.importorskip("kaldiio")
+    random = np.random.default_rng(rows)
+    ark, scp = tmp_path / "feats.ark", tmp_path / "feats.scp"
+    with ark.open("wb") as file, scp.open("w") as lines:
+        for number, method in enumerate(methods):
+            array = random.normal(0, 30, (rows + number, 5)).astype(np.float32)
+            file.write(f"utt-{number} ".encode())
+            lines.write(f"utt-{number} {ark}:{file.tell()}\n")
+            kaldiio.matio.write_array(file, array, compression_method=method)
+    cache = featcache.adopt(scp, tmp_path / "cache")
+    cache.collect()
+    assert Reader(tmp_path / "cache").features["feats"]["codec"] == "kaldi"
+    reader = Reader(tmp_path / "cache")
+    for id in cache:
+        np.testing.assert_array_equal(
+            reader.read(id, "feats"), cache.read(id, "feats"), strict=True
+        )

@@ -7,12 +7,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import xxhash
 from format_reader import Reader, unsealed
+from numpy.typing import NDArray
 from store_helpers import (
     FINGERPRINT,
     arrays_of,
@@ -24,16 +25,11 @@ from store_helpers import (
 )
 
 import featcache
-from featcache import CacheWriter
+from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
-from featcache.store.format.column_file import ColumnFile, save_columns
-from featcache.store.format.manifest import (
-    NAME,
-    manifest_file,
-    read_manifest,
-    write_manifest,
-)
-from featcache.store.format.sealed_json import pack_json
+from featcache.store.format.columns import ColumnFile, save_columns
+from featcache.store.format.files import pack_json
+from featcache.store.format.manifest import NAME, manifest_file, read_manifest, write_manifest
 from featcache.store.reading.verify import raise_damage
 
 VERIFY: tuple[Literal["columns", "arrays"], ...] = ("columns", "arrays")
@@ -105,19 +101,11 @@ def test_what_was_set_while_a_writer_was_open_is_kept(cache: Path) -> None:
 
 
 def test_unknown_columns_of_an_index_are_ignored(cache: Path) -> None:
-    manifest = read_manifest(cache)
-    with ColumnFile(cache, manifest.index, mapped=False) as file:
-        reader = Reader(cache)
-        columns = dict(reader.columns) | {
-            "speaker": np.arange(5),
-            "snr": np.arange(5, dtype=np.float32),
-            "noisy": np.arange(5) > 2,
-            "fbank.skip": np.zeros(5, np.int64),
-        }
-        assert "speaker" not in file
-    (cache / manifest.index).unlink()
-    digest = save_columns(cache / manifest.index, columns.items())
-    write_manifest(cache, dataclasses.replace(manifest, index_digest=digest), keep=True)
+    assert "speaker" not in Reader(cache).columns
+    add_column(cache, "speaker", np.arange(5))
+    add_column(cache, "snr", np.arange(5, dtype=np.float32))
+    add_column(cache, "noisy", np.arange(5) > 2)
+    add_column(cache, "other.skip", np.zeros(5, np.int64))  # of no feature of this cache
     check_cache(cache, range(5))
     append(cache, 6)
     check_cache(cache, [*range(5), 6])
@@ -165,6 +153,102 @@ def test_a_cache_of_before_is_refused(cache: Path) -> None:
     old |= {"rows": 0, "dims": {}, "parts": [], "digests": {}}
     (cache / NAME).write_bytes(pack_json(old))
     refused(cache, "before its format was fixed; write it again", reads=False)
+
+
+def declare(cache: Path, **changes: object) -> None:
+    """Change the declaration of a feature, as another version of featcache would write it."""
+    made_from = unsealed((cache / NAME).read_bytes())["fingerprint"]
+    made_from["features"]["fbank"] |= changes
+    change(cache, fingerprint=made_from)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"delta": 2}, "'delta'"),
+        ({"dims_of": None, "unit": "dB"}, "'dims_of', 'unit'"),
+        ({"dtype": "float8"}, "dtype 'float8'"),
+        ({"time_axis": 1}, "time_axis 1"),
+        ({"nonfinite": "mask"}, "nonfinite 'mask'"),
+        ({"codec_options": {"delta": 1}}, "option 'delta' of codec 'raw'"),
+    ],
+    ids=str,
+)
+def test_a_declaration_that_a_reader_does_not_know_is_refused(
+    cache: Path, changes: dict[str, object], named: str
+) -> None:
+    declare(cache, **changes)
+    refused(cache, f"'fbank'.*newer featcache.* must know .*{named}; upgrade", reads=False)
+
+
+def test_a_declaration_without_options_of_its_codec_is_of_before(cache: Path) -> None:
+    made_from = unsealed((cache / NAME).read_bytes())["fingerprint"]
+    del made_from["features"]["fbank"]["codec_options"]
+    change(cache, fingerprint=made_from)
+    refused(cache, "before its format was fixed; write it again", reads=False)
+
+
+@pytest.mark.parametrize(
+    ("backend", "codec"), [("hdf5", "gzip"), ("zarr", "zstd"), ("zarr", "blosc"), ("lilcom", None)]
+)
+def test_an_option_of_a_codec_that_a_reader_does_not_know_is_refused(
+    tmp_path: Path, backend: str, codec: str | None
+) -> None:
+    """It may say how numbers are decoded: without it they would come out wrong."""
+    declared = FeatureStorageConfig("fbank", backend=backend, codec=codec)
+    cache = tmp_path / "cache"
+    with CacheWriter(cache, [declared], FINGERPRINT) as writer:
+        writer.write("a", {"fbank": np.ones((3, 4), np.float32)})
+    featcache.open(cache).read("a", "fbank")
+    options = {**declared.to_json()["codec_options"], "delta": True}  # type: ignore[dict-item]
+    declare(cache, codec_options=options)
+    for read in (
+        lambda: featcache.open(cache).read("a", "fbank"),
+        lambda: featcache.open(cache).read_batch(["a"], "fbank"),
+    ):
+        with pytest.raises(FormatVersionError, match=r"'fbank'.*'delta'; upgrade featcache, or"):
+            read()
+
+
+def test_an_option_of_a_format_is_no_matter_of_readers(cache: Path) -> None:
+    declare(cache, options={"later": 1})
+    check_cache(cache, range(5))
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "named"),
+    [
+        ("fbank.scale", np.ones(5), "column 'fbank.scale'"),
+        ("fbank.rows2", np.ones(5, np.int64), "column 'fbank.rows2'"),
+        ("annotations/when/dates", np.ones(5, np.int64), "column 'annotations/when/dates'"),
+        ("annotations/when/values", np.ones(5, np.uint64), "column 'annotations/when/values'"),
+        ("later", np.ones(5, np.complex64), "columns of '<c8' such as 'later'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_kinds_of_columns_that_a_reader_does_not_know_are_refused(
+    cache: Path, column: str, values: NDArray[Any], named: str
+) -> None:
+    add_column(cache, column, values)
+    for verify in (None, *VERIFY):
+        with pytest.raises(FormatVersionError, match=f"newer featcache.* must know .*{named}"):
+            featcache.open(cache, verify=verify)
+    with pytest.raises(FormatVersionError, match=f"newer featcache.* must know .*{named}"):
+        append(cache, 6)
+
+
+def test_a_kind_of_annotation_that_a_reader_does_not_know_is_refused(cache: Path) -> None:
+    change(cache, annotations={"when": {"kind": "date", "carried": True}})
+    refused(cache, "annotation 'when'.* must know the kind 'date'; upgrade", reads=False)
+
+
+def add_column(cache: Path, name: str, values: NDArray[Any]) -> None:
+    """Add a column to the index of a cache, as another version of featcache would."""
+    manifest = read_manifest(cache)
+    columns = {**Reader(cache).columns, name: values}
+    (cache / manifest.index).unlink()
+    digest = save_columns(cache / manifest.index, columns.items())
+    write_manifest(cache, dataclasses.replace(manifest, index_digest=digest), keep=True)
 
 
 def refused(cache: Path, pattern: str, *, reads: bool) -> None:

@@ -6,9 +6,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcache.store.format.index import ContainerColumns, FeatureColumns, Index, hash_of
-from featcache.store.format.index_rows import common_rows, rows_of_ids, some_rows
-from featcache.store.format.strings import Strings
+from featcache.store.format.columns import Strings
+from featcache.store.format.index import (
+    ContainerColumns,
+    FeatureColumns,
+    Index,
+    common_rows,
+    hash_of,
+    rows_of_ids,
+    some_rows,
+)
 
 ids = st.sets(
     st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=3), max_size=30

@@ -26,7 +26,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
 from featcache.errors import ConfigError, StaleCacheError
-from featcache.store.format.fingerprint import canonical, differences, fingerprint_digest
+from featcache.store.format.fingerprint import ABSENT, canonical, differences, fingerprint_digest
 from featcache.store.writing.part_writer import PartWriter
 
 JSON = st.recursive(
@@ -216,3 +216,13 @@ def test_a_caller_cannot_change_the_fingerprint_of_an_open_cache(tmp_path: Path)
     cache.fingerprint["features"]["fbank"]["dtype"] = "int8"
     assert cache.fingerprint["features"]["fbank"]["dtype"] == "float32"
     assert cache.read(id_of(1), "fbank").tolist() == arrays_of(1)["fbank"].tolist()
+
+
+def test_a_difference_says_where_it_is_whatever_the_keys_and_values_are() -> None:
+    old = {"features": {"a.b: was 1, now 2": ": was (absent), now 3"}, "gain": 1}
+    new = {"features": {"a.b: was 1, now 2": "other"}, "gain": 1, "layer": 9}
+    first, second = differences(old, new)
+    assert first.path == ("features", "a.b: was 1, now 2")
+    assert (first.was, first.now) == (": was (absent), now 3", "other")
+    assert (second.path, second.was, second.now) == (("layer",), ABSENT, 9)
+    assert str(second) == "layer: was (absent), now 9"

@@ -8,11 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import pytest
+from interrupts import LIBRARY, Interrupt, interrupted
 from places import TESTS
 from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_features, write
 
@@ -183,3 +186,30 @@ def test_readers_need_no_permission_to_write(tmp_path: Path) -> None:
     time.sleep(0.01)
     check_cache(tmp_path / "train", range(3))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_an_interrupt_at_any_line_lets_go_of_the_lock_though_its_traceback_is_kept(
+    tmp_path: Path,
+) -> None:
+    kept: list[KeyboardInterrupt] = []
+    for line in count(1):
+        try:
+            with interrupted(Interrupt(line, LIBRARY / "store")), WriterLock(tmp_path):
+                pass
+        except KeyboardInterrupt as error:
+            kept.append(error)
+        else:
+            break
+        assert not is_locked(tmp_path), error_line(kept[-1])
+    assert len(kept) > 10
+
+
+def error_line(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)[-2:])
+
+
+def test_the_lock_of_a_directory_that_is_gone_does_not_make_it_again(tmp_path: Path) -> None:
+    for ask in (WriterLock, is_locked):
+        with pytest.raises(FileNotFoundError):
+            ask(tmp_path / "gone")
+    assert not (tmp_path / "gone").exists()

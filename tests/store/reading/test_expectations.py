@@ -18,7 +18,7 @@ from store_helpers import arrays_of, id_of, make_cache, two_features
 import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, StaleCacheError
-from featcache.store.reading import expectation
+from featcache.store.reading import opening
 
 STALE: dict[str, object] = {"gain": 3, "model": {"layer": 9}}
 MADE_FROM: dict[str, object] = {"gain": 1, "model": {"layer": 9}, "stage": "TRAIN"}
@@ -31,8 +31,8 @@ def nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be as a new process, in which nothing was compared."""
-    monkeypatch.setattr(expectation, "_compared", {})
-    monkeypatch.setattr(expectation, "_told", {})
+    monkeypatch.setattr(opening, "_compared", {})
+    monkeypatch.setattr(opening, "_told", {})
 
 
 @pytest.fixture
@@ -151,10 +151,10 @@ def test_a_reader_compares_declarations_when_it_opens(storage: FeatureStorage) -
 
 def overwritten(path: Path, gain: int) -> None:
     """Make a cache anew as another process does: nothing in this one has compared it."""
-    compared = dict(expectation._compared)
+    compared = dict(opening._compared)
     make_cache(path, range(5), fingerprint={**MADE_FROM, "gain": gain}, overwrite=True)
-    expectation._compared.clear()
-    expectation._compared.update(compared)
+    opening._compared.clear()
+    opening._compared.update(compared)
 
 
 @pytest.mark.parametrize(

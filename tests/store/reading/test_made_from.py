@@ -14,7 +14,7 @@ from store_helpers import make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ConfigError, CorruptCacheError, NotACacheError, StaleCacheError
-from featcache.store.reading import expectation
+from featcache.store.reading import opening
 
 RECORDED = {
     "when": "2026-03-01T12:00:00+00:00",
@@ -90,7 +90,7 @@ def test_by_what_a_cache_was_made_is_told(
     path = recorded(tmp_path, {**RECORDED, "when": when.isoformat()})
     with pytest.raises(StaleCacheError, match=r"made 3 days ago by train\.py, was made from some"):
         featcache.open(path, expect={"gain": 2})
-    monkeypatch.setattr(expectation, "_compared", {})
+    monkeypatch.setattr(opening, "_compared", {})
     featcache.open(path)
     assert "made 3 days ago by train.py, not checked: give expect=" in caplog.text
 
@@ -136,7 +136,7 @@ def test_looking_at_a_cache_is_no_reading_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = recorded(tmp_path)
-    monkeypatch.setattr(expectation, "_compared", {})
+    monkeypatch.setattr(opening, "_compared", {})
     featcache.diff(path, path)
     featcache.made_from(path)
     assert "not checked" not in caplog.text

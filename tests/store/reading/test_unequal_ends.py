@@ -72,7 +72,7 @@ def test_times_that_cannot_be_are_damage(tmp_path: Path) -> None:
 
 
 def test_a_long_list_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    frames = {f"utt-{number:03}": (100, 3) for number in range(30)}
+    frames = {f"utt-{number:03}": (100, 40) for number in range(30)}
     featcache.open(timed_cache(tmp_path / "c", frames, 0.02), verify="columns")
     (line,) = caplog.messages
     assert "of 30 of 30" in line

@@ -14,7 +14,7 @@ from featcache.store.format.journal import NAME as JOURNAL
 from featcache.store.format.manifest import PARTS, read_manifest
 from featcache.store.reading.unpublished import Unpublished
 from featcache.store.writing.part_writer import PartWriter
-from featcache.store.writing.publish_sealed import publish_sealed
+from featcache.store.writing.session import publish_sealed
 
 FEATURES = {feature.name: feature for feature in two_features()}
 

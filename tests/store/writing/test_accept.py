@@ -13,7 +13,8 @@ import pytest
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError, StaleCacheError
-from featcache.store.writing.accept import accept
+from featcache.store.format.fingerprint import Difference
+from featcache.store.writing.session import accept
 
 FBANK = FeatureStorageConfig("fbank")
 FEATURES = {"fbank": FBANK}
@@ -39,7 +40,7 @@ def test_what_was_stored_before_stays_and_more_is_added(tmp_path: Path) -> None:
     write(tmp_path / "cache", OLD, "a", "b")
     with pytest.raises(StaleCacheError):
         write(tmp_path / "cache", NEW, "c")
-    assert accept(tmp_path / "cache", FEATURES, NEW) == ['code: was "a", now "b"']
+    assert accept(tmp_path / "cache", FEATURES, NEW) == [Difference(("code",), "a", "b")]
     write(tmp_path / "cache", NEW, "c")
     cache = featcache.open(tmp_path / "cache", verify="arrays")
     assert list(cache) == ["a", "b", "c"]

@@ -30,7 +30,7 @@ from featcache.errors import (
     FeatureError,
     KeyNotFoundError,
 )
-from featcache.store.format.column_file import ColumnFile
+from featcache.store.format.columns import ColumnFile
 from featcache.store.format.manifest import read_manifest
 
 
@@ -168,7 +168,7 @@ def test_failed_and_expected_ids_and_stamps_stay(tmp_path: Path) -> None:
 
 
 def featcache_stamps() -> Any:
-    from featcache.store.format.stamps import Stamps
+    from featcache.store.format.index import Stamps
 
     return Stamps(5, 6)
 
@@ -194,6 +194,31 @@ def test_a_table_of_text_becomes_numbers_where_all_of_a_column_are(tmp_path: Pat
         id_of(2): {},
         id_of(3): {},
     }
+
+
+@pytest.mark.parametrize("nan", ["nan", "NaN", "NAN", ""])
+@pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_nan_among_numbers_is_missing(
+    tmp_path: Path, nan: str, suffix: str, delimiter: str
+) -> None:
+    path = tmp_path / "cache"
+    make_cache(path, range(3))
+    featcache.open(path).annotate({id_of(0): {"known": 0.5, "name": "eva"}})
+    rows = [
+        ["id", "snr", "n", "known", "name", "words", "alone"],
+        [id_of(0), nan, "3", nan, "nan", "nan", "nan"],
+        [id_of(1), "1.5", nan, "2", "nan", "anna", "NaN"],
+        [id_of(2), "3", "4", "3", "nan", "7", ""],
+    ]
+    text = "".join(delimiter.join(row) + "\n" for row in rows)
+    annotate(path, table(tmp_path / f"a.{suffix}", text))
+    text_of = {"name": "nan"}  # what is text stays text
+    assert found_in(path) == {
+        id_of(0): text_of | {"n": 3, "words": "nan", "alone": "nan"},
+        id_of(1): text_of | {"snr": 1.5, "known": 2.0, "words": "anna", "alone": "NaN"},
+        id_of(2): text_of | {"snr": 3.0, "n": 4, "known": 3.0, "words": "7"},
+    }
+    assert {*featcache.open(path).table.filter(snr=(1, 2))} == {id_of(1)}
 
 
 def test_a_column_that_the_cache_has_keeps_its_kind(tmp_path: Path) -> None:

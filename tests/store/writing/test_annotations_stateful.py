@@ -19,8 +19,8 @@ from store_helpers import arrays_of
 
 import featcache
 from featcache import CacheWriter
+from featcache.store.writing import compact
 from featcache.store.writing import compact as compacting
-from featcache.store.writing import small_parts
 
 Values = dict[str, str | None]
 IDS = st.sampled_from("abcdef")
@@ -48,7 +48,7 @@ class AnnotatedCache(RuleBasedStateMachine):
         self.visible: dict[str, Values] = {}  # what readers see
         self.carried: set[str] = set()
         self.patches = pytest.MonkeyPatch()
-        for module in (small_parts, compacting):
+        for module in (compact, compacting):
             self.patches.setattr(module, "FANOUT", 2)  # parts are merged at once
         with open_writer(self.path):
             pass

@@ -23,10 +23,10 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
+from featcache.store.format.index import Stamps
 from featcache.store.format.manifest import PARTS, read_manifest
-from featcache.store.format.stamps import Stamps
+from featcache.store.writing import compact, part_writer, publish
 from featcache.store.writing import compact as compacting
-from featcache.store.writing import part_writer, publish, rewrite
 from featcache.store.writing.open_part import OpenPart
 from featcache.testing.editing import traces_in
 
@@ -139,21 +139,56 @@ def test_replaced_bytes_go_too(path: Path) -> None:
     assert_holds(featcache.open(path, verify="arrays"), expected)
 
 
-def test_a_tag_that_holds_deleted_utterances_is_in_the_way(path: Path) -> None:
+def test_a_tag_that_holds_deleted_utterances_is_in_the_way(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     featcache.open(path).tag("v1")
     cache = deleted(path)
-    cache.refresh()
-    cache.tag("v2")  # made after it, of the same parts
     before = parts_of(path)
-    with pytest.raises(CacheError, match=r"'v1': .*'v2': .*drop_tags=True"):
+    with pytest.raises(CacheError, match=r"'v1': 3 utterances.*drop_tags=True"):
         cache.compact()
     assert parts_of(path) == before
     assert_holds(featcache.open(path, version="v1", verify="arrays"), oracle(ALL))
-    cache.untag("v2")
     cache.compact(drop_tags=True)
+    assert [message for message in caplog.messages if "'v1': 3 utterances" in message]
     assert cache.tags == {}
     assert not traces_in(path, traces_of(GONE))
     check_cache(path, LEFT)
+
+
+def test_a_tag_that_was_made_after_the_deletion_stays(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    featcache.open(path).tag("v1")
+    deleted(path)
+    cache = featcache.open(path)
+    cache.annotate({id_of(LEFT[0]): {"speaker": "anna"}})
+    cache.refresh()
+    cache.tag("v2")  # of the same parts
+    with pytest.raises(CacheError) as caught:
+        cache.compact()
+    assert "'v1'" in str(caught.value)
+    assert "'v2'" not in str(caught.value)
+    cache.compact(drop_tags=True)
+    assert not any("'v2'" in message for message in caplog.messages)
+    assert [*cache.tags] == ["v2"]
+    assert not traces_in(path, traces_of(GONE))
+    old = featcache.open(path, version="v2", verify="arrays")
+    assert old.annotation("speaker")[list(old).index(id_of(LEFT[0]))] == "anna"
+    assert_holds(old, oracle(LEFT))
+    append(path, range(30, 32))
+    assert_holds(featcache.open(path, version="v2", verify="arrays"), oracle(LEFT))
+    check_cache(path, [*LEFT, 30, 31])
+    featcache.open(path).compact()  # nothing is in the way
+    assert [*featcache.open(path).tags] == ["v2"]
+
+
+def test_a_tag_whose_files_have_deleted_bytes_says_so(path: Path) -> None:
+    deleted(path)
+    featcache.open(path).tag("v1")
+    append(path, range(30, 32))
+    with pytest.raises(CacheError, match="'v1': none of them, but its files have their bytes"):
+        featcache.open(path).compact()
 
 
 def test_a_tag_that_holds_nothing_deleted_survives(path: Path) -> None:
@@ -303,7 +338,7 @@ def test_an_unfinished_copy_counts_for_nothing(
 ) -> None:
     deleted(path)
     with monkeypatch.context() as patched:
-        kill_in(rewrite, "merged_stats", patched, after=False)
+        kill_in(compact, "merged_stats", patched, after=False)
         patched.setattr(OpenPart, "discard", lambda part: (part.commit(), part.release()))
         compact_until_killed(path, tmp_path / "killed")
     check_cache(tmp_path / "killed", LEFT)
@@ -357,7 +392,7 @@ def test_many_appends_leave_few_parts_and_copy_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[int] = []
-    original = rewrite.rewrite
+    original = compact.rewrite
 
     def counted(*args: object) -> None:
         copied.append(sum(part.entry.rows for part in args[3]))  # type: ignore[attr-defined]

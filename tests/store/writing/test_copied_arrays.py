@@ -15,8 +15,8 @@ from featcache.errors import CorruptCacheError
 from featcache.store.format.index import Index
 from featcache.store.format.manifest import read_manifest
 from featcache.store.format.part import SealedPart
-from featcache.store.writing import copied_arrays
-from featcache.store.writing.copied_arrays import StoredArrays
+from featcache.store.writing import copies
+from featcache.store.writing.copies import StoredArrays
 from featcache.store.writing.publish import sealed_parts
 
 CODECS = {
@@ -63,8 +63,8 @@ def test_what_is_left_is_the_same_in_every_format(
     batch_bytes: int,
     batch_rows: int,
 ) -> None:
-    monkeypatch.setattr(copied_arrays, "BATCH_BYTES", batch_bytes)
-    monkeypatch.setattr(copied_arrays, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(copies, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(copies, "BATCH_ROWS", batch_rows)
     for begin in (0, 20):
         with CacheWriter(tmp_path, declared(backend, codec)) as writer:
             for number in range(begin, begin + 20):
@@ -102,7 +102,7 @@ def arrays(path: Path, part: SealedPart, index: Index) -> StoredArrays:
 def test_batches_hold_the_bytes_of_their_rows(
     part: tuple[Path, SealedPart, Index], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copied_arrays, "BATCH_ROWS", 3)
+    monkeypatch.setattr(copies, "BATCH_ROWS", 3)
     _, _, index = part
     rows = np.array([4, 5, 6, 2, 9, 0, 19, 18])
     expected = oracle(range(20))

@@ -23,9 +23,9 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, KeyNotFoundError
-from featcache.store.format.committed import committed
+from featcache.store.format.index import Stamps
 from featcache.store.format.manifest import NAME
-from featcache.store.format.stamps import Stamps
+from featcache.store.format.part import committed
 from featcache.store.writing.part_writer import PartWriter
 
 ALL = range(8)

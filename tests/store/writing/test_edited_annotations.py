@@ -20,12 +20,12 @@ from store_helpers import arrays_of, check_cache, id_of
 
 import featcache
 from featcache.store.format import index as indexes
+from featcache.store.format.columns import Strings
 from featcache.store.format.index import ContainerColumns, Index
 from featcache.store.format.manifest import PARTS, read_manifest
-from featcache.store.format.strings import Strings
 from featcache.store.writing import compact as compacting
-from featcache.store.writing import generation_annotations
-from featcache.store.writing.small_parts import FANOUT
+from featcache.store.writing import publish
+from featcache.store.writing.compact import FANOUT
 from featcache.testing.editing import traces_in
 
 GIVEN: dict[str, dict[str, Any]] = {
@@ -260,7 +260,7 @@ def test_rows_are_found_by_ids_where_hashes_are_alike(
     index = Index(of_known[order], order, Strings.of(ids), {}, nothing, {})
     of_asked = np.array([hash_of(id.encode()) for id in asked], np.uint64)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(generation_annotations, "_AT_ONCE", at_once)
+        patched.setattr(publish, "_AT_ONCE", at_once)
         patched.setattr(indexes, "hash_of", hash_of)
-        rows = generation_annotations.rows_in(index, Strings.of(asked), of_asked).tolist()
+        rows = publish.rows_in(index, Strings.of(asked), of_asked).tolist()
     assert rows == [ids.index(id) if id in known else -1 for id in asked]

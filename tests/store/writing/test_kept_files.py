@@ -12,12 +12,13 @@ from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_featu
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheError, ClosedError, ConfigError, CorruptCacheError
-from featcache.store.format import kept_files
-from featcache.store.format.kept_files import KEPT_FILE, read_building_file
+from featcache.store.format import manifest as manifests
 from featcache.store.format.manifest import (
+    KEPT_FILE,
     MANIFESTS,
     NAME,
     manifest_file,
+    read_building_file,
     read_manifest,
     write_manifest,
 )
@@ -132,7 +133,7 @@ def test_what_a_tag_names_keeps_its_files(cache: Path) -> None:
             writer.keep_file("probe", NEW)
             write(writer, [number])
     paper = read_manifest(cache, manifest_file(tagged))
-    assert kept_files.read_kept(cache, paper.files, "probe") == OLD
+    assert manifests.read_kept(cache, paper.files, "probe") == OLD
     assert (file_in(cache), on_disk(cache)) == (NEW, {OLD, NEW})
 
 
@@ -331,7 +332,7 @@ def test_a_file_that_is_too_large_is_refused(cache: Path, monkeypatch: pytest.Mo
         writer.keep_file("probe", bytes(10))
         with pytest.raises(ConfigError, match="has 10 bytes at most, not 11"):
             writer.keep_file("probe", bytes(11))
-    monkeypatch.setattr(kept_files, "MOST_BYTES", 9)
+    monkeypatch.setattr(manifests, "MOST_BYTES", 9)
     with pytest.raises(CorruptCacheError, match="probe-"):
         featcache.open(cache).opened.file("probe")
 

@@ -145,7 +145,7 @@ def test_what_is_recovered_is_published_when_a_writer_opens(tmp_path: Path) -> N
     check_cache(died, range(10), complete=False)
     with PartWriter(died, two_features(), FINGERPRINT) as part:
         # the published index, mapped; no part's ids in memory of its own
-        assert len(part._known._stored) == 1
+        assert part._known.count == 1
         assert all(id_of(number) in part for number in range(10))
     writer.close()
     check_cache(died, range(10))

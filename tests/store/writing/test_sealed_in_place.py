@@ -22,8 +22,8 @@ from featcache.store.format import journal
 from featcache.store.format.manifest import read_manifest
 from featcache.store.format.part import COLUMNS, SEAL
 from featcache.store.writing import recover
-from featcache.store.writing.container_groups import container_groups
-from featcache.store.writing.part_copy import RECOVERED
+from featcache.store.writing.open_part import container_groups
+from featcache.store.writing.recover import RECOVERED
 from featcache.testing.durability import files_of
 from featcache.testing.finishing import Interruption, interrupted
 from featcache_backends.memmap import MemmapBackend

@@ -13,10 +13,9 @@ from staging_helpers import FEATURES, arrays_of, check
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.stats import FeatureStats
-from featcache.store.writing import hand_over, staging
-from featcache.store.writing.copy_memory import BLOCK_BYTES
+from featcache.store.writing import queue
+from featcache.store.writing.arrays import BLOCK_BYTES, UtteranceBatch
 from featcache.store.writing.open_part import OpenPart
-from featcache.store.writing.utterance_batch import UtteranceBatch
 
 
 @pytest.mark.parametrize("counted", [1, 40, 1 << 16])
@@ -24,9 +23,9 @@ def test_lengths_of_every_kind_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: int
 ) -> None:
     """The first shares out the memory; others are much longer, shorter, and without frames."""
-    monkeypatch.setattr(staging, "COUNTED_VALUES", counted)
-    monkeypatch.setattr(staging, "LEAST_BYTES", 8)
-    monkeypatch.setattr(staging, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(queue, "COUNTED_VALUES", counted)
+    monkeypatch.setattr(queue, "LEAST_BYTES", 8)
+    monkeypatch.setattr(queue, "BLOCK_BYTES", 4096)
     frames = dict.fromkeys((f"utt-{number}" for number in range(60)), 1)
     for number, id in enumerate(frames):
         frames[id] = (3, 700, 1, 0, 40, 2, 90)[number % 7]
@@ -47,7 +46,7 @@ def test_memory_of_utterances_that_fill_little_of_it_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each `write` between batches takes memory for more that never come."""
-    monkeypatch.setattr(hand_over, "QUEUE_BYTES", 4 * BLOCK_BYTES)
+    monkeypatch.setattr(queue, "QUEUE_BYTES", 4 * BLOCK_BYTES)
     array = np.ones((100, 40), np.float32)
     append = OpenPart.append
 

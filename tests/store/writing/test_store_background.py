@@ -30,9 +30,9 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import EncodedArrays, Extents, FeatureFilesWriter
 from featcache.errors import ClosedError, FeatureError, StorageFullError
 from featcache.store.format.journal import read_journal
-from featcache.store.writing import free_space, hand_over, staging
+from featcache.store.writing import free_space, queue
 from featcache.store.writing.background import Background
-from featcache.store.writing.hand_over import HandOver
+from featcache.store.writing.queue import HandOver
 
 
 @pytest.fixture(autouse=True)
@@ -63,15 +63,15 @@ class Gate:
 
         monkeypatch.setattr(FeatureFilesWriter, "append_many", gated)
 
-        def add_at_once(hand_over: HandOver, *utterance: Any) -> None:
-            add(hand_over, *utterance)
-            hand_over._put_waiting()
+        def add_at_once(queue: HandOver, *utterance: Any) -> None:
+            add(queue, *utterance)
+            queue._put_waiting()
 
         add = HandOver.add
         monkeypatch.setattr(HandOver, "add", add_at_once)
-        monkeypatch.setattr(staging, "MOST_ROWS", 0)  # no memory beyond their own
-        monkeypatch.setattr(staging, "LEAST_BYTES", 0)
-        monkeypatch.setattr(hand_over, "NOTE_BYTES", 0)
+        monkeypatch.setattr(queue, "MOST_ROWS", 0)  # no memory beyond their own
+        monkeypatch.setattr(queue, "LEAST_BYTES", 0)
+        monkeypatch.setattr(queue, "NOTE_BYTES", 0)
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_write_returns_before_the_bytes_are_stored(tmp_path: Path, gate: Gate) -
 def test_the_queue_is_bounded_and_write_waits_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
-    monkeypatch.setattr(hand_over, "QUEUE_BYTES", utterance_bytes(range(1, 4)))
+    monkeypatch.setattr(queue, "QUEUE_BYTES", utterance_bytes(range(1, 4)))
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         write(writer, range(1, 4))
         blocked = threading.Thread(target=write, args=(writer, [4]))
@@ -110,8 +110,8 @@ def test_the_queue_is_bounded_and_write_waits_for_room(
 def test_short_utterances_count_in_the_queue_for_what_is_noted_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
-    monkeypatch.setattr(hand_over, "NOTE_BYTES", 1 << 10)
-    monkeypatch.setattr(hand_over, "QUEUE_BYTES", 3 << 10)
+    monkeypatch.setattr(queue, "NOTE_BYTES", 1 << 10)
+    monkeypatch.setattr(queue, "QUEUE_BYTES", 3 << 10)
     with CacheWriter(tmp_path, [FeatureStorageConfig("tokens", dtype="int16")]) as writer:
         write_three = threading.Thread(target=write_tokens, args=(writer, range(3)))
         write_three.start()
@@ -131,7 +131,7 @@ def write_tokens(writer: CacheWriter, numbers: range) -> None:
 def test_an_utterance_larger_than_the_queue_passes_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hand_over, "QUEUE_BYTES", 1)
+    monkeypatch.setattr(queue, "QUEUE_BYTES", 1)
     make_cache(tmp_path, range(9))
     check_cache(tmp_path, range(9))
 
@@ -139,7 +139,7 @@ def test_an_utterance_larger_than_the_queue_passes_alone(
 def test_an_error_wakes_a_writer_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
-    monkeypatch.setattr(hand_over, "QUEUE_BYTES", utterance_bytes(range(1, 3)))
+    monkeypatch.setattr(queue, "QUEUE_BYTES", utterance_bytes(range(1, 3)))
     gate.error = OSError(errno.ENOSPC, "No space left on device")
     raised: list[BaseException] = []
 
@@ -206,7 +206,7 @@ def test_an_error_in_the_block_is_not_hidden_by_one_of_the_thread(
 def test_what_is_written_is_committed_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hand_over, "COMMIT_INTERVAL_S", 0.05)
+    monkeypatch.setattr(queue, "COMMIT_INTERVAL_S", 0.05)
     writer = CacheWriter(tmp_path, two_features(), FINGERPRINT)
     write(writer, range(3))
     (part,) = (tmp_path / "parts").iterdir()
@@ -235,9 +235,9 @@ def test_a_thread_that_writes_while_another_closes_stores_or_is_refused(
     stop = writer._parts._stop
     stored: list[int] = []
 
-    def stop_late(finish: bool) -> None:
+    def stop_late(**how: bool) -> None:
         time.sleep(0.1)
-        stop(finish)
+        stop(**how)
 
     monkeypatch.setattr(writer._parts, "_stop", stop_late)
 

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.declaration.feature_config import DTYPES
+from featcache.declaration import DTYPES
 from featcache.errors import FeatureError
-from featcache.store.format.bfloat16 import from_storage
-from featcache.store.writing.casts import to_storage
+from featcache.store.format.files import from_storage
+from featcache.store.writing.arrays import to_storage
 
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
 # bits of precision, smallest exponent of a normal number, largest exponent

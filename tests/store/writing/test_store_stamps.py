@@ -14,8 +14,8 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, KeyNotFoundError
 from featcache.store.format import journal
+from featcache.store.format.index import UNKNOWN, Stamps
 from featcache.store.format.manifest import read_manifest
-from featcache.store.format.stamps import UNKNOWN, Stamps
 from featcache.store.writing.part_writer import PartWriter
 
 MOST = 2**64 - 1

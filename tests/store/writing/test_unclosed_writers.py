@@ -25,7 +25,7 @@ from store_scripts import HEAD, run_script
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError
-from featcache.store.writing import unclosed
+from featcache.store.writing import background
 from featcache.store.writing.part_writer import PartWriter
 
 TOLD = "was not closed: what it had taken is stored now; close it, or use it in a `with` block"
@@ -269,7 +269,7 @@ def test_a_writer_may_be_collected_by_who_holds_the_lock_that_closing_needs(
 ) -> None:
     from h5py._hl.base import phil  # held while any of its calls runs
 
-    monkeypatch.setattr(unclosed, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(background, "PATIENCE_S", 0.2)
     writer = CacheWriter(tmp_path, [FeatureStorageConfig("fbank", backend="hdf5")])
     writer.write("utt-1", {"fbank": np.ones((3, 2))})
     with phil:

@@ -26,8 +26,8 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, DuplicateIdError, FeatureError
-from featcache.store.format.stamps import Stamps
-from featcache.store.writing import checked_batch, packed_batch, part_writer
+from featcache.store.format.index import Stamps
+from featcache.store.writing import arrays, part_writer
 from featcache.store.writing.part_writer import PartWriter
 
 
@@ -197,6 +197,9 @@ REFUSED: list[tuple[Change, type[Exception], str]] = [
     ({"arrays": {"x": np.zeros((3, 5, 4), np.complex64)}}, FeatureError, "complex64"),
     ({"annotations": {"z": {"speaker": "anna"}}}, FeatureError, "'z', which is not in the batch"),
     ({"annotations": {"c": {"speaker": 3}}}, FeatureError, "'speaker' of utterance 'c'"),
+    ({"annotations": [{"speaker": "anna"}]}, FeatureError, "annotations of a batch are a mapping"),
+    ({"annotations": []}, FeatureError, "annotations of a batch are a mapping"),
+    ({"stamps": [(1, 2)]}, FeatureError, "stamps of a batch are a mapping"),
 ]
 
 
@@ -221,6 +224,7 @@ def test_nothing_is_stored_of_a_batch_that_is_refused(
                 given["lengths"],
                 layout=given["layout"],
                 annotations=given["annotations"],
+                stamps=given.get("stamps"),
             )
         assert len(writer) == 1
         writer.write_batch(right["ids"], right["arrays"], right["lengths"])
@@ -251,8 +255,8 @@ def test_what_a_format_cannot_hold_is_refused_whole(tmp_path: Path) -> None:
 
 def test_batches_go_on_in_the_next_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_writer, "PART_ROWS", 8)
-    monkeypatch.setattr(packed_batch, "PIECE_ROWS", 3)
-    monkeypatch.setattr(checked_batch, "PIECE_ROWS", 3)
+    monkeypatch.setattr(arrays, "PIECE_ROWS", 3)
+    monkeypatch.setattr(part_writer, "PIECE_ROWS", 3)
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         write_batches(writer, range(40), 10)
         writer._parts.seal()

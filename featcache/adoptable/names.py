@@ -1,0 +1,177 @@
+"""Names of a source's arrays: their meaning by a pattern, and names that look like features."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from featcache.adoptable import CONVERT, Options
+from featcache.errors import AdoptionError, ConfigError
+from featcache.interface import Ints
+
+EACH = "{id}"  # each name is an utterance
+MOST_FEATURES = 8  # of names that look so; speakers are more
+FEWEST = 2  # utterances, or nothing tells
+SHARE = 0.9  # of the utterances that have each feature, and go together
+_LETTERS = re.compile(r"[^\W\d_]{2}")
+
+
+class Names:
+    """Meaning of the names of arrays: an id, and maybe a feature.
+
+    Args:
+        options: with a pattern, which may lack; then each name is an id.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.pattern = options.pattern or EACH
+        self.is_given = options.pattern is not None
+        self._feature = options.feature
+        parts = re.split(r"(\{id\}|\{feature\})", self.pattern.strip("/"))
+        if parts.count("{id}") != 1 or parts.count("{feature}") > 1:
+            raise ConfigError(
+                f"pattern {self.pattern!r} must have one {{id}}, and one {{feature}} at most, such "
+                "as '{feature}/{id}'"
+            )
+        groups = {"{id}": "(?P<id>.+)", "{feature}": "(?P<feature>[^/]+?)"}
+        self._regex = re.compile("".join(groups.get(part, re.escape(part)) for part in parts), re.S)
+
+    def match(self, name: str) -> tuple[str, str] | None:
+        """Return the feature and the id of a name, None if the pattern is another.
+
+        >>> Names(Options(pattern="{id}_{feature}")).match("spk1/utt_1_mel")
+        ('mel', 'spk1/utt_1')
+        """
+        found = self._regex.fullmatch(name)
+        if found is None:
+            return None
+        return found.groupdict().get("feature") or self._feature, found["id"]
+
+    def by_feature(self, names: Sequence[str], source: str) -> dict[str, dict[str, int]]:
+        """Return the place of each name by feature and id; those of other names are left out.
+
+        Raises `AdoptionError` unless each id has each feature, once.
+        """
+        found: dict[str, dict[str, int]] = {}
+        for place, name in enumerate(names):
+            if matched := self.match(name):
+                known = found.setdefault(matched[0], {})
+                if known.setdefault(matched[1], place) != place:
+                    raise AdoptionError(
+                        f"{source!r}: by pattern={self.pattern!r} there is utterance "
+                        f"{matched[1]!r}, feature {matched[0]!r} twice: {name!r}, too"
+                    )
+        if not found:
+            raise AdoptionError(f"{source!r} has no array called like {self.pattern!r}")
+        ids = next(iter(found.values())).keys()
+        for feature, known in found.items():
+            for id in ids ^ known.keys():
+                raise AdoptionError(
+                    f"{source!r}: utterance {id!r} has not all features, as {feature!r}; "
+                    f"{one_by_one(self.pattern, feature)}"
+                )
+        return found
+
+
+def refuse_features(
+    source: str, names: Sequence[str], rows: Ints | None, *, apart: bool = False
+) -> None:
+    """Raise `AdoptionError` for names that look like several features of the same utterances.
+
+    Such as `mel/u1` and `pitch/u1`, or `u1_mel` and `u1_pitch`, if they are as long as each other,
+    or longer by the same factor.
+
+    Args:
+        source: its name.
+        names: of the arrays, without a suffix.
+        rows: their lengths; None where the arrays do not go together as one feature anyway.
+        apart: whether a pattern has no `{feature}` in this kind of source.
+    """
+    found = [each for each in _guesses(names) if rows is None or _go_together(each, rows)]
+    if not found:
+        return
+    guess = min(found, key=lambda each: sum(map(len, each.places)))  # "mel" rather than "mel-utt"
+    one = next(iter(guess.places))
+    way = f"give pattern={guess.pattern!r}"
+    if not guess.pattern:
+        way = CONVERT
+    elif apart:
+        way = one_by_one(guess.pattern, one)
+    raise AdoptionError(
+        f"{source!r}: by their names, such as {names[0]!r}, arrays are the features "
+        f"{', '.join(map(repr, guess.places))} of the same utterances; if they are, {way}; if each "
+        f"is an utterance, give pattern={EACH!r}"
+    )
+
+
+def one_by_one(pattern: str, feature: str) -> str:
+    """Say how features are adopted that do not come together, as the end of a message."""
+    alone = pattern.replace("{feature}", feature)
+    return (
+        f"adopt them one by one into one cache, as with pattern={alone!r} and feature={feature!r}: "
+        "it has the utterances that have all of them"
+    )
+
+
+class _Guess(NamedTuple):
+    pattern: str  # "" if none says it
+    places: Mapping[str, Mapping[str, int]]  # of names, by feature and what is left of the name
+
+
+def _guesses(names: Sequence[str]) -> Iterator[_Guess]:
+    """Give the ways in which a part of each name may be a feature."""
+    if len(names) < 2 * FEWEST:
+        return
+    depth = min(name.count("/") for name in names)
+    for number in range(depth):
+        pattern = "{feature}/{id}" if number == 0 else ""
+        yield from _guess(names, pattern, [_folder(name, number) for name in names])
+    for sign in "_-.":
+        if not all(sign in name.rpartition("/")[2] for name in names):
+            continue
+        ends = (name.rpartition(sign)[::-2] for name in names)
+        yield from _guess(names, f"{{id}}{sign}{{feature}}", ends)
+        if not any("/" in name for name in names):
+            begins = (name.partition(sign)[::2] for name in names)
+            yield from _guess(names, f"{{feature}}{sign}{{id}}", begins)
+
+
+def _folder(name: str, number: int) -> tuple[str, str]:
+    """Return a folder of a path and the rest, in which the folder's name may stand once more."""
+    parts = name.split("/")
+    label = parts.pop(number)
+    return label, "/".join(parts).replace(label, "")
+
+
+def _guess(
+    names: Sequence[str], pattern: str, split: Iterable[tuple[str, str]]
+) -> Iterator[_Guess]:
+    """Give a guess, if few features go with nearly the same of many names."""
+    places: dict[str, dict[str, int]] = {}
+    for place, (feature, rest) in enumerate(split):
+        known = places.setdefault(feature, {})
+        if len(places) > MOST_FEATURES or known.setdefault(rest, place) != place:
+            return
+    rests = {rest for known in places.values() for rest in known}
+    if len(places) < 2 or len(rests) < FEWEST or not all(map(_LETTERS.search, places)):
+        return
+    if len(names) >= SHARE * len(places) * len(rests):
+        yield _Guess(pattern, places)
+
+
+def _go_together(guess: _Guess, rows: Ints) -> bool:
+    """Tell whether the lengths of a feature are those of another one, times a factor."""
+    first, *others = guess.places.values()
+    for known in others:
+        both = [rest for rest in first if rest in known]
+        a = rows[[first[rest] for rest in both]].astype(np.float64)
+        b = rows[[known[rest] for rest in both]].astype(np.float64)
+        some = a > 0
+        factor = float(np.median(b[some] / a[some])) if some.any() else 1.0
+        off = np.abs(b - factor * a)
+        if np.mean(off <= 2 * max(factor, 1.0) + 0.02 * b) < SHARE:
+            return False
+    return True

@@ -1,0 +1,493 @@
+"""Blocks of a table: rows of one cache, or of caches joined by id, and the arrays that map them.
+
+Arrays of rows are mapped or shared with other processes, never copied into each.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from multiprocessing import context, reduction
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.declaration import FrameTimes
+from featcache.errors import ConfigError, KeyNotFoundError, nearest
+from featcache.interface import Ints
+from featcache.store.cache import Cache, CachePath, cache_as_of
+from featcache.store.format.annotations import wider_kind
+from featcache.store.format.columns import Strings, ends_of
+from featcache.store.format.files import digest
+from featcache.store.format.index import Hashes
+from featcache.store.reading.annotation import Annotation, BlockRows
+from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.store.reading.generation import Generation
+from featcache.store.reading.opening import check_complete
+
+# `SharedArray`: numbers that processes share: none of them has a copy of its own.
+
+SMALL_BYTES = 1 << 20  # less is pickled by value: a file costs a descriptor in each process
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+class SharedArray(Generic[Number]):
+    """A read-only array of one axis that workers of this machine share.
+
+    A forked process has the pages of this one. To one that is spawned, an array over 1 MiB goes as
+    an open file without a name, which both map; there is nothing that could be left behind. All
+    other pickles hold the numbers: they may be read later, or on another machine.
+    """
+
+    def __init__(self, values: NDArray[Number]) -> None:
+        self.values: NDArray[Number] = np.ascontiguousarray(values).view()
+        self.values.flags.writeable = False
+        self._file: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the numbers."""
+        return digest(self.values.data)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if (
+            self.values.nbytes <= SMALL_BYTES
+            or os.name != "posix"
+            or context.get_spawning_popen() is None
+        ):
+            return SharedArray, (self.values,)
+        return _mapped, (cast(Any, reduction).DupFd(self._in_file()), self.values.dtype)
+
+    def _in_file(self) -> int:
+        """Return a file that holds the numbers, which are mapped from it then."""
+        if self._file is None:
+            self._file = _nameless_file()
+            with os.fdopen(os.dup(self._file), "wb") as file:
+                file.write(self.values.data)
+            self.values = _map(self._file, self.values.dtype)
+        return self._file
+
+    def __del__(self, close: Any = os.close) -> None:
+        if getattr(self, "_file", None) is not None:
+            close(self._file)
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.memfd_create("featcache-rows")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _map(file: int, dtype: np.dtype[Number]) -> NDArray[Number]:
+    return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), dtype)
+
+
+def _mapped(file: Any, dtype: np.dtype[Number]) -> SharedArray[Number]:
+    descriptor = file.detach()
+    try:
+        return SharedArray(_map(descriptor, dtype))
+    finally:
+        os.close(descriptor)
+
+
+# `RowMap`: the rows that something has of what lies below it, both ways.
+
+
+class RowMap:
+    """Row numbers of what lies below: row r here is row `below[r]` there. None comes twice."""
+
+    def __init__(
+        self, below: Ints | SharedArray[np.int64], back: SharedArray[np.int32] | None = None
+    ) -> None:
+        self._shared = below if isinstance(below, SharedArray) else SharedArray(below)
+        self._back = back
+
+    @property
+    def below(self) -> Ints:
+        """The row below of each row, int64, read-only."""
+        return self._shared.values
+
+    @property
+    def digest(self) -> str:
+        """A digest of the numbers."""
+        return self._shared.digest
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    @cached_property
+    def _ascends(self) -> bool:
+        return bool((self.below[1:] > self.below[:-1]).all())
+
+    def share(self) -> None:
+        """Make now what `find` needs, for processes that are forked or spawned later to share."""
+        if self._back is None and not self._ascends:
+            back = np.full(int(self.below.max()) + 1, -1, np.int32)
+            back[self.below] = np.arange(len(self), dtype=np.int32)
+            self._back = SharedArray(back)
+
+    def find(self, below: Ints) -> Ints:
+        """Return the row here of rows below, -1 where there is none, and of -1."""
+        if not len(self):
+            return np.full(len(below), -1, np.int64)
+        self.share()
+        if self._back is not None:
+            # in few arrays: each batch of a worker goes this way
+            found = self._back.values.take(below, mode="clip").astype(np.int64)
+            found[(below < 0) | (below >= len(self._back))] = -1
+            return found
+        places = self.below.searchsorted(below)
+        np.minimum(places, len(self) - 1, out=places)
+        places[self.below[places] != below] = -1
+        return places
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RowMap, (self._shared, self._back)
+
+
+# `Member`: a cache of a block, with the rows of it that count.
+
+
+class Member(NamedTuple):
+    """A cache of a block, and the rows of it in the order of the block; None: all, in order.
+
+    All is read from the generation that was open when the table was made: the cache may be
+    refreshed.
+    """
+
+    cache: Cache
+    opened: Generation
+    rows: RowMap | None = None
+
+    @classmethod
+    def of(cls, cache: Cache) -> Member:
+        """Return the member of all rows of a cache as it is open now."""
+        return cls(cache, cache.opened)
+
+    def __len__(self) -> int:
+        return len(self.opened.index) if self.rows is None else len(self.rows)
+
+    @property
+    def as_opened(self) -> Cache:
+        """The cache with the generation that is read."""
+        if self.cache.opened is self.opened:
+            return self.cache
+        return cache_as_of(self.opened, self.cache.version)
+
+    def inner(self, rows: Ints) -> Ints:
+        """Return the cache's rows of rows of the block."""
+        return rows if self.rows is None else self.rows.below[rows]
+
+
+# `Block` and `Blocks`: caches side by side, and such blocks one after another.
+#
+# Here row numbers become those of caches. Views and segments lie above, in `FeatureTable`.
+
+
+class Block:
+    """Caches side by side: different features of the same utterances.
+
+    Attributes:
+        members: the caches; the first one names the rows.
+        features: the member that has each feature, by name.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+        if len({len(member) for member in members}) != 1:
+            raise ConfigError(
+                f"members of a block have {[len(member) for member in members]} rows, not one "
+                "number of them"
+            )
+        self.features = {name: member for member in members for name in member.opened.features}
+        self._index = self.members[0].opened.index
+
+    def __len__(self) -> int:
+        return len(self.members[0])
+
+    @property
+    def caches(self) -> tuple[Cache, ...]:
+        """The caches of the members."""
+        return tuple(member.cache for member in self.members)
+
+    @property
+    def whole(self) -> bool:
+        """True where each member is a whole cache in its order."""
+        return all(member.rows is None for member in self.members)
+
+    def arrays(self, feature: str) -> FeatureArrays:
+        """Return the arrays of a feature, whose rows `inner` gives."""
+        return self.features[feature].opened.arrays(feature)
+
+    def lengths(self, feature: str) -> Ints:
+        """Return the frames of all rows; the mapped column itself of a whole cache."""
+        member, column = self.features[feature], self.arrays(feature).all_lengths
+        return column if member.rows is None else column[member.rows.below]
+
+    @property
+    def annotations(self) -> dict[str, Member]:
+        """The first member that has each annotation, by name."""
+        return {
+            name: member
+            for member in self.members[::-1]
+            for name in member.opened.manifest.annotations
+        }
+
+    def annotation(self, name: str) -> BlockRows:
+        """Return the column of an annotation and its rows; None for one that is not there."""
+        member = self.annotations.get(name)
+        if member is None:
+            return BlockRows(None, None, len(self))
+        found = member.opened.annotation(name)
+        if member.rows is None:
+            return found
+        rows = member.rows.below
+        return BlockRows(found.column, rows if found.rows is None else found.rows[rows], len(self))
+
+    def id(self, row: int) -> str:
+        """Return the id of a row."""
+        rows = self.members[0].rows
+        return self._index.id(row if rows is None else int(rows.below[row]))
+
+    def packed_ids(self, rows: Ints) -> Strings:
+        """Return the ids of some rows, without an object of each."""
+        return self._index.ids.take(self.members[0].inner(rows))
+
+    def find(self, ids: Sequence[str]) -> Ints:
+        """Return the rows of ids, -1 where there is none."""
+        member = self.members[0]
+        found = member.opened.find(ids)
+        return found if member.rows is None else member.rows.find(found)
+
+    def nearest(self, id: str) -> str:
+        """Say which ids are close to one that is not there."""
+        return self._index.nearest(id)
+
+    def hashes(self) -> Hashes:
+        """Return the hash of each row's id, in the order of the rows."""
+        of_rows, rows = self._index.hashes_of_rows(), self.members[0].rows
+        return of_rows if rows is None else of_rows[rows.below]
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the ids in their order."""
+        ids, rows = digest(self._index.hashes.data), self.members[0].rows
+        return ids if rows is None else digest((ids + rows.digest).encode())
+
+
+class Blocks:
+    """Blocks one after another, with rows counted through; all have the same features.
+
+    Attributes:
+        blocks: the blocks.
+        starts: the first row of each, and the number of all rows.
+        features: the names of the features.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = tuple(blocks)
+        self.starts: list[int] = [0, *accumulate(map(len, self.blocks))]
+        self.features = tuple(self.blocks[0].features)
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    @property
+    def caches(self) -> tuple[tuple[Cache, ...], ...]:
+        """The caches of each block."""
+        return tuple(block.caches for block in self.blocks)
+
+    @property
+    def as_opened(self) -> list[Cache]:
+        """The caches, with the generations that are read."""
+        return [member.as_opened for block in self.blocks for member in block.members]
+
+    def require(self, feature: str) -> None:
+        """Raise `KeyNotFoundError` for an unknown feature, `StaleCacheError` for a stale one."""
+        if not isinstance(feature, str) or feature not in self.features:
+            self.refuse_stale(feature)
+            raise KeyNotFoundError(
+                f"no feature {feature!r}",
+                hint=lambda: nearest(feature, self.features) + self.written_since(),
+            )
+
+    def written_since(self) -> str:
+        """Say, as the end of a message, that a cache below was written on since it was opened."""
+        opened = (member.opened for block in self.blocks for member in block.members)
+        advice = "open it again, and make tables of it anew"
+        return next(filter(None, (each.written_since(advice) for each in opened)), "")
+
+    def refuse_stale(self, name: str) -> None:
+        """Raise `StaleCacheError` for a feature that was made from something else."""
+        for cache in (cache for block in self.blocks for cache in block.caches):
+            if isinstance(name, str) and name in cache.opened.refused:
+                cache.opened.arrays(name)  # which says why it is not there
+
+    def of_feature(self, feature: str) -> list[FeatureArrays]:
+        """Return the arrays of a feature in each block."""
+        self.require(feature)
+        return [block.arrays(feature) for block in self.blocks]
+
+    def has_frames(self, feature: str) -> bool:
+        """Tell whether a feature has a time axis."""
+        return self.of_feature(feature)[0].has_frames
+
+    def frame_times(self, feature: str) -> FrameTimes | None:
+        """Return the times of a feature's frames; None where its declaration does not say.
+
+        Raises `ConfigError` where the declarations of two blocks say otherwise.
+        """
+        first, *others = self.of_feature(feature)
+        for number, other in enumerate(others, 1):
+            if other.times != first.times:
+                paths = [self.blocks[n].features[feature].cache.path for n in (0, number)]
+                said = [_said(each.times) for each in (first, other)]
+                raise ConfigError(
+                    f"feature {feature!r} is declared with {said[0]} in {str(paths[0])!r} and with "
+                    f"{said[1]} in {str(paths[1])!r}, so they cannot be cut in seconds together"
+                )
+        return first.times
+
+    def dims(self, feature: str) -> tuple[int, ...]:
+        """Return the shape of one frame, or of the whole array without a time axis."""
+        found = self.of_feature(feature)
+        filled = [each.dims for each in found if len(each.lengths)]  # others may not know them
+        return next(iter(filled or filter(None, (each.dims for each in found))), ())
+
+    def lengths(self, feature: str) -> Ints:
+        """Return the frames of all rows; those of one whole cache are its mapped column."""
+        self.require(feature)
+        columns = [block.lengths(feature) for block in self.blocks]
+        return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+    def checked_lengths(self, feature: str, rows: Ints) -> Ints:
+        """Return the frames of some rows, checked against what is stored of the longest."""
+        self.require(feature)
+        lengths = np.empty(len(rows), np.int64)
+        for arrays, places, inner in self.by_block(feature, rows) if len(rows) else ():
+            lengths[places] = found = arrays.lengths[inner]
+            for extreme in (found.argmin(), found.argmax()):
+                arrays.check_length(int(inner[extreme]))
+        return lengths
+
+    def place(self, row: int) -> tuple[Block, int]:
+        """Return the block of a row, and its row there."""
+        number = bisect_right(self.starts, row) - 1
+        return self.blocks[number], row - self.starts[number]
+
+    @property
+    def annotations(self) -> tuple[str, ...]:
+        """Names of the annotations of any cache."""
+        return tuple(dict.fromkeys(name for block in self.blocks for name in block.annotations))
+
+    def annotation_kinds(self) -> dict[str, str]:
+        """Return the kind of each annotation by name, as the manifests have it."""
+        kinds: dict[str, str] = {}
+        for block in self.blocks:
+            for name, member in block.annotations.items():
+                kind = member.opened.manifest.annotations[name].kind
+                kinds[name] = wider_kind(kinds.get(name), kind) or kind
+        return kinds
+
+    def annotation(self, name: str, rows: Ints | None) -> Annotation:
+        """Return an annotation of some rows, or of all.
+
+        Raises `KeyNotFoundError` for an unknown one, `ConfigError` where the blocks have values
+        that are not of one kind.
+        """
+        columns = [block.annotation(name) for block in self.blocks]
+        kind: str | None = None
+        for found in columns:
+            there = None if found.column is None else found.column.kind
+            if kind is not None and there is not None and wider_kind(kind, there) is None:
+                raise ConfigError(
+                    f"annotation {name!r} is {kind} in a cache and {there} in another"
+                )
+            kind = wider_kind(kind, there)
+        if kind is None:
+            raise KeyNotFoundError(
+                f"no annotation {name!r}",
+                hint=lambda: nearest(name, self.annotations) + self.written_since(),
+            )
+        return Annotation(name, kind, columns, rows)
+
+    def packed_ids(self, rows: Ints) -> Strings:
+        """Return the ids of some rows, without an object of each."""
+        pieces = [(places, block.packed_ids(inner)) for block, places, inner in self.split(rows)]
+        if len(pieces) == 1:
+            return pieces[0][1]
+        order = np.concatenate([np.arange(len(rows))[places] for places, _ in pieces] or [rows])
+        sizes = [np.diff(strings.ends) for _, strings in pieces]
+        data = [strings.data for _, strings in pieces]
+        together = Strings(
+            ends_of(np.concatenate([*sizes, np.zeros(0, np.int64)])),
+            np.concatenate([*data, np.zeros(0, np.uint8)]),
+        )
+        return together.take(np.argsort(order))
+
+    def split(self, rows: Ints) -> Iterator[tuple[Block, Ints | slice, Ints]]:
+        """Give, for each block that has some of the rows: block, places in `rows`, rows in it."""
+        if len(self.blocks) == 1:
+            yield self.blocks[0], slice(None), rows
+            return
+        numbers = np.searchsorted(self.starts, rows, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            yield self.blocks[number], places, rows[places] - self.starts[number]
+
+    def by_block(
+        self, feature: str, rows: Ints
+    ) -> Iterator[tuple[FeatureArrays, Ints | slice, Ints]]:
+        """Give, for each block that has some of the rows: arrays, places in `rows`, their rows."""
+        for block, places, inner in self.split(rows):
+            yield block.arrays(feature), places, block.features[feature].inner(inner)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the ids in their order."""
+        return digest("".join(block.digest for block in self.blocks).encode())
+
+
+def _said(times: FrameTimes | None) -> str:
+    return "no frame_s" if times is None else f"frame_s {times.frame_s}, offset_s {times.offset_s}"
+
+
+def opened(source: Cache | CachePath, needed: str) -> Cache:
+    """Return a cache, opened where a path is given; raises `ConfigError` with what is needed."""
+    if not isinstance(source, Cache | str | os.PathLike):
+        raise ConfigError(f"{needed}, not {source!r}")
+    return source if isinstance(source, Cache) else Cache(source)
+
+
+# The caches below a table, taken together: the only one, and whether all are complete.
+
+
+def only_cache(blocks: Blocks, said: str) -> Cache:
+    """Return the one cache of blocks; raises `ConfigError`, as `said`, where there are several."""
+    caches = [*dict.fromkeys(cache for block in blocks.caches for cache in block)]
+    if len(caches) > 1:
+        paths = ", ".join(repr(str(cache.path)) for cache in caches)
+        raise ConfigError(f"{said} is made of several caches: {paths}; choose from .caches")
+    return caches[0]
+
+
+def all_complete(blocks: Blocks) -> bool:
+    """Tell whether all caches are complete."""
+    return all(cache.complete for cache in blocks.as_opened)
+
+
+def require_all_complete(blocks: Blocks) -> None:
+    """Raise `IncompleteError` for a cache that its writer has not finished."""
+    for cache in blocks.as_opened:
+        check_complete(cache)

@@ -1,0 +1,126 @@
+"""Hints at shapes of sources: as a writer refuses or warns of them, so do `adopt` and `convert`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from npy_folders import save_all
+from numpy.typing import NDArray
+
+import featcache
+from featcache import AdoptionError
+
+Arrays = dict[str, NDArray[Any]]
+FRAMES = np.ones((20, 4), np.float32)
+
+
+def npy(folder: Path, arrays: Arrays) -> Path:
+    return save_all(folder, arrays)
+
+
+def pt(folder: Path, arrays: Arrays) -> Path:
+    folder.mkdir()
+    for id, array in arrays.items():
+        torch.save(torch.from_numpy(array), folder / f"{id}.pt")
+    return folder
+
+
+def hdf5(folder: Path, arrays: Arrays) -> Path:
+    with h5py.File(folder.with_suffix(".h5"), "w") as file:
+        for id, array in arrays.items():
+            file[id] = array
+    return folder.with_suffix(".h5")
+
+
+def big_endian(folder: Path, arrays: Arrays) -> Path:
+    """A file that is not adopted, but copied by `convert`."""
+    with h5py.File(folder.with_suffix(".h5"), "w") as file:
+        for id, array in arrays.items():
+            file.create_dataset(id, data=array, dtype=">f4")
+    return folder.with_suffix(".h5")
+
+
+def adopt(source: Path, cache: Path, **settings: Any) -> featcache.Cache:
+    return featcache.adopt(source, cache, **settings)
+
+
+def convert(source: Path, cache: Path, **settings: Any) -> featcache.Cache:
+    return featcache.convert(source, cache, adopting=settings, progressbar=False)
+
+
+DOORS = [(adopt, npy), (adopt, pt), (adopt, hdf5), (convert, npy), (convert, hdf5),
+         (convert, big_endian)]  # fmt: skip
+pytestmark = pytest.mark.parametrize(("door", "kind"), DOORS)
+Door = Callable[..., featcache.Cache]
+Kind = Callable[[Path, Arrays], Path]
+
+
+def test_a_batch_axis_is_refused_unless_the_user_is_sure(
+    tmp_path: Path, door: Door, kind: Kind
+) -> None:
+    source = kind(tmp_path / "source", {"utt-1": FRAMES[np.newaxis], "utt-2": FRAMES[np.newaxis]})
+    with pytest.raises(AdoptionError, match=r"'feats'.*'utt-1'; was a batch axis left in\?.*\[0\]"):
+        door(source, tmp_path / "cache")
+    assert not (tmp_path / "cache/parts").exists()
+    cache = door(source, tmp_path / "cache", time_axis=0)
+    assert cache.lengths("feats").tolist() == [1, 1]
+
+
+def test_a_batch_axis_of_a_single_array_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, door: Door, kind: Kind
+) -> None:
+    with caplog.at_level(logging.WARNING, "featcache"):
+        door(kind(tmp_path / "source", {"utt-1": FRAMES[np.newaxis]}), tmp_path / "cache")
+    assert "was a batch axis left in" in caplog.text
+
+
+def test_single_frames_among_others_are_no_batches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, door: Door, kind: Kind
+) -> None:
+    arrays = {"utt-1": np.ones((1, 5, 4), np.float32), "utt-2": np.ones((2, 5, 4), np.float32)}
+    with caplog.at_level(logging.WARNING, "featcache"):
+        door(kind(tmp_path / "source", arrays), tmp_path / "cache")
+    assert "batch axis" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("shapes", "hint"),
+    [(((1, 20, 4), (1, 7, 4)), "was a batch axis left in"), (((4, 20), (4, 30)), "transposed")],
+)
+def test_frames_that_differ_say_why(
+    tmp_path: Path, door: Door, kind: Kind, shapes: tuple[tuple[int, ...], ...], hint: str
+) -> None:
+    arrays: Arrays = {f"utt-{n}": np.ones(shape, np.float32) for n, shape in enumerate(shapes)}
+    with pytest.raises(AdoptionError, match=rf"'utt-1' has \(.*{hint}"):
+        door(kind(tmp_path / "source", arrays), tmp_path / "cache")
+
+
+def test_transposed_arrays_of_one_length_are_told_unless_the_user_is_sure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, door: Door, kind: Kind
+) -> None:
+    turned = np.ascontiguousarray(FRAMES.T)
+    source = kind(tmp_path / "source", {"utt-1": turned, "utt-2": turned})
+    with caplog.at_level(logging.WARNING, "featcache"):
+        door(source, tmp_path / "cache")
+    assert "4 frames of 20 numbers: are they transposed" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "featcache"):
+        door(source, tmp_path / "sure", time_axis=0)
+    assert "are they transposed" not in caplog.text
+
+
+def test_utterances_without_frames_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, door: Door, kind: Kind
+) -> None:
+    source = kind(tmp_path / "source", {"utt-1": FRAMES, "utt-2": FRAMES[:0], "utt-3": FRAMES[:0]})
+    with caplog.at_level(logging.WARNING, "featcache"):
+        door(source, tmp_path / "cache")
+    assert "2 of the utterances" in caplog.text
+    assert "the first is 'utt-2'" in caplog.text

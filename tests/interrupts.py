@@ -1,0 +1,61 @@
+"""Ctrl-C at a line of the library's code, of a number or of none."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import featcache
+
+LIBRARY = Path(featcache.__file__).parent
+
+
+class Interrupt:
+    """Raises `KeyboardInterrupt` at the line of this number, once; those of `place` alone count.
+
+    Not at `with` nor `try`: Python raises none between what comes before and their block.
+
+    Args:
+        line: from 1 on, in the order in which they run, however often; 0: never.
+        place: a file or folder of code.
+
+    Attributes:
+        left: how many lines are still to come before that.
+        passed: the numbers at which each line, a file and its number there, ran.
+    """
+
+    def __init__(self, line: int, place: Path) -> None:
+        self.left = line
+        self.passed: dict[tuple[str, int], list[int]] = {}
+        self._place = str(place)
+        self._count = 0
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        if not frame.f_code.co_filename.startswith(self._place):
+            return None
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not source.lstrip().startswith(("with ", "try:")):
+            self.left -= 1
+            self._count += 1
+            self.passed.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(
+                self._count
+            )
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@contextmanager
+def interrupted(trace: Callable[[FrameType, str, object], Any]) -> Iterator[None]:
+    """Let an `Interrupt` see the lines of a block."""
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
