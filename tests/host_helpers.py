@@ -11,6 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from torchrun import LEAVE
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
@@ -26,14 +27,6 @@ def make_host_cache(path: Path) -> featcache.Cache:
             frames = 3 + number * 17 % 29
             writer.write(id, {"fbank": np.full((frames, 3), number, np.float32)})
     return featcache.open(path)
-
-
-# a process that ends with its group still there may end in `std::terminate`, in a thread of gloo's
-LEAVE = """
-import torch.distributed
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
-"""
 
 
 def run_two(script: str, folder: Path, *arguments: str, alone: bool = False) -> None:
@@ -53,7 +46,7 @@ def run_two(script: str, folder: Path, *arguments: str, alone: bool = False) -> 
             "PYTHONWARNINGS": "ignore",
         }
         path = folder / "script.py"
-        path.write_text(script)
+        path.write_text(script + LEAVE)
         processes.append(
             subprocess.Popen(
                 [sys.executable, path, folder, *arguments],

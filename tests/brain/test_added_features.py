@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import speechbrain as sb
 import torch
 from brain_helpers import HOP, Audio, Recipe, assert_holds, expected, make_brain, make_dataset
 from speechbrain.dataio.dataset import DynamicItemDataset
+from torchrun import run_ranks
 
 import featcache
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
@@ -233,7 +233,7 @@ def test_on_workers_the_added_feature_is_computed_alone(new: FeatureStorage) -> 
 
 
 RANKS = """
-import sys, torch
+import sys
 from pathlib import Path
 import speechbrain as sb
 from speechbrain.utils.distributed import ddp_init_group
@@ -245,23 +245,11 @@ ddp_init_group({"distributed_backend": "gloo"})
 brain = make_brain(FeatureStorage(Path(sys.argv[1]), [*OLD, ENERGY]), More)
 cache = brain.cache_features(make_dataset(), sb.Stage.TRAIN)
 assert cache.features == ("ssl", "units", "energy") and len(cache) == 10 and cache.complete
-torch.distributed.barrier()
 """
 
 
 def test_ranks_share_what_is_added(new: FeatureStorage, tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     here = Path(__file__)
-    paths = [str(here.parent), str(here.parents[1]), *sys.path]
-    done = subprocess.run(
-        [*run, str(script), str(new.root)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    paths = os.pathsep.join([str(here.parent), str(here.parents[1]), *sys.path])
+    run_ranks(RANKS, tmp_path, new.root, environment={"PYTHONPATH": paths})
     assert_has_energy(new.cache("train"), make_dataset())

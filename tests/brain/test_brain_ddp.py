@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torchrun import run_ranks
 
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import ConfigError
@@ -105,21 +103,7 @@ if __name__ == "__main__":
 
 def run(folder: Path, ranks: int, steps: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Run the steps under torchrun; returns, for each step, what each rank reports."""
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [*torchrun, str(script), str(folder), json.dumps(steps)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks(SCRIPT, folder, folder, json.dumps(steps), ranks=ranks)
     reports = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     return [list(step) for step in zip(*reports, strict=True)]
 

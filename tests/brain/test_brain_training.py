@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,6 +17,7 @@ import torch
 from places import TESTS
 from speechbrain.dataio.dataloader import SaveableDataLoader
 from speechbrain.utils.checkpoints import Checkpointer
+from torchrun import run_ranks
 from training_helpers import (
     BrainComesFirst,
     Seen,
@@ -181,14 +179,7 @@ except helpers.StoppedError:
 
 def test_ranks_share_each_epoch_and_any_number_of_them_goes_on(tmp_path: Path) -> None:
     cache = make_training_cache(tmp_path / "features")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, str(tmp_path / "script.py"), str(TESTS), str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks(SCRIPT, tmp_path, TESTS, tmp_path)
     one, other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))
     assert_exactly_once(one[0] + other[0], cache)
     assert one[1]

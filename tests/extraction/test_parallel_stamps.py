@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 from recordings import Recordings, assert_holds, frames_of, recorder
+from torchrun import run_ranks
 
 import featcache
 from featcache import EnvironmentProvider, FeatureStorageConfig
@@ -133,15 +132,8 @@ def test_ranks_stamp_and_compute_again_what_has_changed(tmp_path: Path) -> None:
     recordings = Recordings(tmp_path / "recordings")
 
     def run(on_changed: str) -> list[str]:
-        (tmp_path / "script.py").write_text(RANKS)
-        here = str(Path(__file__).parents[1])
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-        subprocess.run(
-            [*torchrun, "--standalone", tmp_path / "script.py", tmp_path, on_changed],
-            env={**os.environ, "PYTHONPATH": f"{here}:{os.environ.get('PYTHONPATH', '')}"},
-            check=True,
-            capture_output=True,
-        )
+        paths = f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"
+        run_ranks(RANKS, tmp_path, tmp_path, on_changed, environment={"PYTHONPATH": paths})
         return sorted(" ".join(path.read_text() for path in tmp_path.glob("computed-*")).split())
 
     assert len(run("raise")) == 6

@@ -15,6 +15,7 @@ import pytest
 import torch
 from filelock import FileLock
 from places import ROOT
+from torchrun import run_ranks
 
 import featcache
 from featcache import FeatureStorageConfig
@@ -69,8 +70,6 @@ if __name__ == "__main__":
         for item in DataLoader(dataset, batch_size=None, num_workers=1):
             assert torch.equal(item["feats"], computing.frames_of(item["number"]))
             dist.all_reduce(item["feats"].sum())  # ranks go in step, as in training
-    dist.barrier()
-    dist.destroy_process_group()
 """
 )
 
@@ -141,15 +140,7 @@ def test_runs_at_once_compute_little_twice_and_none_is_locked_out(tmp_path: Path
 
 
 def test_two_ranks_in_step_compute_little_twice(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-    subprocess.run(
-        [*command, "--standalone", str(tmp_path / "script.py")],
-        env=environment(tmp_path, 0.002),
-        check=True,
-        timeout=200,
-        capture_output=True,
-    )
+    run_ranks(RANKS, tmp_path, environment=environment(tmp_path, 0.002))
     counts = computed(tmp_path)
     assert len(counts) == 200
     assert sum(counts.values()) <= 216
