@@ -106,36 +106,37 @@ class Arguments:
             return 0
         if not (args or kwargs):
             return _NONE
-        types: tuple[object, ...] = (*map(type, args),)
-        values = args
+        key: tuple[object, ...] | None
         if kwargs:
-            types += (*kwargs, *map(type, kwargs.values()))
-            values += (*kwargs.values(),)
+            key = (args, *map(type, args), *kwargs.items(), *map(type, kwargs.values()))
+        else:
+            key = (args, *map(type, args))
         try:
-            known = self._known.get((types, values))
+            known = self._known.get(key)
         except TypeError:  # lists and dicts are no keys
             known = None
-        return self._other_entry(args, kwargs, types, values) if known is None else known
+        return self._other_entry(args, kwargs, key) if known is None else known
 
     def _other_entry(
         self,
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
-        types: tuple[object, ...],
-        values: tuple[object, ...],
+        key: tuple[object, ...] | None,
     ) -> int:
-        if not _SIMPLE.issuperset(map(type, values)):
-            values = (*map(_key_of, values),)
-            is_key = None not in values
-        else:
-            is_key = all(map(_may_be_key, values))
-        if not is_key:
-            return _digest(self.named(args, kwargs))
-        known = self._known.get((types, values))
+        values = (*args, *kwargs.values())
+        types = (*map(type, values),)
+        if not _SIMPLE.issuperset(types):
+            keys = (*map(_key_of, values),)
+            key = None if None in keys else (keys, (len(args), *kwargs), types)
+        elif not all(map(_may_be_key, values)):
+            key = None
+        known = self._known.get(key)
         if known is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            known = self._known[types, values] = _digest(self.named(args, kwargs))
+            known = _digest(self.named(args, kwargs))
+            if key is not None:
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = known
         return known
 
     def _is_default(self, name: str, value: object) -> bool:
