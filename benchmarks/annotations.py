@@ -21,9 +21,9 @@ from scale import OPEN, line, timed, write_cache
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store.format.annotations import Column, stored_columns
-from featcache.store.format.columns import Codes, ColumnFile, Strings, ends_of, save_columns
-from featcache.store.format.manifest import AnnotationEntry, read_manifest, write_manifest
+from featcache.format.annotations import Column, stored_columns
+from featcache.format.columns import Codes, ColumnFile, Strings, ends_of, save_columns
+from featcache.format.manifest import AnnotationEntry, read_manifest, write_manifest
 
 SPEAKERS = 5000
 WRITTEN = 20_000

@@ -37,7 +37,7 @@ from featcache.extraction import run as plan
 from featcache.extraction.dataset_batches import wanted_batches
 from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.run import Run
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 
 FEATURES = [featcache.FeatureStorageConfig("fbank")]
 MELS = 80

@@ -23,7 +23,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from featcache.samplers import build_batch_sampler, build_category_batch_sampler
+from featcache.espnet import build_batch_sampler, build_category_batch_sampler
 
 FRAMES = (100, 2000)
 BINS = 40_000  # a batch of about 38 utterances

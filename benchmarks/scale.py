@@ -29,12 +29,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
-from featcache.store.format.annotations import Column as AnnotationColumn
-from featcache.store.format.annotations import stored_columns
-from featcache.store.format.columns import Strings, save_columns
-from featcache.store.format.files import make_directory
-from featcache.store.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index
-from featcache.store.format.manifest import (
+from featcache.format.annotations import Column as AnnotationColumn
+from featcache.format.annotations import stored_columns
+from featcache.format.columns import Strings, save_columns
+from featcache.format.files import make_directory
+from featcache.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index
+from featcache.format.manifest import (
     AnnotationEntry,
     Manifest,
     PartEntry,
@@ -42,7 +42,7 @@ from featcache.store.format.manifest import (
     new_generation_name,
     write_manifest,
 )
-from featcache.store.format.part import container_columns, index_columns, rows_of, string_columns
+from featcache.format.part import container_columns, index_columns, rows_of, string_columns
 from featcache.tables.table import FeatureTable
 
 MELS = 80
@@ -50,7 +50,7 @@ CONTAINERS = 100
 LOOK_UPS = 20_000  # at a time
 BATCHES = 100  # of look-ups, by two workers
 OPEN = """
-import sys, time, featcache.store.cache as store
+import sys, time, featcache.store as store
 started = time.perf_counter()
 store.open(sys.argv[1])
 print(time.perf_counter() - started)
@@ -284,11 +284,8 @@ def workers(path: Path, count: int) -> None:
 
 def samplers(path: Path) -> None:
     """Measure how long batch samplers of all utterances take to make."""
-    from featcache.samplers import (
-        BucketBatchSampler,
-        build_batch_sampler,
-        build_category_batch_sampler,
-    )
+    from featcache.espnet import build_batch_sampler, build_category_batch_sampler
+    from featcache.samplers import BucketBatchSampler
 
     lengths = FeatureTable.of(path).lengths("fbank")
     random = np.random.default_rng(0)

@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset, FeatureLoader
+from featcache.format.annotations import Column
+from featcache.format.columns import Codes, Strings
 from featcache.samplers import BucketBatchSampler
-from featcache.store.format.annotations import Column
-from featcache.store.format.columns import Codes, Strings
 from featcache.tables.table import FeatureTable
 
 SPEAKERS = 10_000

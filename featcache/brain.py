@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.extraction.brain_job import (
     collate_fn_of,
     compare,
@@ -40,6 +39,7 @@ from featcache.staleness.watch import Watch
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
 from featcache.tables.table import FeatureTable
+from featcache.workers.config import ParallelConfig, config_or_client
 
 if TYPE_CHECKING:
     from dask.distributed import Client
@@ -158,7 +158,7 @@ class FeatureCacheMixin:
             check: utterances to load and compute again, each alone, and to compare with the cache:
                 "probe" takes the four that are kept with it, a number more, "all" all, None none.
             accept: keeps the cache after a change of code or settings, if the utterances kept with
-                it come out the same to the bit. `featcache.made_from` tells what was accepted.
+                it come out the same to the bit. `featcache.inspect.made_from` tells what was accepted.
             parallel: computes on Dask's workers: a `ParallelConfig` or such a mapping, or a client
                 of `get_client`, by which several splits share the workers. Each gets a copy of this
                 object as it is now, and uses its GPU if it has one. The dataset must show its ids;
@@ -249,7 +249,7 @@ class FeatureCacheMixin:
         loader_kwargs: Mapping[str, object] | None = None,
         utterances: int = TRIAL_UTTERANCES,
     ) -> Estimate:
-        """Tell bytes and hours of `cache_features`, as `featcache.estimate` does."""
+        """Tell bytes and hours of `cache_features`, as `featcache.inspect.estimate` does."""
         return estimate_of(self, dataset, stage, split, storage, loader_kwargs or {}, utterances)
 
     def expectation(

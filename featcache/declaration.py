@@ -304,7 +304,7 @@ class FeatureStorageConfig:
         name: a letter or `_`, then letters, digits, `_` and `-`; at most 64; not `id`.
         dtype: dtype on disk, one of float16/32/64, bfloat16, (u)int8/16/32/64, bool. Floats are
             rounded to it, tiny ones to 0; a value that is too large is an error when written.
-        backend: the storage format, one of `featcache.backend_names()`.
+        backend: the storage format, one of `featcache.registry.backend_names()`.
         codec: how arrays become bytes; None is the format's default.
         options: options of the format and of the codec, e.g. `{"tick_power": -6}`.
         stats: collect count, mean and variance while writing; None: for floats yes, for integers

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import ArrayLike
 
 from featcache.errors import FeatureError
+from featcache.reading.opening import check_complete
 from featcache.stats import FeatureStats
-from featcache.store.cache import Cache, CachePath
-from featcache.store.reading.opening import check_complete
+from featcache.store import Cache, CachePath
 
 VARIANCE_FLOOR = 1e-10  # that of SpeechBrain's InputNormalization
 Ends = torch.Tensor | Sequence[float]  # of utterances: frames, or shares of the padded length

@@ -18,11 +18,11 @@ from featcache.errors import (
     UnknownNameError,
     nearest,
 )
-from featcache.store.cache import Cache, open_features
-from featcache.store.format.fingerprint import differences
-from featcache.store.reading.opening import Expectation, check_complete
-from featcache.store.reading.reader import FeatureReader
-from featcache.store.writing.cache_writer import CacheWriter
+from featcache.format.fingerprint import differences
+from featcache.reading.opening import Expectation, check_complete
+from featcache.reading.reader import FeatureReader
+from featcache.store import Cache, open_features
+from featcache.writing.cache_writer import CacheWriter
 
 MISSING = ("raise", "skip")
 _log = logging.getLogger("featcache")

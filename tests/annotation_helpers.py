@@ -10,7 +10,7 @@ from store_helpers import FINGERPRINT, arrays_of, id_of, two_features
 
 import featcache
 from featcache import CacheWriter
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 
 Values = dict[str, Any]
 KINDS = {

@@ -13,7 +13,7 @@ from speechbrain.dataio.dataset import DynamicItemDataset
 from featcache.brain import FeatureCacheMixin
 from featcache.extraction.unpad import unpad
 from featcache.storage import FeatureStorage
-from featcache.store.cache import Cache
+from featcache.store import Cache
 from featcache.tables.table import FeatureTable
 
 HOP = 10

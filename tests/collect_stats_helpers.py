@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 import featcache
-from featcache import CommonCollateFn, EnvironmentProvider, FeatureStats
-from featcache.collect_stats.runner import CollectStatsRunner, Totals
+from featcache import EnvironmentProvider, FeatureStats
+from featcache.espnet import CommonCollateFn
+from featcache.espnet.runner import CollectStatsRunner, Totals
 
 DIMS = 3
 

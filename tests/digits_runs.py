@@ -16,8 +16,8 @@ from typing import Self
 import numpy as np
 
 import featcache
-from featcache.store.format.journal import read_journal
-from featcache.store.format.part import list_parts
+from featcache.format.journal import read_journal
+from featcache.format.part import list_parts
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "digits"
 # notes each utterance that is computed, and the job that does it

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store.format.index import Stamps
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.index import Stamps
+from featcache.writing.part_writer import PartWriter
 
 GOLDEN = Path(__file__).parent / "golden"
 FINGERPRINT: dict[str, object] = {"model": "golden", "layer": 9}

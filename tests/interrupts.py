@@ -13,30 +13,31 @@ from typing import Any
 import featcache
 
 LIBRARY = Path(featcache.__file__).parent
+STORE = [LIBRARY / name for name in ("format", "reading", "writing", "store.py")]
 
 
 class Interrupt:
-    """Raises `KeyboardInterrupt` at the line of this number, once; those of `place` alone count.
+    """Raises `KeyboardInterrupt` at the line of this number, once; those of `places` alone count.
 
     Not at `with` nor `try`: Python raises none between what comes before and their block.
 
     Args:
         line: from 1 on, in the order in which they run, however often; 0: never.
-        place: a file or folder of code.
+        places: files or folders of code.
 
     Attributes:
         left: how many lines are still to come before that.
         passed: the numbers at which each line, a file and its number there, ran.
     """
 
-    def __init__(self, line: int, place: Path) -> None:
+    def __init__(self, line: int, *places: Path) -> None:
         self.left = line
         self.passed: dict[tuple[str, int], list[int]] = {}
-        self._place = str(place)
+        self._places = tuple(map(str, places))
         self._count = 0
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
-        if not frame.f_code.co_filename.startswith(self._place):
+        if not frame.f_code.co_filename.startswith(self._places):
             return None
         source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and not source.lstrip().startswith(("with ", "try:")):

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store.format.columns import ColumnFile, save_columns
-from featcache.store.format.manifest import read_manifest, write_manifest
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.columns import ColumnFile, save_columns
+from featcache.format.manifest import read_manifest, write_manifest
+from featcache.writing.part_writer import PartWriter
 
 Arrays = dict[str, NDArray[Any]]
 Verify = Literal["columns", "arrays"] | None

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache
 from store_helpers import two_features, write
 path = Path(sys.argv[1])

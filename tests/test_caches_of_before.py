@@ -15,8 +15,8 @@ import pytest
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import FormatVersionError
-from featcache.store.format.files import pack_json
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.files import pack_json
+from featcache.writing.part_writer import PartWriter
 
 FBANK, PITCH = FeatureStorageConfig("fbank"), FeatureStorageConfig("pitch")
 MADE_FROM = {"sr": 16000}
@@ -112,7 +112,7 @@ DOORS: dict[str, Callable[[Path], object]] = {
     "adopt into it": lambda cache: featcache.adopt(source(cache), cache),
     "adopt over it": lambda cache: featcache.adopt(source(cache), cache, overwrite=True),
     "join": lambda cache: featcache.join(cache, cache),
-    "made from": lambda cache: featcache.made_from(cache),
+    "made from": lambda cache: featcache.inspect.made_from(cache),
 }
 
 

@@ -30,73 +30,38 @@ HEAVY = {
 }
 
 PUBLIC = [
-    "AdoptionError",
     "Cache",
-    "CacheError",
-    "CacheLockedError",
     "CacheWriter",
-    "ClosedError",
-    "CollectStatsRunner",
-    "CommonCollateFn",
-    "ComputeError",
-    "ConfigError",
-    "CorruptCacheError",
-    "DuplicateIdError",
     "EnvironmentProvider",
-    "Estimate",
     "FeatcacheError",
     "FeatureCacheMixin",
     "FeatureDataset",
-    "FeatureError",
     "FeatureLoader",
     "FeatureReader",
     "FeatureStats",
     "FeatureStorage",
     "FeatureStorageConfig",
     "FeatureTable",
-    "FormatVersionError",
     "GlobalMVN",
-    "IncompleteError",
     "KeyNotFoundError",
-    "MissingDependencyError",
-    "NotACacheError",
-    "PaddedFeatures",
     "ParallelConfig",
-    "ReadThrough",
-    "ReadThroughDataset",
-    "RowError",
     "Seconds",
     "StaleCacheError",
-    "StateError",
-    "StorageFullError",
-    "UnknownNameError",
-    "WindowError",
     "Windows",
     "adopt",
-    "backend_names",
     "cache",
-    "codec_names",
     "concat",
     "convert",
-    "diff",
     "errors",
-    "estimate",
     "extract",
-    "get_backend",
-    "get_client",
-    "get_codec",
-    "iterators",
     "join",
-    "made_from",
     "open",
-    "provenance",
     "samplers",
     "through",
     "unpad",
     "utterances",
-    "with_worker_env",
-    "worker_env",
 ]
+MODULES = {"errors", "espnet", "inspect", "registry", "samplers", "testing", "workers"}
 
 
 def loaded_after(code: str) -> set[str]:
@@ -113,7 +78,7 @@ def test_importing_featcache_brings_in_neither_torch_nor_dask_nor_a_format() -> 
 
 def test_declaring_features_of_all_formats_brings_in_neither_torch_nor_a_format() -> None:
     declare = (
-        "for name in featcache.backend_names(): featcache.FeatureStorageConfig('fbank', "
+        "for name in featcache.registry.backend_names(): featcache.FeatureStorageConfig('fbank', "
         "backend=name)"
     )
     assert loaded_after(f"import featcache\n{declare}") & HEAVY <= {"numpy"}
@@ -132,16 +97,18 @@ def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
     assert name in dir(featcache)
 
 
-def test_every_error_can_be_caught_by_its_name_in_the_package() -> None:
+def test_errors_are_caught_by_their_names_in_a_module_of_their_own() -> None:
     code = "import featcache; featcache.errors.nearest; featcache.StaleCacheError"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    errors = {
-        name: value
-        for name, value in vars(featcache.errors).items()
-        if isinstance(value, type) and issubclass(value, featcache.FeatcacheError)
-    }
-    assert errors.keys() <= set(featcache.__all__)
-    assert all(getattr(featcache, name) is value for name, value in errors.items())
+    for name in ("FeatcacheError", "KeyNotFoundError", "StaleCacheError"):
+        assert getattr(featcache, name) is getattr(featcache.errors, name)
+
+
+def test_a_look_shows_the_public_names_and_the_modules_beside_them() -> None:
+    assert set(dir(featcache)) - {"__all__", "__version__"} == set(PUBLIC) | MODULES
+    for name in MODULES:
+        code = f"import featcache; featcache.{name}"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, name
 
 
 def test_type_checkers_know_the_same_names() -> None:
@@ -166,7 +133,8 @@ def test_the_public_names_are_these() -> None:
 def test_no_module_hides_a_public_function() -> None:
     # `import featcache.x` would put the module in the function's place
     modules = {module.name for module in pkgutil.iter_modules(featcache.__path__)}
-    assert modules & set(PUBLIC) == {*featcache._MODULES, "errors"}
+    assert modules & set(PUBLIC) == {"errors", "samplers"}
+    assert modules >= MODULES
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -28,7 +28,7 @@ from featcache import (
 )
 from featcache.errors import CacheError
 from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 
 FEATURES = [FeatureStorageConfig("fbank")]
 FEW = range(6)

@@ -31,17 +31,17 @@ from featcache.adoptable import (
 from featcache.adoption.place import LocalPlace, is_pattern
 from featcache.declaration import FeatureStorageConfig, FrameTimes, first_contradiction
 from featcache.errors import AdoptionError, CacheError, ConfigError, FeatureError
+from featcache.format.feature_sets import stored_sets
+from featcache.format.files import check_id
+from featcache.format.manifest import ADOPTED, MANIFESTS, PARTS, SETS, refuse_other_formats
+from featcache.format.manifest import NAME as MANIFEST
 from featcache.interface import Ints, storage_dtype
 from featcache.registry import backend_names, get_backend, get_kind, kind_names, only_reads
-from featcache.store.cache import Cache, CachePath
-from featcache.store.format.feature_sets import stored_sets
-from featcache.store.format.files import check_id
-from featcache.store.format.manifest import ADOPTED, MANIFESTS, PARTS, SETS, refuse_other_formats
-from featcache.store.format.manifest import NAME as MANIFEST
-from featcache.store.opening import open as open_cache
-from featcache.store.writing.adopted_source import Source, publish_adopted
-from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store import Cache, CachePath
+from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
+from featcache.writing.adopted_source import Source, publish_adopted
+from featcache.writing.cache_writer import CacheWriter
 
 # Checks of what a kind found: anybody may bring a kind, and sources are untrusted.
 #

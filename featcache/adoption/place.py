@@ -14,7 +14,7 @@ from pathlib import Path
 from featcache.adoptable import ByteSource, Value
 from featcache.container_files import read_at
 from featcache.errors import AdoptionError, FeatureError, describe
-from featcache.store.format.annotations import check_annotations, kind_of, wider_kind
+from featcache.format.annotations import check_annotations, kind_of, wider_kind
 
 # The local place of a source: a folder, or what lies around a file. Nothing changes it.
 

@@ -12,7 +12,6 @@ from typing import Any, Literal, cast
 
 import torch
 
-from featcache.cluster.pickling import pack, unpack
 from featcache.errors import ConfigError
 from featcache.extraction.checking import Checking, Record, check_of
 from featcache.extraction.computation import features_of
@@ -36,6 +35,7 @@ from featcache.staleness.values import left_out_of
 from featcache.staleness.watch import Watch
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
+from featcache.workers.pickling import pack, unpack
 
 # Split, stage, storage and settings of a run, as a `Brain` or the like tells them.
 

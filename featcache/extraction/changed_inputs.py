@@ -20,13 +20,13 @@ from featcache.extraction.dataset_batches import DatasetBatches, Loading
 from featcache.extraction.datasets import counted, dataset_of, is_map_style, named
 from featcache.extraction.stamping import Entries, InputsOnly
 from featcache.extraction.unfinished import is_overwriting
-from featcache.store.cache import Cache
-from featcache.store.format.feature_sets import stored_sets
-from featcache.store.format.fingerprint import cache_fingerprint, differences
-from featcache.store.format.index import StampColumns, Stamps
-from featcache.store.format.manifest import NAME
-from featcache.store.reading.generation import Generation
-from featcache.store.writing.cache_writer import CacheWriter
+from featcache.format.feature_sets import stored_sets
+from featcache.format.fingerprint import cache_fingerprint, differences
+from featcache.format.index import StampColumns, Stamps
+from featcache.format.manifest import NAME
+from featcache.reading.generation import Generation
+from featcache.store import Cache
+from featcache.writing.cache_writer import CacheWriter
 
 # A data set under the name of the wrong split: noticed by its ids, before anything is computed.
 

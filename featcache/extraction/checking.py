@@ -33,10 +33,7 @@ from featcache.extraction.probing import (
     unlike_stored,
 )
 from featcache.extraction.random_state import kept_random_state, tell_random
-from featcache.staleness.probe import Comparison, Probe, Probed, Unlike, compare, tolerance
-from featcache.staleness.witnesses import changes
-from featcache.store.cache import Cache
-from featcache.store.format.fingerprint import (
+from featcache.format.fingerprint import (
     ABSENT,
     Difference,
     cache_fingerprint,
@@ -44,12 +41,15 @@ from featcache.store.format.fingerprint import (
     differences,
     fingerprint_digest,
 )
-from featcache.store.format.manifest import read_building_file, read_manifest
-from featcache.store.format.part import committed
-from featcache.store.reading.generation import Generation
-from featcache.store.reading.opening import ROLE, witnesses
-from featcache.store.writing.cache_writer import CacheWriter
-from featcache.store.writing.session import accept, says_when
+from featcache.format.manifest import read_building_file, read_manifest
+from featcache.format.part import committed
+from featcache.reading.generation import Generation
+from featcache.reading.opening import ROLE, witnesses
+from featcache.staleness.probe import Comparison, Probe, Probed, Unlike, compare, tolerance
+from featcache.staleness.witnesses import changes
+from featcache.store import Cache
+from featcache.writing.cache_writer import CacheWriter
+from featcache.writing.session import accept, says_when
 
 # The probe that a cache keeps: one for each build.
 

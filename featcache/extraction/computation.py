@@ -16,11 +16,11 @@ from featcache.extraction.datasets import named
 from featcache.extraction.outcomes import Failure, TaskProgress, failure_of
 from featcache.extraction.random_state import COMPUTING, seed_generators
 from featcache.extraction.while_filling import WhileFilling
+from featcache.format.files import as_id
+from featcache.format.index import UNKNOWN, Stamps
 from featcache.loading.memory import to_device
-from featcache.store.format.files import as_id
-from featcache.store.format.index import UNKNOWN, Stamps
-from featcache.store.writing.arrays import Lengths as Lengths
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.arrays import Lengths as Lengths
+from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
     pass

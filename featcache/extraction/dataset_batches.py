@@ -24,9 +24,9 @@ from featcache.extraction.stamping import (
     stamp_items,
     unstamped,
 )
+from featcache.format.index import Stamps
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.store.format.index import Stamps
 
 # of a loader for training; here each utterance comes once, in the order of the dataset or of a
 # given sampler

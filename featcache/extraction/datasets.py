@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from featcache.errors import ConfigError, DuplicateIdError, KeyNotFoundError, nearest
+from featcache.format.files import as_id, check_id
+from featcache.format.index import hash_of
+from featcache.format.part import committed
 from featcache.interface import Ints
-from featcache.store.format.files import as_id, check_id
-from featcache.store.format.index import hash_of
-from featcache.store.format.part import committed
 
 # `IdNumbers`: the numbers of a dataset's utterances by their ids, in 16 bytes an utterance.
 

@@ -37,20 +37,20 @@ from featcache.extraction.dataset_batches import Loading
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.outcomes import Failure, Outcome
 from featcache.extraction.unfinished import is_overwriting, note_failures, tell_left_out
+from featcache.format.feature_sets import stored_sets
+from featcache.format.fingerprint import cache_fingerprint, differences
+from featcache.format.index import StampColumns
+from featcache.format.lock import is_locked
+from featcache.format.manifest import NAME
 from featcache.interface import Ints
+from featcache.reading.opening import note_compared
+from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.storage import FeatureStorage, declared_cache
-from featcache.store.cache import Cache
-from featcache.store.format.feature_sets import stored_sets
-from featcache.store.format.fingerprint import cache_fingerprint, differences
-from featcache.store.format.index import StampColumns
-from featcache.store.format.lock import is_locked
-from featcache.store.format.manifest import NAME
-from featcache.store.reading.opening import note_compared
-from featcache.store.reading.verify import container_damage, own_containers, raise_damage
-from featcache.store.writing.cache_writer import CacheWriter
-from featcache.store.writing.session import stored_stamps
-from featcache.store.writing.sets import directory_of, holds_any, name_set
+from featcache.store import Cache
 from featcache.tables.table import FeatureTable
+from featcache.writing.cache_writer import CacheWriter
+from featcache.writing.session import stored_stamps
+from featcache.writing.sets import directory_of, holds_any, name_set
 
 # `Admission`: what a destination asks whoever compares its cache with what is computed now.
 

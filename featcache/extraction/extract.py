@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from featcache._checks import directory, whole_number
-from featcache.cluster.config import ParallelConfig, config_or_client
-from featcache.cluster.pickling import pack, unpack
 from featcache.declaration import Features
 from featcache.extraction.changed_inputs import ChangedInputs
 from featcache.extraction.checking import Checking, Record, check_of
@@ -35,6 +33,8 @@ from featcache.staleness.watch import Watch
 from featcache.staleness.witnesses import witnesses
 from featcache.storage import FeatureStorage
 from featcache.tables.table import FeatureTable
+from featcache.workers.config import ParallelConfig, config_or_client
+from featcache.workers.pickling import pack, unpack
 
 if TYPE_CHECKING:
     from dask.distributed import Client
@@ -112,7 +112,7 @@ def extract(
         check: utterances to load and compute again, each alone, and to compare with the cache:
             "probe" takes the four that are kept with it, a number more, "all" all, None none.
         accept: keeps the cache after a change of code or settings, if the utterances kept with it
-            come out the same to the bit. `featcache.made_from` tells what was accepted.
+            come out the same to the bit. `featcache.inspect.made_from` tells what was accepted.
         progressbar: shows one bar over the utterances of all workers.
 
     Raises `StaleCacheError`, with what differs, if the cache was made from something else, or the

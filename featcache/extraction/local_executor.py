@@ -26,7 +26,7 @@ from featcache.extraction.run import Publish, Ranks, check_lengths, longest_firs
 from featcache.extraction.while_filling import WhileFilling
 from featcache.interface import Ints
 from featcache.staleness.watch import Watch
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 
 
 @dataclass

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from featcache.cluster.config import ParallelConfig
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import ComputeError, FeatureError, describe
 from featcache.extraction.computation import checked_result
@@ -43,7 +42,8 @@ from featcache.staleness.probe import (
     unlike,
     worst,
 )
-from featcache.store.cache import Cache
+from featcache.store import Cache
+from featcache.workers.config import ParallelConfig
 
 # `ProbeSource`: loads utterances of a data set one by one, and computes them alone.
 

@@ -40,11 +40,7 @@ from featcache.extraction.destination import Destination, retry_while_locked
 from featcache.extraction.outcomes import Failure, Outcome, ProgressBar
 from featcache.extraction.stamping import Entries
 from featcache.extraction.unfinished import add_resume_note, is_overwriting
-from featcache.interface import Ints
-from featcache.samplers.batches import Batches
-from featcache.samplers.epoch import connected_rank
-from featcache.store.cache import Cache
-from featcache.store.format.annotations import (
+from featcache.format.annotations import (
     Value,
     check_annotations,
     check_name,
@@ -52,10 +48,14 @@ from featcache.store.format.annotations import (
     wider_kind,
     with_kinds,
 )
-from featcache.store.format.feature_sets import stored_sets
-from featcache.store.reading.reader import FeatureReader
-from featcache.store.writing.cache_writer import CacheWriter
+from featcache.format.feature_sets import stored_sets
+from featcache.interface import Ints
+from featcache.reading.reader import FeatureReader
+from featcache.samplers.batches import Batches
+from featcache.samplers.epoch import connected_rank
+from featcache.store import Cache
 from featcache.tables.table import FeatureTable, HasTable
+from featcache.writing.cache_writer import CacheWriter
 
 # The processes of one `torchrun`, which share the work and wait for each other.
 

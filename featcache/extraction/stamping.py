@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from featcache.extraction.datasets import dataset_of, visible_ids
+from featcache.format.files import as_id
+from featcache.format.index import Stamps
 from featcache.staleness.inputs import UNKNOWN, entry_stamps, input_stamp
-from featcache.store.format.files import as_id
-from featcache.store.format.index import Stamps
 
 # Entries of a data set of the user's own class: its attributes that hold a row for each
 # utterance.

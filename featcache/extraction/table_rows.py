@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from featcache._checks import directory
 from featcache.errors import ConfigError
+from featcache.format.annotations import Values
+from featcache.format.files import from_storage, reading
+from featcache.format.index import UNKNOWN, Stamps
+from featcache.format.manifest import ADOPTED
 from featcache.interface import Ints
-from featcache.store.cache import Cache, CachePath, cache_as_of
-from featcache.store.format.annotations import Values
-from featcache.store.format.files import from_storage, reading
-from featcache.store.format.index import UNKNOWN, Stamps
-from featcache.store.format.manifest import ADOPTED
-from featcache.store.reading.generation import Generation
-from featcache.store.reading.opening import open_generation
+from featcache.reading.generation import Generation
+from featcache.reading.opening import open_generation
+from featcache.store import Cache, CachePath, cache_as_of
 from featcache.tables.blocks import Block, Blocks, Member
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable

@@ -10,9 +10,9 @@ from pathlib import Path
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError
 from featcache.extraction.datasets import counted, named
 from featcache.extraction.outcomes import FAILURES, Failure, read_failures, write_failures
-from featcache.store.cache import Cache
-from featcache.store.format.manifest import read_manifest
-from featcache.store.format.part import committed
+from featcache.format.manifest import read_manifest
+from featcache.format.part import committed
+from featcache.store import Cache
 
 # Notes on failures: the lines that a cache keeps of them, and what a run says of its own.
 

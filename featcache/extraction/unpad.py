@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import FeatureError, nearest
-from featcache.store.writing.arrays import Lengths as Lengths
-from featcache.store.writing.arrays import integers
+from featcache.writing.arrays import Lengths as Lengths
+from featcache.writing.arrays import integers
 
 if TYPE_CHECKING:
     import torch

@@ -21,10 +21,10 @@ from typing import NoReturn, TypeVar
 
 from featcache.errors import StaleCacheError, describe
 from featcache.extraction.random_state import kept_random_state
+from featcache.format.files import digest
 from featcache.staleness.follow import Follower
 from featcache.staleness.values import Values, settled
 from featcache.staleness.watch import Watch
-from featcache.store.format.files import digest
 
 T = TypeVar("T")
 SHARE = 0.005  # of the time, that comparisons take at most

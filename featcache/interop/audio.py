@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError
-from featcache.store.format.files import digest
+from featcache.format.files import digest
 
 if TYPE_CHECKING:
     from lhotse import Recording

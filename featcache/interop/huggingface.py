@@ -68,7 +68,7 @@ def cutset_from_huggingface(
         dataset_id: for `datasets.load_dataset`, or the directory of a data set that was saved to
             disk.
         split: which split; needed if there are several.
-        client: a `dask.distributed.Client`, see `featcache.get_client`; its workers load the data
+        client: a `dask.distributed.Client`, see `featcache.workers.get_client`; its workers load the data
             set themselves, and write to the same disk. None works in this process.
         audio_folder: None is a folder beside the data set's own Arrow files.
 
@@ -94,7 +94,7 @@ def cutset_from_huggingface(
     if not hasattr(client, "gather"):
         raise ConfigError(
             f"client is a Dask client or None, not {client!r}; of a configuration, "
-            "featcache.get_client makes one: with get_client(config) as client: ..."
+            "featcache.workers.get_client makes one: with get_client(config) as client: ..."
         )
     size = min(_ROWS, max(1, math.ceil(dataset_length / (8 * max(1, len(client.nthreads()))))))
     parts = _map(client, convert, [rows[start : start + size] for start in rows[::size]])

@@ -17,8 +17,8 @@ from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.extraction.datasets import is_map_style, visible_ids, visible_lengths
 from featcache.extraction.run import values_of
 from featcache.extraction.stamping import Entries
+from featcache.format.files import as_id
 from featcache.interop.audio import Clip, Rows, as_float32
-from featcache.store.format.files import as_id
 
 
 class Utterance(TypedDict):

@@ -28,7 +28,7 @@ import numpy as np
 import xxhash
 
 from featcache.errors import FeatureError, StaleCacheError
-from featcache.store.format.index import UNKNOWN, Stamps
+from featcache.format.index import UNKNOWN, Stamps
 
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _EXACT = frozenset({bool, int, str, bytes, type(None)})  # equal ones have one `repr`

@@ -22,10 +22,10 @@ from torch.utils.data import ConcatDataset, Subset
 from featcache.errors import ConfigError, StaleCacheError
 from featcache.extraction.datasets import DynamicItems, is_dynamic, visible_ids
 from featcache.extraction.stamping import Entries, held_rows
+from featcache.format.files import as_id
 from featcache.staleness.code import is_users
 from featcache.staleness.inputs import entry_digest
 from featcache.staleness.provenance import Provenance, provenance
-from featcache.store.format.files import as_id
 
 _PLAIN = (list, tuple, range)  # whose items are their own entries
 

@@ -19,21 +19,21 @@ from featcache.errors import (
     StaleCacheError,
 )
 from featcache.extraction.checking import are_code_or_settings
+from featcache.format.feature_sets import set_of
+from featcache.format.files import reading
+from featcache.format.fingerprint import Difference, canonical, differences
+from featcache.format.index import Stamps
+from featcache.format.manifest import ADOPTED, NAME, FeatureSetsError, Manifest
+from featcache.format.part import committed_builds
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
 from featcache.lazy.results import ONE, Features, Results, as_read_back
-from featcache.store.format.feature_sets import set_of
-from featcache.store.format.files import reading
-from featcache.store.format.fingerprint import Difference, canonical, differences
-from featcache.store.format.index import Stamps
-from featcache.store.format.manifest import ADOPTED, NAME, FeatureSetsError, Manifest
-from featcache.store.format.part import committed_builds
-from featcache.store.reading.generation import Generation
-from featcache.store.reading.opening import note_compared
-from featcache.store.reading.unpublished import Unpublished
-from featcache.store.writing.arrays import check_features
-from featcache.store.writing.part_writer import PartWriter
-from featcache.store.writing.session import accept
+from featcache.reading.generation import Generation
+from featcache.reading.opening import note_compared
+from featcache.reading.unpublished import Unpublished
+from featcache.writing.arrays import check_features
+from featcache.writing.part_writer import PartWriter
+from featcache.writing.session import accept
 
 # Caches that were made from something else than is declared now: told, and accepted if wanted.
 

@@ -16,7 +16,7 @@ from featcache.errors import FeatureError
 from featcache.extraction.while_filling import WhileFilling
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
-from featcache.store.writing.arrays import ArrayLike
+from featcache.writing.arrays import ArrayLike
 
 _MOST = 8  # results that are computed twice
 _LAST_BITS = 1e-6  # of single precision

@@ -17,11 +17,11 @@ import numpy as np
 
 from featcache.declaration import FeatureStorageConfig, dtype_name
 from featcache.errors import CacheError, ConfigError, FeatureError
+from featcache.format.files import from_storage
 from featcache.interface import Array
+from featcache.reading.feature_arrays import joined
 from featcache.registry import RAW
-from featcache.store.format.files import from_storage
-from featcache.store.reading.feature_arrays import joined
-from featcache.store.writing.arrays import ArrayLike, encoded, to_storage
+from featcache.writing.arrays import ArrayLike, encoded, to_storage
 
 ONE, TUPLE, DICT = "one", "tuple", "dict"
 TORCH, NUMPY, LIST, NUMBER = "torch", "numpy", "list", "number"

@@ -33,20 +33,20 @@ from featcache.errors import (
     StaleCacheError,
 )
 from featcache.extraction.while_filling import WhileFilling
+from featcache.format.files import check_id, check_own_directory, explained
+from featcache.format.index import Stamps
+from featcache.format.lock import WriterLock, holder_text, is_locked
+from featcache.format.manifest import FeatureSetsError
 from featcache.interface import Array
 from featcache.lazy.arguments import Call
 from featcache.lazy.live_cache import ABSENT, LiveCache
 from featcache.lazy.random_results import TwiceComputed
 from featcache.lazy.results import Results, as_read_back, declared_for, exactly_read_back
-from featcache.store.format.files import check_id, check_own_directory, explained
-from featcache.store.format.index import Stamps
-from featcache.store.format.lock import WriterLock, holder_text, is_locked
-from featcache.store.format.manifest import FeatureSetsError
-from featcache.store.writing.arrays import ArrayLike, check_features, to_storage
-from featcache.store.writing.cache_writer import CacheWriter
-from featcache.store.writing.part_writer import PartWriter
-from featcache.store.writing.session import publish_sealed
-from featcache.store.writing.sets import claim_directory
+from featcache.writing.arrays import ArrayLike, check_features, to_storage
+from featcache.writing.cache_writer import CacheWriter
+from featcache.writing.part_writer import PartWriter
+from featcache.writing.session import publish_sealed
+from featcache.writing.sets import claim_directory
 
 if TYPE_CHECKING:
     from featcache.staleness.provenance import Provenance

@@ -18,14 +18,14 @@ from featcache._checks import directory
 from featcache._closing import close_after
 from featcache.declaration import Features, by_name
 from featcache.errors import CacheError, ConfigError, NotACacheError, StaleCacheError
+from featcache.format.feature_sets import set_of
+from featcache.format.files import as_id, check_id
+from featcache.format.manifest import read_manifest
 from featcache.lazy.arguments import Arguments, Call
 from featcache.lazy.data_sets import MadeFromItems, check_item, ids_of_items
 from featcache.lazy.live_cache import ABSENT, accept_if_same
 from featcache.lazy.share import MadeFrom, Plan, Share
-from featcache.store.format.feature_sets import set_of
-from featcache.store.format.files import as_id, check_id
-from featcache.store.format.manifest import read_manifest
-from featcache.store.writing.background import close_at_exit
+from featcache.writing.background import close_at_exit
 
 if TYPE_CHECKING:
     from featcache.staleness.provenance import Provenance

@@ -18,8 +18,8 @@ from featcache.errors import ConfigError, WindowError, nearest
 from featcache.interface import Ints
 from featcache.loading.memory import Allocate, fresh, worker_memory
 from featcache.loading.padding import Batch, Item, pad, rows_of, torch_dtype
-from featcache.store.cache import Cache, CachePath
-from featcache.store.reading.feature_arrays import memory_for
+from featcache.reading.feature_arrays import memory_for
+from featcache.store import Cache, CachePath
 from featcache.tables.table import FeatureTable, Numbering, require_rows_of, within_table
 from featcache.tables.times import Seconds, frames_of
 

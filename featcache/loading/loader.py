@@ -34,7 +34,7 @@ from featcache.loading.memory import (
 from featcache.loading.padding import Batch, Item
 from featcache.samplers.epoch import EpochSampler, Iteration
 from featcache.samplers.shuffled import PlainBatchSampler
-from featcache.store.cache import Cache, CachePath
+from featcache.store import Cache, CachePath
 from featcache.tables.table import FeatureTable
 
 # Place of a loader within its epochs: counts batches that it delivered, not those read ahead.

@@ -16,11 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError, UnknownNameError, nearest
+from featcache.format.files import digest
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups, split_up
-from featcache.store.cache import Cache, CachePath
-from featcache.store.format.files import digest
+from featcache.store import Cache, CachePath
 from featcache.tables.columns import stable_order
 from featcache.tables.table import (
     FeatureTable,

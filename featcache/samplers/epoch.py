@@ -13,9 +13,9 @@ import numpy as np
 
 from featcache._checks import number_in_state, whole_number
 from featcache.errors import ConfigError, StateError
+from featcache.format.files import digest
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.store.format.files import digest
 
 # One iteration of a sampler on one rank, and hosts that would share its batches out again.
 

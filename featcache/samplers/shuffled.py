@@ -9,9 +9,9 @@ import numpy as np
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
+from featcache.format.files import digest
 from featcache.samplers.batches import Batches, ends_of
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
-from featcache.store.format.files import digest
 from featcache.tables.table import FeatureTable, Numbering
 
 # `ShuffledBatchSampler`: batches that were made before, in another order each epoch.

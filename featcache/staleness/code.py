@@ -21,7 +21,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from featcache.errors import ConfigError
-from featcache.store.format.files import digest
+from featcache.format.files import digest
 
 # Versions of local variables: `x = f(x)` makes another one of the same name.
 #

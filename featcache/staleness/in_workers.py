@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from featcache.errors import ConfigError
+from featcache.format.fingerprint import canonical, differences
 from featcache.staleness.provenance import Provenance
-from featcache.store.format.fingerprint import canonical, differences
 
 MOST_SHOWN = 5
 Section = Mapping[str, Any]

@@ -11,10 +11,10 @@ from typing import Any, TypeGuard
 import torch
 
 from featcache.errors import ConfigError
+from featcache.format.files import digest
 from featcache.staleness.code import is_users
 from featcache.staleness.names import Way, is_changed, names_in_code, texts_of_makers, written_by
 from featcache.staleness.values import NOTHING, Values, digests_of_tensors, left_out_of, settled
-from featcache.store.format.files import digest
 
 # Description of TorchScript modules: the code that they hold, and what it names of themselves.
 

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 import xxhash
 
+from featcache.format.files import digest
 from featcache.staleness.code import is_users
-from featcache.store.format.files import digest
 
 # Digests of arrays and tensors: dtype, shape and values, wherever they lie.
 

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from featcache.errors import ConfigError
+from featcache.format.fingerprint import ABSENT, canonical, differences
 from featcache.staleness.code import is_users, is_users_module, nested
 from featcache.staleness.modules import Described, parts_of
 from featcache.staleness.provenance import Provenance, TooDeepError
-from featcache.store.format.fingerprint import ABSENT, canonical, differences
 
 MOST_ITEMS = 1000  # of a dict or list; longer ones are compared with the fingerprint alone
 MOST_PLACES = 50_000

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import torch
 
+from featcache.format.files import digest
 from featcache.staleness.code import is_users_module, parsed
 from featcache.staleness.follow import Follower
 from featcache.staleness.modules import Described
 from featcache.staleness.provenance import Provenance, hparams_of
 from featcache.staleness.values import NOTHING, Values, settled
-from featcache.store.format.files import digest
 
 # Definitions in the user's files: digests of functions and constants, needed or not.
 #

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 from featcache.declaration import FrameTimes
 from featcache.errors import ConfigError, KeyNotFoundError, nearest
+from featcache.format.annotations import wider_kind
+from featcache.format.columns import Strings, ends_of
+from featcache.format.files import digest
+from featcache.format.index import Hashes
 from featcache.interface import Ints
-from featcache.store.cache import Cache, CachePath, cache_as_of
-from featcache.store.format.annotations import wider_kind
-from featcache.store.format.columns import Strings, ends_of
-from featcache.store.format.files import digest
-from featcache.store.format.index import Hashes
-from featcache.store.reading.annotation import Annotation, BlockRows
-from featcache.store.reading.feature_arrays import FeatureArrays
-from featcache.store.reading.generation import Generation
-from featcache.store.reading.opening import check_complete
+from featcache.reading.annotation import Annotation, BlockRows
+from featcache.reading.feature_arrays import FeatureArrays
+from featcache.reading.generation import Generation
+from featcache.reading.opening import check_complete
+from featcache.store import Cache, CachePath, cache_as_of
 
 # `SharedArray`: numbers that processes share: none of them has a copy of its own.
 

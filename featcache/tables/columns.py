@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from featcache._checks import whole_number
 from featcache.errors import ConfigError, KeyNotFoundError, MissingDependencyError, nearest
+from featcache.format.annotations import Value as StoredValue
+from featcache.format.index import Hashes, hash_of
 from featcache.interface import Ints
-from featcache.store.format.annotations import Value as StoredValue
-from featcache.store.format.index import Hashes, hash_of
-from featcache.store.reading.annotation import Annotation
+from featcache.reading.annotation import Annotation
 
 if TYPE_CHECKING:
     import pandas

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from featcache.errors import ConfigError
+from featcache.format.annotations import Column, joined, wider_kind
+from featcache.format.columns import Strings, joined_ends
+from featcache.format.fingerprint import Difference, differences
+from featcache.format.index import Hashes
 from featcache.interface import Ints
-from featcache.store.cache import Cache, CachePath
-from featcache.store.format.annotations import Column, joined, wider_kind
-from featcache.store.format.columns import Strings, joined_ends
-from featcache.store.format.fingerprint import Difference, differences
-from featcache.store.format.index import Hashes
-from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.reading.feature_arrays import FeatureArrays
+from featcache.store import Cache, CachePath
 from featcache.tables.blocks import Block, Blocks, Member, RowMap
 from featcache.tables.segments import Cuts
 from featcache.tables.selection import Selection

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from featcache.declaration import Seconds64
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError, WindowError
-from featcache.interface import Ints
-from featcache.store.format.annotations import (
+from featcache.format.annotations import (
     NONE,
     Body,
     Column,
@@ -26,13 +25,14 @@ from featcache.store.format.annotations import (
     check_annotations,
     kinds_of,
 )
-from featcache.store.format.columns import KEEP, Codes, Strings, are_equal, ends_of
-from featcache.store.format.files import check_id, digest
-from featcache.store.format.index import Hashes, hash_of
-from featcache.store.reading.annotation import Annotation, BlockRows
-from featcache.store.writing.annotate import DELIMITERS, entries_of
+from featcache.format.columns import KEEP, Codes, Strings, are_equal, ends_of
+from featcache.format.files import check_id, digest
+from featcache.format.index import Hashes, hash_of
+from featcache.interface import Ints
+from featcache.reading.annotation import Annotation, BlockRows
 from featcache.tables.blocks import RowMap, SharedArray
 from featcache.tables.times import Alignment, RecordingTimes, Spans
+from featcache.writing.annotate import DELIMITERS, entries_of
 
 if TYPE_CHECKING:
     from featcache.tables.table import FeatureTable

@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from featcache._checks import are_listed, listed_ids
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError
+from featcache.format.columns import Strings
+from featcache.format.files import digest, from_storage
+from featcache.format.index import Hashes
 from featcache.interface import Bytes, Ints
+from featcache.reading.annotation import Annotation
+from featcache.reading.feature_arrays import FeatureArrays, memory_for
+from featcache.reading.generation import Ids, PaddedFeatures, read_row, window
 from featcache.registry import RAW, get_codec
 from featcache.stats import FeatureStats
-from featcache.store.cache import Cache
-from featcache.store.format.columns import Strings
-from featcache.store.format.files import digest, from_storage
-from featcache.store.format.index import Hashes
-from featcache.store.reading.annotation import Annotation
-from featcache.store.reading.feature_arrays import FeatureArrays, memory_for
-from featcache.store.reading.generation import Ids, PaddedFeatures, read_row, window
+from featcache.store import Cache
 from featcache.tables.blocks import Block, Blocks, Member, RowMap
 from featcache.tables.segments import Cuts, Segments
 from featcache.tables.times import require_times

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from featcache.declaration import FEW_FRAMES
 from featcache.errors import ConfigError
+from featcache.format.files import digest
 from featcache.interface import Bytes, Ints
+from featcache.reading.annotation import Annotation
+from featcache.reading.generation import PaddedFeatures
 from featcache.stats import FeatureStats
-from featcache.store.cache import Cache, CachePath
-from featcache.store.format.files import digest
-from featcache.store.reading.annotation import Annotation
-from featcache.store.reading.generation import PaddedFeatures
+from featcache.store import Cache, CachePath
 from featcache.tables.blocks import (
     Block,
     Blocks,

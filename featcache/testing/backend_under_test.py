@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from featcache.declaration import DTYPES, FeatureStorageConfig
+from featcache.format.files import from_storage
 from featcache.interface import Array, EncodedArray, FeatureSpec, storage_dtype
 from featcache.registry import RAW, get_codec
-from featcache.store.cache import Cache
-from featcache.store.format.files import from_storage
-from featcache.store.writing.arrays import ArrayLike
-from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store import Cache
+from featcache.writing.arrays import ArrayLike
+from featcache.writing.cache_writer import CacheWriter
 
 if TYPE_CHECKING:
     import torch

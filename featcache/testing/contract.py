@@ -46,11 +46,11 @@ class BackendContract(
         """Run every test with every codec."""
         if "storage" not in metafunc.fixturenames:
             return
-        backends = featcache.backend_names() if self.backend is None else [self.backend]
+        backends = featcache.registry.backend_names() if self.backend is None else [self.backend]
         storages = [
             Storage(backend, codec, self.options, self.tolerance.get(codec))
             for backend in backends
-            for codec in featcache.get_backend(backend).codecs
+            for codec in featcache.registry.get_backend(backend).codecs
         ]
         metafunc.parametrize("storage", storages, ids=str, indirect=True, scope="class")
 

@@ -13,8 +13,7 @@ import featcache
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError
 from featcache.interface import Array
-from featcache.store.cache import Cache
-from featcache.store.writing.cache_writer import CacheWriter
+from featcache.store import Cache
 from featcache.testing.backend_under_test import (
     Storage,
     as_given,
@@ -22,6 +21,7 @@ from featcache.testing.backend_under_test import (
     some_utterances,
     write,
 )
+from featcache.writing.cache_writer import CacheWriter
 
 FRAMES = {f"utterance-{number}": 40 + 300 * (number % 3) for number in range(9)} | {"empty": 0}
 DELETED = ["utterance-1", "utterance-5", "utterance-8"]

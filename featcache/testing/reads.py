@@ -156,7 +156,7 @@ class Reading:
     def test_uncompressed_reading_needs_no_library(self, storage: Storage, stored: Stored) -> None:
         if storage.codec != RAW:
             pytest.skip("a codec may need its library")
-        loaded = packages(_READ, stored.path) - packages("import featcache.store.cache")
+        loaded = packages(_READ, stored.path) - packages("import featcache.store")
         assert loaded <= sys.stdlib_module_names
 
 

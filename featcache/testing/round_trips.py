@@ -218,7 +218,7 @@ class RoundTrips:
     def test_features_of_other_codecs_stand_side_by_side(
         self, storage: Storage, tmp_path: Path
     ) -> None:
-        codecs = featcache.get_backend(storage.backend).codecs
+        codecs = featcache.registry.get_backend(storage.backend).codecs
         others = [Storage(storage.backend, codec) for codec in codecs if codec != storage.codec]
         mixed = [storage, *others]
         features = [each.declare(f"as_{each.codec}") for each in mixed]

@@ -15,8 +15,8 @@ import numpy as np
 
 import featcache
 from featcache.declaration import FeatureStorageConfig
-from featcache.store.cache import Cache
-from featcache.store.format.files import from_storage
+from featcache.format.files import from_storage
+from featcache.store import Cache
 from featcache.testing.backend_under_test import (
     Storage,
     Utterances,

@@ -116,8 +116,8 @@ def kill_a_writer() -> None:
 def published() -> int:
     """Return how many recordings a reader finds in the cache of that process."""
     try:
-        return int(str(featcache.made_from(FEATURES / "killed")["utterances"]))
-    except featcache.NotACacheError:  # it has not begun
+        return int(str(featcache.inspect.made_from(FEATURES / "killed")["utterances"]))
+    except featcache.errors.NotACacheError:  # it has not begun
         return 0
 
 

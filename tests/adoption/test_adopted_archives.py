@@ -11,7 +11,8 @@ import pytest
 from foreign_stores import adopted, annotation, assert_holds, contents, random_arrays
 
 import featcache
-from featcache import AdoptionError, CacheWriter, ConfigError, FeatureStorageConfig
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import AdoptionError, ConfigError
 
 kaldiio = pytest.importorskip("kaldiio")
 

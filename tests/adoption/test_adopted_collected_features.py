@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from foreign_stores import adopted, assert_holds, contents, random_arrays
 
-from featcache import AdoptionError
+from featcache.errors import AdoptionError
 
 
 def collect(root: Path, split: str, features: dict[str, dict[str, Any]]) -> Path:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from foreign_stores import adopted, assert_holds, contents, random_arrays
 
-from featcache import AdoptionError
+from featcache.errors import AdoptionError
 
 
 def dump(folder: Path, name: str, arrays: dict[str, Any], end: str = ".len") -> None:

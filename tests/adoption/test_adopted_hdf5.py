@@ -10,7 +10,8 @@ import pytest
 from foreign_stores import adopted, assert_holds, contents, random_arrays
 
 import featcache
-from featcache import AdoptionError, CacheWriter, ConfigError, FeatureStorageConfig
+from featcache import CacheWriter, FeatureStorageConfig
+from featcache.errors import AdoptionError, ConfigError
 
 h5py = pytest.importorskip("h5py")
 sb = pytest.importorskip("speechbrain.integrations.hdf5.cached_item")

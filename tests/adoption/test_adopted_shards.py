@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from foreign_stores import adopted, annotation, assert_holds, contents, random_arrays
 
-from featcache import AdoptionError, CacheWriter, FeatureStorageConfig
+from featcache import CacheWriter, FeatureStorageConfig
 from featcache.adoptable import Options
 from featcache.adoption.adopt import check_found
 from featcache.adoption.place import MOST_NAMES, LocalPlace
 from featcache.adoption.webdataset import KIND
+from featcache.errors import AdoptionError
 
 wds = pytest.importorskip("webdataset")
 

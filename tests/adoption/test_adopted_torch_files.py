@@ -12,11 +12,11 @@ import pytest
 import torch
 from foreign_stores import adopted, annotation, assert_holds, contents, random_arrays
 
-from featcache import AdoptionError
 from featcache.adoptable import Options
 from featcache.adoption.adopt import check_found
 from featcache.adoption.place import LocalPlace
 from featcache.adoption.pt import KIND
+from featcache.errors import AdoptionError
 
 
 def save(folder: Path, content: dict[str, Any]) -> Path:

@@ -68,7 +68,7 @@ def test_a_file_that_changed_since_is_refused(tmp_path: Path) -> None:
         file.write(b"more")
     with (
         featcache.open(tmp_path / "cache") as cache,
-        pytest.raises(featcache.CacheError, match=r"feats\.lca.*changed"),
+        pytest.raises(featcache.errors.CacheError, match=r"feats\.lca.*changed"),
     ):
         cache.read(cuts[0].id, "feats")
 

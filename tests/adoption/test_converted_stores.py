@@ -11,13 +11,8 @@ import pytest
 from foreign_stores import contents, random_arrays
 
 import featcache
-from featcache import (
-    AdoptionError,
-    ConfigError,
-    FeatureStorageConfig,
-    KeyNotFoundError,
-    NotACacheError,
-)
+from featcache import FeatureStorageConfig, KeyNotFoundError
+from featcache.errors import AdoptionError, ConfigError, NotACacheError
 
 h5py = pytest.importorskip("h5py")
 

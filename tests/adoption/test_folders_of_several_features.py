@@ -14,7 +14,7 @@ from npy_folders import save_all
 from numpy.typing import NDArray
 
 import featcache
-from featcache import AdoptionError, ConfigError
+from featcache.errors import AdoptionError, ConfigError
 
 Arrays = dict[str, NDArray[Any]]
 MEL: Arrays = {f"utt_{n}": np.full((4 + 3 * n, 5), n, np.float32) for n in range(6)}

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featcache import ConfigError, CorruptCacheError
 from featcache.adoption.ark import KaldiCodec
+from featcache.errors import ConfigError, CorruptCacheError
 from featcache.interface import storage_dtype
 
 kaldiio = pytest.importorskip("kaldiio")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from foreign_stores import adopted
 
-from featcache import AdoptionError
+from featcache.errors import AdoptionError
 
 h5py = pytest.importorskip("h5py")
 

@@ -14,7 +14,7 @@ import pytest
 from foreign_stores import adopted
 from lhotse_stores import whole_cuts
 
-from featcache import AdoptionError
+from featcache.errors import AdoptionError
 
 Spoil = Callable[[dict[str, Any]], object]
 

@@ -15,7 +15,7 @@ from npy_folders import save_all
 from numpy.typing import NDArray
 
 import featcache
-from featcache import AdoptionError
+from featcache.errors import AdoptionError
 
 Arrays = dict[str, NDArray[Any]]
 FRAMES = np.ones((20, 4), np.float32)

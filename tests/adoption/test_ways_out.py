@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 import featcache
-from featcache import AdoptionError, Cache, CacheWriter, FeatureStorageConfig
+from featcache import Cache, CacheWriter, FeatureStorageConfig
+from featcache.errors import AdoptionError
 
 Arrays = dict[str, NDArray[Any]]
 FRAMES = np.arange(20, dtype=np.float32).reshape(5, 4)

@@ -75,13 +75,13 @@ class TestWebDatasetInManyShards(TestWebDataset):
 
 def test_every_backend_is_under_contract() -> None:
     tested = {each.backend for each in BackendContract.__subclasses__()}
-    assert tested == set(featcache.backend_names())
+    assert tested == set(featcache.registry.backend_names())
 
 
 def test_looking_backends_up_imports_no_format_library() -> None:
     loaded = packages(
         "import featcache, featcache.registry\n"
-        "for name in featcache.backend_names(): featcache.get_backend(name)()\n"
+        "for name in featcache.registry.backend_names(): featcache.registry.get_backend(name)()\n"
         "for name in featcache.registry.codec_names(): name == 'raw' or "
         "featcache.registry.get_codec(name)()\n"
     )

@@ -216,8 +216,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_third_partys_backend_is_used_like_ours(site: Path) -> None:
     install_flat(site)
-    assert "flat" in featcache.backend_names()
-    assert featcache.get_backend("flat").codecs == ("raw", "squeeze")
+    assert "flat" in featcache.registry.backend_names()
+    assert featcache.registry.get_backend("flat").codecs == ("raw", "squeeze")
     fbank = FeatureStorageConfig("fbank", backend="flat", options={"alignment": 64})
     tokens = FeatureStorageConfig(
         "tokens", "int64", backend="flat", codec="squeeze", options={"level": 9}
@@ -326,16 +326,16 @@ def test_a_name_that_two_packages_register_is_an_error_that_names_both(
 ) -> None:
     for package in ("acme", "zenith"):
         install(site, package, {group: {"flat": f"{package}_format:Flat"}})
-    assert "flat" in (featcache.backend_names() if group == BACKENDS else codec_names())
+    assert "flat" in (featcache.registry.backend_names() if group == BACKENDS else codec_names())
     with pytest.raises(
         ConfigError,
         match=r"several packages register .* 'flat': acme_format:Flat, zenith_format:Flat",
     ):
-        featcache.get_backend("flat") if group == BACKENDS else get_codec("flat")
+        featcache.registry.get_backend("flat") if group == BACKENDS else get_codec("flat")
     assert FeatureStorageConfig("fbank", backend="memmap").codec == "raw"  # the others work
 
 
 def test_a_package_that_is_found_twice_is_one(site: Path) -> None:
     for package in ("acme", "acme_again"):
         install(site, package, {BACKENDS: {"flat": "acme_format:FlatBackend"}}, acme_format=SOURCE)
-    assert featcache.get_backend("flat").__name__ == "FlatBackend"
+    assert featcache.registry.get_backend("flat").__name__ == "FlatBackend"

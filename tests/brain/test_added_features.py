@@ -183,7 +183,7 @@ def test_a_run_that_failed_goes_on_and_readers_wait_for_it(old: FeatureStorage) 
     with pytest.raises(NotACacheError):
         brain.check_features(dataset, TRAIN)
     brain.bad = frozenset(["spk/utt-7"])
-    with pytest.raises(featcache.ComputeError):
+    with pytest.raises(featcache.errors.ComputeError):
         brain.cache_features(dataset, TRAIN, check=None)
     assert featcache.open(old.path("train")).features == ("ssl", "units")
     assert not storage.cache("train").complete

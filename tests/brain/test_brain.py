@@ -24,7 +24,7 @@ from speechbrain.utils.checkpoints import Checkpointer
 from featcache.brain import FeatureCacheMixin
 from featcache.errors import ComputeError, ConfigError, StaleCacheError
 from featcache.storage import FeatureStorage
-from featcache.store.writing.cache_writer import CacheWriter
+from featcache.writing.cache_writer import CacheWriter
 
 # The usual run
 

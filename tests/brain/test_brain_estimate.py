@@ -11,7 +11,8 @@ import torch
 from brain_helpers import Audio, Recipe, make_brain, make_dataset
 from speechbrain.dataio.dataset import DynamicItemDataset
 
-from featcache import ComputeError, ConfigError, FeatureError, FeatureStorage, FeatureStorageConfig
+from featcache import FeatureStorage, FeatureStorageConfig
+from featcache.errors import ComputeError, ConfigError, FeatureError
 
 WAYS = [
     ("memmap", "raw"),

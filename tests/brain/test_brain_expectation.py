@@ -14,8 +14,8 @@ from speechbrain.dataio.batch import PaddedBatch
 
 import featcache
 from featcache.errors import ConfigError, StaleCacheError
+from featcache.reading import opening
 from featcache.storage import FeatureStorage
-from featcache.store.reading import opening
 
 OTHER_WEIGHTS = r"modules\.encoder\.weights: was"
 
@@ -141,10 +141,12 @@ class Ones(featcache.EnvironmentProvider):
 
 def test_features_of_a_function_are_expected_by_its_provenance(tmp_path: Path) -> None:
     featcache.extract(Ones(1.0), tmp_path, [featcache.FeatureStorageConfig("x")], progressbar=False)
-    expect = featcache.provenance(Ones(1.0).compute).fingerprint({})
+    expect = featcache.inspect.provenance(Ones(1.0).compute).fingerprint({})
     assert featcache.open(tmp_path, expect=expect).complete
     with pytest.raises(StaleCacheError, match=r"gain: was 1\.0, now 2\.0"):
-        featcache.open(tmp_path, expect=featcache.provenance(Ones(2.0).compute).fingerprint({}))
+        featcache.open(
+            tmp_path, expect=featcache.inspect.provenance(Ones(2.0).compute).fingerprint({})
+        )
 
 
 def test_an_expectation_leaves_the_brain_as_it_was(storage: FeatureStorage) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from featcache.cluster import attempts
-from featcache.cluster.attempts import Attempt, Notes, TaskTakenError, revoke
 from featcache.errors import CacheError, IncompleteError
+from featcache.workers import attempts
+from featcache.workers.attempts import Attempt, Notes, TaskTakenError, revoke
 
 
 def test_an_attempt_is_claimed_once_and_says_how_far_it_came(tmp_path: Path) -> None:

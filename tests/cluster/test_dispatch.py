@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from featcache.cluster import dispatch as dispatching
-from featcache.cluster.client import get_client
-from featcache.cluster.dispatch import Dispatch, LostAttempt
-from featcache.cluster.workers import Workers, run_env
+from featcache.workers import dispatch as dispatching
+from featcache.workers.client import get_client
+from featcache.workers.dispatch import Dispatch, LostAttempt
+from featcache.workers.workers import Workers, run_env
 
 
 def answer_and_die(attempt: int, task: int, folder: Path) -> int:

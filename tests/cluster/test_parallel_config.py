@@ -14,9 +14,9 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.cluster.client import get_client
-from featcache.cluster.config import ENVS, ParallelConfig
 from featcache.errors import ConfigError, UnknownNameError
+from featcache.workers.client import get_client
+from featcache.workers.config import ENVS, ParallelConfig
 
 BLOCK = """
 env: slurm
@@ -187,7 +187,7 @@ def test_a_number_of_seconds_becomes_hours_minutes_and_seconds(seconds: int) -> 
 
 def test_declaring_loads_neither_dask_nor_torch() -> None:
     code = (
-        "import sys, featcache.cluster.config; "
+        "import sys, featcache.workers.config; "
         "print({'dask', 'distributed', 'torch', 'numpy'} & set(sys.modules))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -217,7 +217,7 @@ def test_workers_that_cannot_be_started_say_why() -> None:
             "this is a worker itself, which may not start processes"
             in client.submit(start_workers_here).result()
         )
-    script = "import featcache\nif __name__ == '__main__':\n    with featcache.get_client(): pass\n"
+    script = "import featcache\nif __name__ == '__main__':\n    with featcache.workers.get_client(): pass\n"
     ran = subprocess.run(
         [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60, check=False
     )

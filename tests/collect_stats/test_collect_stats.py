@@ -24,9 +24,9 @@ from collect_stats_helpers import (
 )
 
 import featcache
-from featcache import CollectStatsRunner, FeatureStats, GlobalMVN
+from featcache import FeatureStats, GlobalMVN
 from featcache.errors import ComputeError, StaleCacheError
-from featcache.samplers import build_batch_sampler
+from featcache.espnet import CollectStatsRunner, build_batch_sampler
 
 
 @pytest.fixture

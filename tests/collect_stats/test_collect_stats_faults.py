@@ -16,8 +16,8 @@ import torch
 from collect_stats_helpers import Model, Provider, assert_collected, calls, collect, files_of, id_of
 from distributed import get_worker
 
-from featcache.collect_stats import shard_maker
-from featcache.store.format.part import committed
+from featcache.espnet import shard_maker
+from featcache.format.part import committed
 
 TWO = {"env": "local", "n_workers": 2}
 SIZE = 24  # in two shards

@@ -13,9 +13,8 @@ import pytest
 import torch
 from collect_stats_helpers import Model, Provider, Utterances, collect, speech_of
 
-from featcache import CollectStatsRunner, CommonCollateFn
-from featcache.collect_stats import shard_maker
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError
+from featcache.espnet import CollectStatsRunner, CommonCollateFn, shard_maker
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from store_helpers import Arrays, id_of
 
 import featcache
 from featcache.errors import FeatcacheError, NotACacheError
-from featcache.store.format.feature_sets import set_of
-from featcache.store.format.manifest import read_building_file
-from featcache.store.format.part import list_parts
+from featcache.format.feature_sets import set_of
+from featcache.format.manifest import read_building_file
+from featcache.format.part import list_parts
 from featcache.testing.editing import traces_in
 
 LONGEST_S = 20.0

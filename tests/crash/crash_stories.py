@@ -32,7 +32,7 @@ from crash_writers import (
 
 import featcache
 from featcache import CacheWriter
-from featcache.store.writing.session import publish_sealed
+from featcache.writing.session import publish_sealed
 
 Work = Callable[[Path, str], None]  # in a cache directory, in a layout
 

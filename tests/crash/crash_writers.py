@@ -13,9 +13,9 @@ from store_helpers import Arrays, arrays_of, id_of
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import NotACacheError
-from featcache.store.format.feature_sets import set_of
-from featcache.store.format.index import Stamps
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.feature_sets import set_of
+from featcache.format.index import Stamps
+from featcache.writing.part_writer import PartWriter
 
 ALL = range(30)
 PLACE = Path("exp", "train")  # of the cache, in the root of the disk; no writer is given its parent

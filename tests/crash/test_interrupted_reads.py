@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from interrupts import LIBRARY, Interrupt, interrupted
+from interrupts import LIBRARY, STORE, Interrupt, interrupted
 from numpy.typing import NDArray
 from sharing_helpers import ROUNDS
 
 import featcache
 from featcache.lazy import share
-from featcache.store.writing import queue
+from featcache.writing import queue
 
 Step = Callable[[Any], object]
 KEPT: list[BaseException] = []  # as a notebook keeps the last error, with all that it refers to
@@ -77,10 +77,12 @@ def run(path: Path, compute: Any, trace: Interrupt) -> None:
     shutil.rmtree(path)
 
 
-CASES: dict[str, tuple[Any, Path, int, int]] = {  # what computes, which lines, how often of these
-    "function": (value_of, LIBRARY / "lazy", max(1, ROUNDS // 20), 1),
-    "data set": (Items(), LIBRARY / "lazy" / "through.py", 3, 1),
-    "store": (value_of, LIBRARY / "store", 1, max(1, 300 // ROUNDS)),  # some, or all with 300
+CASES: dict[
+    str, tuple[Any, list[Path], int, int]
+] = {  # what computes, which lines, how often of these
+    "function": (value_of, [LIBRARY / "lazy"], max(1, ROUNDS // 20), 1),
+    "data set": (Items(), [LIBRARY / "lazy" / "through.py"], 3, 1),
+    "store": (value_of, STORE, 1, max(1, 300 // ROUNDS)),  # some, or all with 300
 }
 
 
@@ -92,11 +94,11 @@ def test_an_interrupt_at_any_line_lets_the_same_call_go_on_and_loses_nothing(
 ) -> None:
     monkeypatch.setattr(share, "PATIENCE_S", 1e9)  # whoever waits for itself does so for good
     monkeypatch.setattr(queue, "COMMIT_INTERVAL_S", 60.0)
-    compute, place, times, stride = CASES[case]
-    trace = Interrupt(0, place)
+    compute, places, times, stride = CASES[case]
+    trace = Interrupt(0, *places)
     run(tmp_path / "whole", compute, trace)
     assert trace.passed
     for numbers in [*trace.passed.values()][::stride]:
         for line in numbers[:times]:
-            run(tmp_path / str(line), compute, Interrupt(line, place))
+            run(tmp_path / str(line), compute, Interrupt(line, *places))
     KEPT.clear()

@@ -10,15 +10,14 @@ from random import Random
 
 import numpy as np
 import pytest
-from interrupts import LIBRARY, Interrupt, interrupted
+from interrupts import STORE, Interrupt, interrupted
 from sharing_helpers import ROUNDS
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, KeyNotFoundError
-from featcache.store.format.index import Stamps
+from featcache.format.index import Stamps
 
-STORE = LIBRARY / "store"
 FEATURES = [FeatureStorageConfig("fbank")]
 Verb = Callable[[CacheWriter], object]
 
@@ -66,7 +65,7 @@ def begun(path: Path) -> CacheWriter:
 
 
 def run(verb: Verb, writer: CacheWriter, line: int, kept: list[BaseException]) -> Interrupt:
-    interrupt = Interrupt(line, STORE)
+    interrupt = Interrupt(line, *STORE)
     try:
         with interrupted(interrupt):
             verb(writer)

@@ -17,13 +17,13 @@ from staging_helpers import FEATURES, arrays_of, check
 import featcache
 from featcache import CacheWriter
 from featcache.container_files import EncodedArrays
-from featcache.store.format.annotations import NONE
-from featcache.store.format.index import UNKNOWN
-from featcache.store.format.part import checksums
-from featcache.store.writing import queue
-from featcache.store.writing.arrays import CopyMemory
+from featcache.format.annotations import NONE
+from featcache.format.index import UNKNOWN
+from featcache.format.part import checksums
+from featcache.writing import queue
+from featcache.writing.arrays import CopyMemory
 
-WRITING = LIBRARY / "store" / "writing"
+WRITING = LIBRARY / "writing"
 
 
 @pytest.fixture

@@ -322,11 +322,11 @@ def test_a_file_that_keeps_its_size_and_time_is_noticed_where_it_is_computed_aga
 def test_readers_compare_neither_recordings_nor_features(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = featcache.provenance(recipe.load().compute).fingerprint({})
+    expected = featcache.inspect.provenance(recipe.load().compute).fingerprint({})
     recipe.record(7, seed=70)
     monkeypatch.setenv("README_GAIN", "2")
     assert featcache.open(recipe.cache, expect=expected).complete
     recipe.change("readme_helpers", "0.97", "0.95")
-    expected = featcache.provenance(recipe.load().compute).fingerprint({})
+    expected = featcache.inspect.provenance(recipe.load().compute).fingerprint({})
     with pytest.raises(StaleCacheError, match="emphasise"):
         featcache.open(recipe.cache, expect=expected)

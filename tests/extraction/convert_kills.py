@@ -19,7 +19,7 @@ from convert_helpers import KINDS, assert_same, make_source
 
 import featcache
 from featcache import FeatureStorageConfig
-from featcache.store.writing import part_writer
+from featcache.writing import part_writer
 
 NAMES = ["fbank", "units"]
 WAYS: dict[str, list[str | FeatureStorageConfig]] = {

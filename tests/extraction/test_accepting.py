@@ -85,7 +85,7 @@ def test_what_was_accepted_is_recorded(written: Any) -> None:
     written("2.0")
     written("(1.0 + 1.0)", accept=True)
     cache = written("(0.5 + 1.5)", accept=True)
-    recorded: Any = featcache.made_from(cache.path)["recorded"]
+    recorded: Any = featcache.inspect.made_from(cache.path)["recorded"]
     assert [len(each["changes"]) for each in recorded["accepted"]] == [1, 1]
     assert "(0.5 + 1.5)" in "".join(recorded["sources"].values())
     assert featcache.open(cache.path, verify="arrays").complete
@@ -113,7 +113,7 @@ def test_nothing_is_accepted_without_a_probe(written: Any) -> None:
 
 
 def test_a_new_cache_accepts_nothing(written: Any) -> None:
-    recorded: Any = featcache.made_from(written("2.0", accept=True).path)["recorded"]
+    recorded: Any = featcache.inspect.made_from(written("2.0", accept=True).path)["recorded"]
     assert recorded["sources"]
     assert "accepted" not in recorded
 
@@ -123,6 +123,6 @@ def test_changes_are_accepted_once_all_that_is_checked_was_compared(written: Any
     but_one = '(2.0 if item["id"] != "u4" else 3.0)'  # which is not of the probe
     with pytest.raises(StaleCacheError, match="1 of 9 utterances is stored otherwise"):
         written(but_one, accept=True, check="all")
-    assert featcache.made_from(first.path)["fingerprint"] == first.fingerprint
+    assert featcache.inspect.made_from(first.path)["fingerprint"] == first.fingerprint
     assert written("(1.0 + 1.0)", accept=True, check="all").complete
     assert written("(1.0 + 1.0)").complete

@@ -25,9 +25,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Loader
 import featcache
 from featcache.errors import ComputeError, ConfigError, StaleCacheError
 from featcache.extraction.checking import read_probe
-from featcache.store.writing import queue
-from featcache.store.writing.cache_writer import CacheWriter
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing import queue
+from featcache.writing.cache_writer import CacheWriter
+from featcache.writing.part_writer import PartWriter
 
 STORED = ("utt-0", "utt-1", "utt-2")
 TWO_PROCESSES = {"batch_size": 2, "num_workers": 2}

@@ -14,16 +14,13 @@ from convert_helpers import FINGERPRINT, KINDS, arrays_of, assert_same, make_sou
 import featcache
 from featcache import (
     CacheWriter,
-    ConfigError,
-    CorruptCacheError,
     EnvironmentProvider,
-    FeatureError,
     FeatureStorageConfig,
     KeyNotFoundError,
     StaleCacheError,
-    StorageFullError,
 )
-from featcache.store.writing import part_writer
+from featcache.errors import ConfigError, CorruptCacheError, FeatureError, StorageFullError
+from featcache.writing import part_writer
 
 
 def converted(
@@ -38,7 +35,7 @@ def again(names: list[str], **settings: object) -> list[FeatureStorageConfig]:
 
 
 def errors_of(cache: featcache.Cache) -> dict[str, float]:
-    recorded: Any = featcache.made_from(cache)["recorded"]
+    recorded: Any = featcache.inspect.made_from(cache)["recorded"]
     return dict(recorded["converted"][-1]["largest_error"])
 
 
@@ -63,7 +60,7 @@ def test_a_round_trip_through_all_formats_gives_the_first_cache_again(
     for name in names:
         theirs = first.opened.index.features[name].checksum
         assert np.array_equal(cache.opened.index.features[name].checksum, theirs)
-    recorded: Any = featcache.made_from(cache)["recorded"]
+    recorded: Any = featcache.inspect.made_from(cache)["recorded"]
     assert recorded["command"] == ["python", "train.py"]
     assert len(recorded["converted"]) == len(ways)
 

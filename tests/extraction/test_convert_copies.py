@@ -11,11 +11,12 @@ import pytest
 from convert_helpers import KINDS, assert_same, make_source
 
 import featcache
-from featcache import CorruptCacheError, FeatureStorageConfig
+from featcache import FeatureStorageConfig
 from featcache.container_files import Extents, append_many
-from featcache.store.format.part import SealedPart
-from featcache.store.writing import copies, open_part, part_writer
-from featcache.store.writing.copies import CopiedPart
+from featcache.errors import CorruptCacheError
+from featcache.format.part import SealedPart
+from featcache.writing import copies, open_part, part_writer
+from featcache.writing.copies import CopiedPart
 
 BACKENDS = ["memmap", "hdf5", "webdataset", "zarr"]
 

@@ -13,8 +13,8 @@ from parallel_helpers import LOCAL
 from torch.utils.data import DataLoader, Subset
 
 import featcache
-from featcache import ConfigError, FeatureStorage, FeatureStorageConfig
-from featcache.errors import ComputeError, FeatureError
+from featcache import FeatureStorage, FeatureStorageConfig
+from featcache.errors import ComputeError, ConfigError, FeatureError
 
 X = [FeatureStorageConfig("x")]
 

@@ -1,4 +1,4 @@
-"""`featcache.estimate`: bytes within 3 % of what is then written, from a few utterances."""
+"""`featcache.inspect.estimate`: bytes within 3 % of what is then written, from a few utterances."""
 
 from __future__ import annotations
 
@@ -11,14 +11,8 @@ import torch
 from convert_helpers import KINDS, make_source
 
 import featcache
-from featcache import (
-    AdoptionError,
-    CacheWriter,
-    ComputeError,
-    ConfigError,
-    EnvironmentProvider,
-    FeatureStorageConfig,
-)
+from featcache import CacheWriter, EnvironmentProvider, FeatureStorageConfig
+from featcache.errors import AdoptionError, ComputeError, ConfigError
 
 
 def size_of(path: Path) -> int:
@@ -49,7 +43,7 @@ def test_bytes_of_a_conversion_are_within_3_percent(tmp_path: Path, shortest: in
         for number in range(400):
             frames = shortest + (number * 37) % (3 * shortest)
             writer.write(f"utterance-{number}", {"fbank": speech_like(number, frames)})
-    told = featcache.estimate(tmp_path / "a")
+    told = featcache.inspect.estimate(tmp_path / "a")
     rows = {(row.backend, row.codec, row.dtype): row for row in told.rows}
     assert told.utterances == 400
     for number, way in enumerate(WAYS):
@@ -65,7 +59,9 @@ def test_short_tokens_are_within_3_percent_too(tmp_path: Path) -> None:
         for number in range(8000):
             tokens = np.arange(30 + number % 40, dtype=np.int32)
             writer.write(f"utterance-{number:05d}", {"tokens": tokens})
-    rows = {(row.backend, row.codec): row for row in featcache.estimate(tmp_path / "a").rows}
+    rows = {
+        (row.backend, row.codec): row for row in featcache.inspect.estimate(tmp_path / "a").rows
+    }
     for backend in ("memmap", "hdf5", "webdataset", "zarr"):
         way = FeatureStorageConfig("tokens", "int32", backend=backend)
         path = tmp_path / backend
@@ -100,7 +96,7 @@ class Waves(EnvironmentProvider):
 def test_an_extraction_is_estimated_from_few_utterances(tmp_path: Path, shown: bool) -> None:
     waves = Waves(500, shown=shown)
     declared = [FeatureStorageConfig("fbank", backend="hdf5", codec="gzip")]
-    told = featcache.estimate(waves, declared, utterances=24)
+    told = featcache.inspect.estimate(waves, declared, utterances=24)
     assert waves.computed == 24
     assert (told.uncertainty > 0.01) is not shown
     featcache.extract(waves, tmp_path / "a", declared, check=None, progressbar=False)
@@ -116,17 +112,18 @@ def test_an_environment_is_estimated_as_its_provider() -> None:
     declared = [FeatureStorageConfig("fbank")]
     env = Waves(50).build_env_local()
     assert (
-        featcache.estimate(env, declared).nbytes == featcache.estimate(Waves(50), declared).nbytes
+        featcache.inspect.estimate(env, declared).nbytes
+        == featcache.inspect.estimate(Waves(50), declared).nbytes
     )
 
 
 def test_the_table_tells_what_is_declared_and_what_loses(tmp_path: Path) -> None:
     make_source(tmp_path / "a", ["fbank", "units"])
-    text = repr(featcache.estimate(tmp_path / "a", ["fbank"]))
+    text = repr(featcache.inspect.estimate(tmp_path / "a", ["fbank"]))
     assert "40 utterances, frames: " in text
     assert sum(line.endswith("as declared") for line in text.splitlines()) == 1
     assert [line for line in text.splitlines() if "lilcom" in line and line.endswith("lossy")]
-    integers = featcache.estimate(tmp_path / "a", ["units"]).rows
+    integers = featcache.inspect.estimate(tmp_path / "a", ["units"]).rows
     assert {row.dtype for row in integers} == {"int16"}
     assert "lilcom" not in {row.codec for row in integers}
 
@@ -135,22 +132,22 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     make_source(tmp_path / "a", [*KINDS])
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    featcache.estimate(tmp_path / "a", ["half", "speaker"])
+    featcache.inspect.estimate(tmp_path / "a", ["half", "speaker"])
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_what_cannot_be_estimated_is_refused_with_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="declare its features"):
-        featcache.estimate(Waves(3))
+        featcache.inspect.estimate(Waves(3))
     with pytest.raises(ConfigError, match="is empty"):
-        featcache.estimate(Waves(0), [FeatureStorageConfig("fbank")])
+        featcache.inspect.estimate(Waves(0), [FeatureStorageConfig("fbank")])
 
     class Broken(Waves):
         def compute(self, batch: list[tuple[str, int]]) -> list[dict[str, object]]:
             raise ValueError("no such file")
 
     with pytest.raises(ComputeError, match=r"utterance-.*no such file"):
-        featcache.estimate(Broken(3), [FeatureStorageConfig("fbank")])
+        featcache.inspect.estimate(Broken(3), [FeatureStorageConfig("fbank")])
 
 
 def test_features_of_others_are_estimated_where_they_lie(tmp_path: Path) -> None:
@@ -160,7 +157,7 @@ def test_features_of_others_are_estimated_where_they_lie(tmp_path: Path) -> None
     before = (tmp_path / "feats.h5").read_bytes()
     half = FeatureStorageConfig("fbank", "float16")
     pattern = {"pattern": "{feature}/{id}"}
-    told = featcache.estimate(tmp_path / "feats.h5", [half], adopting=pattern)
+    told = featcache.inspect.estimate(tmp_path / "feats.h5", [half], adopting=pattern)
     converted = featcache.convert(
         tmp_path / "feats.h5", tmp_path / "c", features=[half], adopting=pattern, progressbar=False
     )
@@ -174,4 +171,4 @@ def test_an_estimate_copies_nothing_that_cannot_be_adopted(tmp_path: Path) -> No
     with h5py.File(tmp_path / "feats.h5", "w") as file:
         file.create_dataset("utt-1", data=np.ones((300, 80), np.float32), chunks=(75, 40))
     with pytest.raises(AdoptionError, match=r"featcache\.convert makes a cache of it"):
-        featcache.estimate(tmp_path / "feats.h5")
+        featcache.inspect.estimate(tmp_path / "feats.h5")

@@ -15,11 +15,11 @@ from speechbrain.dataio.batch import PaddedBatch
 from torch.utils.data import DataLoader
 
 from featcache.brain import FeatureCacheMixin
-from featcache.cluster.config import ParallelConfig
 from featcache.errors import ConfigError
 from featcache.extraction.brain_job import environment_of, provenance_of
 from featcache.extraction.unpad import unpad
 from featcache.storage import FeatureStorage
+from featcache.workers.config import ParallelConfig
 
 
 class Noting(Recipe):

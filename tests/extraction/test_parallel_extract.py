@@ -16,8 +16,6 @@ import torch
 from parallel_helpers import FEATURES, LOCAL, Numbers, Provider, assert_holds, calls, extract
 
 import featcache
-from featcache.cluster.client import get_client
-from featcache.cluster.worker_env import _BUILT, WorkerEnv, worker_env
 from featcache.errors import (
     CacheLockedError,
     ComputeError,
@@ -27,6 +25,8 @@ from featcache.errors import (
     StaleCacheError,
 )
 from featcache.extraction.outcomes import ProgressBar, TaskProgress
+from featcache.workers.client import get_client
+from featcache.workers.worker_env import _BUILT, WorkerEnv, worker_env
 
 SERIAL: dict[str, Any] = {"parallel": None}
 

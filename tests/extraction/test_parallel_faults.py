@@ -23,7 +23,7 @@ from places import TESTS
 import featcache
 from featcache.errors import CacheLockedError, ComputeError, ConfigError, IncompleteError
 from featcache.extraction.workers import driver
-from featcache.store.format.part import committed
+from featcache.format.part import committed
 
 IDS = Numbers(200).ids
 DRIVER = """

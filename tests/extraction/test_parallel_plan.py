@@ -31,13 +31,13 @@ from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.run import check_lengths, cut, digest_of, longest_first
 from featcache.extraction.workers.driver import _some_of
 from featcache.extraction.workers.executor import RunSettings, TaskRunner
+from featcache.format import part
+from featcache.format.journal import Journal, read_journal
+from featcache.format.manifest import PARTS
+from featcache.format.part import COLUMNS
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
-from featcache.store.format import part
-from featcache.store.format.journal import Journal, read_journal
-from featcache.store.format.manifest import PARTS
-from featcache.store.format.part import COLUMNS
-from featcache.store.writing import part_writer
+from featcache.writing import part_writer
 
 lengths_lists = st.lists(st.integers(0, 1000) | st.floats(0, 1e6), max_size=200)
 

@@ -23,10 +23,10 @@ from parallel_helpers import LOCAL, Provider, assert_holds, calls, extract
 from places import TESTS
 from store_helpers import free_space
 
-from featcache.cluster import dispatch, workers
-from featcache.cluster.client import get_client
 from featcache.errors import ComputeError, IncompleteError, StorageFullError
-from featcache.store.format.part import committed
+from featcache.format.part import committed
+from featcache.workers import dispatch, workers
+from featcache.workers.client import get_client
 
 DRIVER = """
 import sys

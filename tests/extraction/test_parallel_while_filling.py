@@ -14,11 +14,11 @@ from featcache import FeatureStorageConfig, StaleCacheError
 from featcache.extraction import while_filling
 from featcache.extraction.run import digest_of
 from featcache.extraction.workers.executor import RunSettings, TaskRunner
+from featcache.format.part import committed_builds
 from featcache.samplers.batches import Batches
 from featcache.staleness.provenance import provenance
 from featcache.staleness.watch import Watch
-from featcache.store.format.part import committed_builds
-from featcache.store.writing import part_writer
+from featcache.writing import part_writer
 
 IDS = [f"utt-{number}" for number in range(4)]
 FEATURES = [FeatureStorageConfig("feats")]

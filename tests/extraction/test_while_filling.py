@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import featcache
 from featcache.extraction import while_filling
 from featcache.staleness.watch import Watch
-from featcache.store.writing import part_writer, queue
+from featcache.writing import part_writer, queue
 
 IDS = [f"utt-{number}" for number in range(6)]
 SCALE = 2.0

@@ -27,7 +27,7 @@ from tracebacks import places
 
 import featcache
 from featcache.errors import CacheLockedError, FeatcacheError, NotACacheError
-from featcache.store.format.feature_sets import set_of
+from featcache.format.feature_sets import set_of
 
 # what to do, in an error's text
 REMEDY = re.compile(r"\bagain\b|free some space|\bremove\b|put it back|another directory")

@@ -21,9 +21,9 @@ from store_helpers import FINGERPRINT, id_of
 import featcache
 from featcache import CacheWriter
 from featcache.errors import FeatcacheError
-from featcache.store.format.feature_sets import name_following, stored_sets
-from featcache.store.format.index import Stamps
-from featcache.store.format.manifest import NEXT, read_building_file, write_manifest
+from featcache.format.feature_sets import name_following, stored_sets
+from featcache.format.index import Stamps
+from featcache.format.manifest import NEXT, read_building_file, write_manifest
 
 BOTH = range(8)  # published, in two parts
 KNOWN = "spk1/utt-1"

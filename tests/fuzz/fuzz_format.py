@@ -14,8 +14,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from featcache.errors import CorruptCacheError
-from featcache.store.format import columns, journal
-from featcache.store.format.files import digest, unpack_json
+from featcache.format import columns, journal
+from featcache.format.files import digest, unpack_json
 
 Columns = dict[str, NDArray[Any]]
 UNSEALED = re.compile(r"(^|/)(writer\.(lock|json)|work-[^/]*)$")  # files that no digest covers

@@ -23,7 +23,7 @@ import featcache
 from featcache import Cache, FeatureStorageConfig
 from featcache.adoptable import Found, FoundFeature
 from featcache.errors import FeatcacheError
-from featcache.store.writing.adopted_source import Source, publish_adopted
+from featcache.writing.adopted_source import Source, publish_adopted
 
 INPUTS = 2_000
 IDS = [f"utt-{number}" for number in range(6)]

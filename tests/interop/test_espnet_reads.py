@@ -63,5 +63,5 @@ def test_its_batch_samplers_read_the_shapes_and_make_the_batches_that_ours_make(
     assert sorted(id for batch in batches for id in batch) == sorted(map(id_of, range(30)))
     assert batches == [
         tuple(batch)
-        for batch in featcache.samplers.build_batch_sampler(shape_files=files, **settings)
+        for batch in featcache.espnet.build_batch_sampler(shape_files=files, **settings)
     ]

@@ -41,7 +41,7 @@ def arrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def client(arrow: Path) -> Iterator[Any]:
-    with featcache.get_client({"env": "local", "n_workers": 2}) as client:
+    with featcache.workers.get_client({"env": "local", "n_workers": 2}) as client:
         yield client
 
 

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader
 from training_helpers import make_training_cache
 
 import featcache
-from featcache import ConfigError, FeatureLoader, KeyNotFoundError
+from featcache import FeatureLoader, KeyNotFoundError
+from featcache.errors import ConfigError
 from featcache.interop.speechbrain import padded_batch, with_items
 
 INDICES = [[0, 5, 7], [3], [22, 1]]

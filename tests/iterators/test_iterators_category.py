@@ -12,8 +12,11 @@ from iterators_helpers import cached, pairs
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from featcache.errors import ConfigError
-from featcache.iterators import CategoryChunkIterFactory, CategoryIterFactory
-from featcache.samplers import build_category_batch_sampler
+from featcache.espnet import (
+    CategoryChunkIterFactory,
+    CategoryIterFactory,
+    build_category_batch_sampler,
+)
 
 CATEGORIES = {
     f"c{number}": [f"u{number}{letter}" for letter in "abcdef"[: 3 + number]] for number in range(4)

@@ -14,7 +14,7 @@ from hypothesis import given
 from iterators_helpers import cached, only, pairs
 
 from featcache.errors import ConfigError, FeatureError
-from featcache.iterators import CategoryChunkIterFactory, ChunkIterFactory
+from featcache.espnet import CategoryChunkIterFactory, ChunkIterFactory
 from featcache.loading.dataset import FeatureDataset
 from featcache.loading.padding import CommonCollateFn, PaddedBatch
 

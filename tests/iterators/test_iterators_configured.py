@@ -15,7 +15,7 @@ import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from featcache.errors import ConfigError
-from featcache.iterators import (
+from featcache.espnet import (
     ChunkIterFactory,
     MultipleIterFactory,
     SequenceIterFactory,
@@ -47,7 +47,7 @@ def block(directory: Path, **others: object) -> dict[str, Any]:
         "batch_size": 2,
     }
     factory = {
-        "_target_": "featcache.iterators.SequenceIterFactory",
+        "_target_": "featcache.espnet.SequenceIterFactory",
         "shuffle": True,
         "collate_fn": COLLATE,
         "batches": batches,
@@ -130,7 +130,7 @@ def test_what_the_configuration_names_may_be_objects(shards: Path) -> None:
         ({"multiple_iterator": False}, "num_shards is 3, for which multiple_iterator must be true"),
         ({"num_shards": 0}, "num_shards must be an integer of at least 1, not 0"),
         (
-            {"iter_factory": {"_target_": "featcache.iterators.SequenceIterFactory"}},
+            {"iter_factory": {"_target_": "featcache.espnet.SequenceIterFactory"}},
             "must name '{shard_idx}'",
         ),
     ],
@@ -146,8 +146,8 @@ def test_a_block_that_cannot_be_meant_is_refused(
     ("target", "message"),
     [
         (
-            "featcache.iterators.SequenceFactory",
-            "'featcache.iterators.SequenceFactory' cannot be imported",
+            "featcache.espnet.SequenceFactory",
+            "'featcache.espnet.SequenceFactory' cannot be imported",
         ),
         ("no_such_module.Factory", "'no_such_module.Factory' cannot be imported"),
         ("Factory", "'Factory' cannot be imported"),
@@ -216,7 +216,7 @@ def test_hydra_makes_the_same_of_a_configuration_of_espnet3(shards: Path) -> Non
     assert isinstance(factory, SequenceIterFactory)
     assert ids_of(factory, 2) == expected
     chunks = {
-        "_target_": "featcache.iterators.ChunkIterFactory",
+        "_target_": "featcache.espnet.ChunkIterFactory",
         "batch_size": 2,
         "chunk_length": 4,
     }

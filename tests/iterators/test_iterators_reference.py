@@ -12,15 +12,16 @@ import pytest
 from places import REFERENCE as SHARED
 
 from featcache.errors import ConfigError
-from featcache.iterators import (
+from featcache.espnet import (
     CategoryChunkIterFactory,
     CategoryIterFactory,
     ChunkIterFactory,
     MultipleIterFactory,
     SequenceIterFactory,
+    build_batch_sampler,
+    build_category_batch_sampler,
 )
 from featcache.loading.padding import CommonCollateFn, PaddedBatch
-from featcache.samplers import build_batch_sampler, build_category_batch_sampler
 
 REFERENCE = SHARED / "espnet_batches"
 pytestmark = pytest.mark.skipif(

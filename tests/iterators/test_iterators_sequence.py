@@ -15,7 +15,7 @@ from hypothesis import given
 from iterators_helpers import cached, only, pairs
 
 from featcache.errors import ConfigError
-from featcache.iterators import SequenceIterFactory
+from featcache.espnet import SequenceIterFactory
 from featcache.loading.padding import CommonCollateFn, PaddedBatch
 from featcache.samplers.batches import Batches
 

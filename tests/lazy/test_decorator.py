@@ -181,24 +181,26 @@ def test_what_cannot_work_is_said_when_it_is_declared(tmp_path: Path) -> None:
         yield 1
         yield 2
 
-    with pytest.raises(featcache.ConfigError, match="as a generator"):
+    with pytest.raises(featcache.errors.ConfigError, match="as a generator"):
         featcache.cache(tmp_path)(generator)
-    with pytest.raises(featcache.ConfigError, match="first key that a cached item takes is 'id'"):
+    with pytest.raises(
+        featcache.errors.ConfigError, match="first key that a cached item takes is 'id'"
+    ):
         featcache.cache(tmp_path)(DynamicItem(["wav"], len, ["n"]))
-    with pytest.raises(featcache.ConfigError, match="takes 'self' first"):
+    with pytest.raises(featcache.errors.ConfigError, match="takes 'self' first"):
 
         class Model:
             @featcache.cache(tmp_path)
             def embed(self, utterance: str) -> list[int]:
                 return [1]
 
-    with pytest.raises(featcache.ConfigError, match="takes 'number' first"):
+    with pytest.raises(featcache.errors.ConfigError, match="takes 'number' first"):
         featcache.cache(tmp_path)(lambda number, id: [1])
-    with pytest.raises(featcache.ConfigError, match="file_mode is 'a' or 'r', not 'w'"):
+    with pytest.raises(featcache.errors.ConfigError, match="file_mode is 'a' or 'r', not 'w'"):
         featcache.cache(tmp_path, "w")  # type: ignore[arg-type]
-    with pytest.raises(featcache.ConfigError, match=r"compression is .gzip.*lzf"):
+    with pytest.raises(featcache.errors.ConfigError, match=r"compression is .gzip.*lzf"):
         featcache.cache(tmp_path, compression="lzf")
-    with pytest.raises(featcache.ConfigError, match="not both"):
+    with pytest.raises(featcache.errors.ConfigError, match="not both"):
         featcache.cache(tmp_path, compression=1, features=[FeatureStorageConfig("a")])
 
 

@@ -195,7 +195,7 @@ def test_another_random_split_gives_the_right_items(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_items_that_nothing_names_need_ids(tmp_path: Path, kind: str) -> None:
     dataset = UNKNOWN[kind](SEVEN[1:])
-    with pytest.raises(featcache.ConfigError, match=r"nothing says which items of .*ids="):
+    with pytest.raises(featcache.errors.ConfigError, match=r"nothing says which items of .*ids="):
         featcache.through(tmp_path / "cache", dataset)
     ids = [name for name, _ in SEVEN[1:]]
     with featcache.through(tmp_path / "cache", dataset, ids=ids) as cached:
@@ -210,7 +210,9 @@ def first_of(item: Any) -> Any:
 def test_two_items_of_one_name_need_ids(tmp_path: Path) -> None:
     dataset: Any
     for dataset in (Named([*SEVEN, SEVEN[2]]), ConcatDataset([Named(SEVEN[:3]), Named(SEVEN[2:])])):
-        with pytest.raises(featcache.ConfigError, match=r"items 2 and \d .*'rec-2.wav'.*ids="):
+        with pytest.raises(
+            featcache.errors.ConfigError, match=r"items 2 and \d .*'rec-2.wav'.*ids="
+        ):
             featcache.through(tmp_path / "cache", dataset)
 
 

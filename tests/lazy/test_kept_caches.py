@@ -85,7 +85,7 @@ def test_what_speechbrain_cached_is_adopted_and_completed(tmp_path: Path, theirs
     cached("a"), cached("bb")
     if theirs is CachedHDF5DynamicItem:
         cached.hdf5file.close()
-    with pytest.raises(featcache.NotACacheError, match=r"featcache\.adopt\(") as told:
+    with pytest.raises(featcache.errors.NotACacheError, match=r"featcache\.adopt\(") as told:
         featcache.cache(tmp_path / "old")(item)("a")
     exec(str(told.value).rpartition(": ")[2])  # as the error says
     ours = featcache.cache(tmp_path / "old-cache", accept=True)(item)

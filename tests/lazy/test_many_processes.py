@@ -20,12 +20,12 @@ from torchrun import run_ranks
 import featcache
 from featcache import FeatureStorageConfig
 from featcache.declaration import by_name
+from featcache.format.journal import NAME as JOURNAL
+from featcache.format.lock import NAME as LOCK
+from featcache.format.lock import WriterLock
+from featcache.format.manifest import read_manifest
 from featcache.lazy import share
-from featcache.store.format.journal import NAME as JOURNAL
-from featcache.store.format.lock import NAME as LOCK
-from featcache.store.format.lock import WriterLock
-from featcache.store.format.manifest import read_manifest
-from featcache.store.reading.unpublished import Unpublished
+from featcache.reading.unpublished import Unpublished
 
 HERE = Path(__file__).parent
 EPOCH = """
@@ -217,7 +217,7 @@ import os, sys, time
 sys.path.insert(0, os.environ["PYTHONPATH"].split(os.pathsep)[2])
 import featcache
 from pathlib import Path
-from featcache.store.writing import queue
+from featcache.writing import queue
 
 def length_of(id):
     return [len(id)]
@@ -247,7 +247,7 @@ def length_of(id: str) -> list[int]:
     return [len(id)]
 
 
-@pytest.mark.parametrize("backend", featcache.backend_names())
+@pytest.mark.parametrize("backend", featcache.registry.backend_names())
 def test_others_read_what_is_not_published_in_any_format(tmp_path: Path, backend: str) -> None:
     codec = "lilcom" if backend == "lilcom" else None
     feature = FeatureStorageConfig("ones", backend=backend, codec=codec)

@@ -141,7 +141,9 @@ def test_a_setting_may_be_bound_for_a_directory(tmp_path: Path) -> None:
 def test_objects_that_nothing_tells_apart_are_refused(tmp_path: Path, value: Any) -> None:
     with (
         featcache.through(tmp_path / "cache", inputs) as read,
-        pytest.raises(featcache.FeatureError, match=r"the argument 'value'.*functools.partial"),
+        pytest.raises(
+            featcache.errors.FeatureError, match=r"the argument 'value'.*functools.partial"
+        ),
     ):
         read("utt-1", value)
 

@@ -62,7 +62,7 @@ def test_results_that_are_others_each_time_are_refused(tmp_path: Path, kind: str
     seed()
     with (
         featcache.through(tmp_path / "cache", function) as read,
-        pytest.raises(featcache.FeatureError, match=match),
+        pytest.raises(featcache.errors.FeatureError, match=match),
     ):
         read("utt-1")
     assert drawn() == expected
@@ -76,7 +76,7 @@ def test_what_is_random_now_and_then_is_found_among_the_first(tmp_path: Path) ->
             random.seed(number)
             try:
                 read(f"utt-{number}")
-            except featcache.FeatureError:
+            except featcache.errors.FeatureError:
                 refused += 1
     assert refused
 
@@ -89,7 +89,7 @@ def test_a_later_process_finds_it_too(tmp_path: Path) -> None:
             if not training:
                 read("utt-1")
                 continue
-            with pytest.raises((featcache.FeatureError, featcache.StaleCacheError)):
+            with pytest.raises((featcache.errors.FeatureError, featcache.StaleCacheError)):
                 read("utt-2")
 
 
@@ -107,7 +107,9 @@ def test_random_data_sets_are_refused(tmp_path: Path) -> None:
 
     with (
         featcache.through(tmp_path / "cache", Cropped()) as cached,
-        pytest.raises(featcache.FeatureError, match="leave augmentation to what comes behind"),
+        pytest.raises(
+            featcache.errors.FeatureError, match="leave augmentation to what comes behind"
+        ),
     ):
         cached[0]
 
@@ -194,10 +196,10 @@ def test_a_function_that_asks_for_its_own_result_is_refused(tmp_path: Path) -> N
         readers[name] = featcache.through(tmp_path / name, function)
     readers["another"] = featcache.through(tmp_path / "another", other)  # not the same reader
     for name in ("itself", "another"):
-        with pytest.raises(featcache.ComputeError, match=r"'u' .* asks for its own result"):
+        with pytest.raises(featcache.errors.ComputeError, match=r"'u' .* asks for its own result"):
             readers[name]("u")
     for name in ("itself", "another"):  # once more: nothing is left of the first time
-        with pytest.raises(featcache.ComputeError, match="asks for its own result"):
+        with pytest.raises(featcache.errors.ComputeError, match="asks for its own result"):
             readers[name]("u")
     assert readers["countdown"]("5") == [5]
     for each in readers.values():

@@ -82,7 +82,7 @@ def test_given_ids_name_the_items_in_any_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ids", [["a"], ["a"] * 5])
 def test_ids_that_do_not_fit_are_refused(tmp_path: Path, ids: list[str]) -> None:
-    with pytest.raises(featcache.ConfigError, match="an id of its own"):
+    with pytest.raises(featcache.errors.ConfigError, match="an id of its own"):
         featcache.through(tmp_path / "cache", Waves(5), ids=ids)
 
 

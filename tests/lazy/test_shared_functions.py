@@ -24,11 +24,11 @@ from sharing_helpers import INTERVALS_S, PATIENCE_S, ROUNDS, at_once, switching
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError, KeyNotFoundError, NotACacheError
+from featcache.format.lock import WriterLock
 from featcache.lazy import share
 from featcache.lazy.share import Share
 from featcache.lazy.through import ReadThrough, ReadThroughDataset
 from featcache.staleness import code
-from featcache.store.format.lock import WriterLock
 
 COUNT = 24  # utterances
 THREADS = 8
@@ -159,7 +159,7 @@ def is_killed(read: Shared) -> None:
 
 def adds_a_feature(read: Shared) -> None:
     for _ in range(20):  # refused while anything is being written
-        with suppress(featcache.CacheError), CacheWriter(path_of(read), [OTHER]) as writer:
+        with suppress(featcache.errors.CacheError), CacheWriter(path_of(read), [OTHER]) as writer:
             writer.write("0", {"other": np.ones(1, np.float32)})
             return
 

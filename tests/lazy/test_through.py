@@ -155,7 +155,9 @@ def test_a_first_result_that_cannot_be_stored_leaves_no_cache(
 ) -> None:
     results = [result]
     with featcache.through(tmp_path / "cache", lambda id: results[0]) as read:
-        with pytest.raises((featcache.FeatureError, featcache.ConfigError), match=says):
+        with pytest.raises(
+            (featcache.errors.FeatureError, featcache.errors.ConfigError), match=says
+        ):
             read("utt-1")
         assert not (tmp_path / "cache" / "featcache.json").exists()
         results[0] = np.ones((2, 3))
@@ -182,7 +184,7 @@ def test_a_later_result_that_cannot_be_stored_is_refused_by_name(
 
     with featcache.through(tmp_path / "cache", compute) as read:
         read("utt-1")
-        with pytest.raises(featcache.FeatureError, match=says):
+        with pytest.raises(featcache.errors.FeatureError, match=says):
             read("utt-2")
         torch.save(torch.zeros(3, 2), tmp_path / "utt-2")
         assert same(read("utt-2"), torch.zeros(3, 2))
@@ -215,7 +217,7 @@ def test_whole_numbers_are_ids_as_text(tmp_path: Path, id: Any) -> None:
 def test_unusable_ids_are_refused(tmp_path: Path, id: Any) -> None:
     with (
         featcache.through(tmp_path / "cache", lambda id: [1]) as read,
-        pytest.raises(featcache.FeatureError, match="is not usable"),
+        pytest.raises(featcache.errors.FeatureError, match="is not usable"),
     ):
         read(id)
 
@@ -289,7 +291,7 @@ def test_a_directory_of_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "utt-1.pt").write_bytes(b"a torch file")
     with (
         featcache.through(tmp_path, scaled) as read,
-        pytest.raises(featcache.NotACacheError, match=r"holds other files \('utt-1.pt'\)"),
+        pytest.raises(featcache.errors.NotACacheError, match=r"holds other files \('utt-1.pt'\)"),
     ):
         read("utt-1")
 
@@ -330,7 +332,7 @@ def test_what_is_written_is_published_by_itself_when_nobody_holds_the_function(
 def test_complete_is_what_the_user_says(tmp_path: Path) -> None:
     with featcache.through(tmp_path / "cache", scaled) as read:
         read("utt-1")
-    with pytest.raises(featcache.IncompleteError):
+    with pytest.raises(featcache.errors.IncompleteError):
         featcache.FeatureDataset(tmp_path / "cache")
     read.publish(complete=True)
     assert len(featcache.FeatureDataset(tmp_path / "cache")) == 1
@@ -343,7 +345,7 @@ def test_complete_is_what_the_user_says(tmp_path: Path) -> None:
 def test_an_ordinary_writer_is_told_who_writes(tmp_path: Path) -> None:
     with featcache.through(tmp_path / "cache", scaled) as read:
         read("utt-1")
-        with pytest.raises(featcache.CacheLockedError, match=f"by process {os.getpid()} "):
+        with pytest.raises(featcache.errors.CacheLockedError, match=f"by process {os.getpid()} "):
             featcache.open(tmp_path / "cache").compact()
     featcache.open(tmp_path / "cache").compact()
 
@@ -397,9 +399,9 @@ def test_a_deleted_utterance_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_no_function_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(featcache.ConfigError, match="a function of an utterance id"):
+    with pytest.raises(featcache.errors.ConfigError, match="a function of an utterance id"):
         featcache.through(tmp_path, 7)  # type: ignore[call-overload]
-    with pytest.raises(featcache.ConfigError, match="fingerprint is a dict"):
+    with pytest.raises(featcache.errors.ConfigError, match="fingerprint is a dict"):
         featcache.through(tmp_path, scaled, fingerprint=3)  # type: ignore[call-overload]
 
 

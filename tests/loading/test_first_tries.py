@@ -22,7 +22,7 @@ from featcache.errors import (
     RowError,
     UnknownNameError,
 )
-from featcache.iterators import CategoryChunkIterFactory, ChunkIterFactory
+from featcache.espnet import CategoryChunkIterFactory, ChunkIterFactory
 from featcache.samplers import BucketBatchSampler
 from featcache.tables.table import FeatureTable
 

@@ -15,13 +15,8 @@ from torch.utils.data import DataLoader
 import featcache
 from featcache import FeatureDataset, FeatureLoader
 from featcache.errors import ConfigError
-from featcache.iterators import SequenceIterFactory
-from featcache.samplers import (
-    BucketBatchSampler,
-    ShuffledBatchSampler,
-    build_batch_sampler,
-    build_category_batch_sampler,
-)
+from featcache.espnet import SequenceIterFactory, build_batch_sampler, build_category_batch_sampler
+from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 
 NUMBERS = range(30)
 REFUSED = "utterances of a list of lengths.*make the sampler from the cache, or .*ids="

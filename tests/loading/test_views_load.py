@@ -17,7 +17,8 @@ from view_helpers import views_of, whole_table
 import featcache
 from featcache import FeatureDataset, FeatureLoader
 from featcache.errors import ConfigError, StateError
-from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler, build_batch_sampler
+from featcache.espnet import build_batch_sampler
+from featcache.samplers import BucketBatchSampler, ShuffledBatchSampler
 from featcache.tables.table import FeatureTable
 
 

@@ -44,7 +44,7 @@ def run_without(libraries: str, program: str) -> str:
         "import rlcompleter; assert rlcompleter.Completer(globals()).complete('featcache.get_cl', "
         "0)",
         "import unittest.mock; unittest.mock.create_autospec(featcache)",
-        "import inspect; inspect.signature(featcache.get_client)",
+        "import inspect; inspect.signature(featcache.workers.get_client)",
     ],
 )
 def test_04_a_look_at_the_package_does_not_fail(look: str) -> None:
@@ -54,10 +54,10 @@ def test_04_a_look_at_the_package_does_not_fail(look: str) -> None:
 def test_04_a_missing_library_is_an_error_of_use_and_says_what_to_install() -> None:
     program = """
 try:
-    featcache.get_client({"env": "local"})
+    featcache.workers.get_client({"env": "local"})
 except MissingDependencyError as error:
     print(error)
-print(featcache.get_client.__name__, featcache.get_client.__doc__)
+print(featcache.workers.get_client.__name__, featcache.workers.get_client.__doc__)
 """
     said, looked = run_without(EXTRAS, program).splitlines()
     assert "pip install 'featcache[dask]'" in said

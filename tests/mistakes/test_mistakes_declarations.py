@@ -28,7 +28,7 @@ from featcache.errors import (
     NotACacheError,
     UnknownNameError,
 )
-from featcache.store.writing.arrays import FirstShapes
+from featcache.writing.arrays import FirstShapes
 
 DIMS = Feature("fbank", dims=[80])
 UNSAID = Feature("fbank")

@@ -65,7 +65,7 @@ MISTAKES: list[tuple[Callable[[Path], object], type[FeatcacheError], list[str]]]
         ["adopt has no setting 'features'", "'feature'"],
     ),
     (
-        lambda path: featcache.estimate(made(path)),
+        lambda path: featcache.inspect.estimate(made(path)),
         ConfigError,
         ["0 utterances", "holds no utterances, so there is nothing to read"],
     ),

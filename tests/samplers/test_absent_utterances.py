@@ -8,8 +8,8 @@ import pytest
 from store_helpers import id_of, make_cache
 
 import featcache
-from featcache.samplers.espnet.shapes import PackedStrings, utterances_of
-from featcache.store.format.index import Index
+from featcache.espnet.shapes import PackedStrings, utterances_of
+from featcache.format.index import Index
 
 
 def test_absent_utterances_cost_no_search_for_near_ids(

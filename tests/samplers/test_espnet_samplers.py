@@ -12,16 +12,16 @@ import pytest
 from places import REFERENCE as SHARED
 
 from featcache.errors import ConfigError
-from featcache.samplers import build_batch_sampler, build_category_batch_sampler
-from featcache.samplers.batches import Batches
-from featcache.samplers.espnet.categories import (
+from featcache.espnet import build_batch_sampler, build_category_batch_sampler
+from featcache.espnet.categories import (
     Limits,
     Members,
     dataset_pools,
     drawn_batches,
     read_members,
 )
-from featcache.samplers.espnet.shapes import PackedStrings, utterances_of
+from featcache.espnet.shapes import PackedStrings, utterances_of
+from featcache.samplers.batches import Batches
 
 REFERENCE = SHARED / "espnet_batches"
 FILES = ("utt2category_file", "category2utt_file", "dataset2utt_parent_dir")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from featcache.samplers import build_batch_sampler
+from featcache.espnet import build_batch_sampler
 
 
 @pytest.mark.parametrize("padding", [True, False])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from featcache.errors import ConfigError
-from featcache.samplers.espnet.categories import read_members
-from featcache.samplers.espnet.shapes import PackedStrings, read_shapes
+from featcache.espnet.categories import read_members
+from featcache.espnet.shapes import PackedStrings, read_shapes
 
 KEYS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=30)
 

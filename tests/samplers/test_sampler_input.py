@@ -16,7 +16,7 @@ from store_helpers import id_of, make_cache
 
 import featcache
 from featcache.errors import ConfigError
-from featcache.samplers import build_batch_sampler, build_category_batch_sampler
+from featcache.espnet import build_batch_sampler, build_category_batch_sampler
 from featcache.tables.table import FeatureTable
 
 LENGTHS = [30, 10, 20, 50, 0]

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from featcache.samplers.espnet.categories import permutation, permutation_by, swap_partners
+from featcache.espnet.categories import permutation, permutation_by, swap_partners
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(500, 530), st.integers(1000, 5000))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from featcache.format.files import digest
 from featcache.staleness.code import tree_digest
-from featcache.store.format.files import digest
 
 # by Python 3.11, 3.12, 3.13 and 3.14
 OF_ALL_KINDS = "10c236cf4aac2f8c"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from featcache.format.fingerprint import canonical, differences
 from featcache.staleness.provenance import Provenance, provenance
-from featcache.store.format.fingerprint import canonical, differences
 
 SOURCE = '''
 import functools

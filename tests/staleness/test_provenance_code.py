@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from featcache.format.fingerprint import canonical, differences
 from featcache.staleness import modules as described
 from featcache.staleness.follow import Follower
 from featcache.staleness.provenance import Provenance, provenance
 from featcache.staleness.values import Values
-from featcache.store.format.fingerprint import canonical, differences
 
 
 def found_in(extractor: Any) -> Provenance:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from featcache.format.fingerprint import differences
 from featcache.staleness.provenance import provenance
-from featcache.store.format.fingerprint import differences
 
 WAVES = torch.linspace(-1, 1, 4000).reshape(2, 2000)
 FRAMES = torch.linspace(0, 1, 1000).reshape(2, 50, 10)

@@ -35,9 +35,9 @@ from featcache.errors import (
     IncompleteError,
     StaleCacheError,
 )
-from featcache.store.format.manifest import NAME, read_manifest
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.manifest import NAME, read_manifest
 from featcache.tables.table import FeatureTable
+from featcache.writing.part_writer import PartWriter
 
 PITCH = FeatureStorageConfig("pitch", backend="hdf5", stats=False)
 
@@ -152,14 +152,14 @@ def test_a_third_feature_is_one_more_set(cache: Path) -> None:
     opened = featcache.open(cache, verify="arrays")
     assert opened.features == ("fbank", "units", "energy", "pitch")
     assert opened.fingerprint["sets"]["pitch"] == {"other": 1}
-    assert featcache.made_from(cache)["fingerprint"] == opened.fingerprint
+    assert featcache.inspect.made_from(cache)["fingerprint"] == opened.fingerprint
 
 
 def test_what_differs_between_two_caches_is_told_by_set(tmp_path: Path) -> None:
     for name, layer in (("a", 1), ("b", 2)):
         make_cache(tmp_path / name, range(3))
         add(tmp_path / name, range(3), made_from={"layer": layer})
-    unlike = featcache.diff(tmp_path / "a", tmp_path / "b")["fingerprint"]
+    unlike = featcache.inspect.diff(tmp_path / "a", tmp_path / "b")["fingerprint"]
     assert unlike == ["sets.energy.layer: was 1, now 2"]
 
 

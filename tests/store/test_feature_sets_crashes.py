@@ -17,7 +17,7 @@ from store_helpers import FINGERPRINT, id_of, make_cache, two_features
 
 import featcache
 from featcache import Cache, CacheWriter
-from featcache.store.format.manifest import NEXT
+from featcache.format.manifest import NEXT
 from featcache.testing.editing import traces_in
 
 Edit = Callable[[Cache], object]

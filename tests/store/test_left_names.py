@@ -15,10 +15,10 @@ from store_helpers import FINGERPRINT, id_of, make_cache, two_features, write
 import featcache
 from featcache import CacheWriter
 from featcache.errors import NotACacheError
-from featcache.store.format.feature_sets import set_directories, set_names
-from featcache.store.format.index import Stamps
-from featcache.store.format.manifest import index_file, manifest_file, read_manifest
-from featcache.store.format.part import list_parts
+from featcache.format.feature_sets import set_directories, set_names
+from featcache.format.index import Stamps
+from featcache.format.manifest import index_file, manifest_file, read_manifest
+from featcache.format.part import list_parts
 
 FEW = range(6)
 

@@ -29,9 +29,9 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CacheLockedError, NotACacheError, StaleCacheError
-from featcache.store.writing import sets
-from featcache.store.writing.part_writer import PartWriter
-from featcache.store.writing.session import publish_sealed
+from featcache.writing import sets
+from featcache.writing.part_writer import PartWriter
+from featcache.writing.session import publish_sealed
 
 FEW = range(4)
 FEATURES = {each.name: each for each in two_features()}
@@ -191,7 +191,7 @@ def test_a_part_that_was_compacted_away_does_not_come_back_from_where_its_cache_
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("featcache.store.writing.session.clear_up", killed)
+        patched.setattr("featcache.writing.session.clear_up", killed)
         with pytest.raises(KeyboardInterrupt):
             CacheWriter(cache, [ENERGY], FINGERPRINT)
     assert (cache / "parts").exists()

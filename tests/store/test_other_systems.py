@@ -39,7 +39,7 @@ import featcache
 from store_helpers import arrays_of, check_cache, id_of, make_cache, two_features
 from pathlib import Path
 
-for backend in featcache.backend_names():
+for backend in featcache.registry.backend_names():
     path = Path(sys.argv[2]) / backend
     features = two_features(backend, "memmap")
     make_cache(path, range(40), features)
@@ -74,7 +74,7 @@ part.rename(outside)
 part.symlink_to(outside)
 try:
     featcache.open(Path(sys.argv[2]) / "memmap", verify="arrays")
-except featcache.CorruptCacheError as error:
+except featcache.errors.CorruptCacheError as error:
     assert "link" in str(error), error
 else:
     raise AssertionError("a link was followed")

@@ -21,7 +21,7 @@ from store_helpers import (
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
-from featcache.store.writing import part_writer
+from featcache.writing import part_writer
 
 KILLS = 12  # of each; `make crash` tries thousands
 NUMBERS = range(60)

@@ -14,7 +14,7 @@ from store_helpers import FINGERPRINT, check_cache, make_cache, two_features
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CorruptCacheError, FormatVersionError, NotACacheError
-from featcache.store.format.files import pack_json, unpack_json
+from featcache.format.files import pack_json, unpack_json
 
 
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:

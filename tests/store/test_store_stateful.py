@@ -27,11 +27,11 @@ from store_helpers import Arrays, assert_holds, two_features
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, DuplicateIdError, FeatureError
-from featcache.store.format.index import Stamps
-from featcache.store.format.manifest import read_building_file
-from featcache.store.writing import part_writer, queue
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.index import Stamps
+from featcache.format.manifest import read_building_file
 from featcache.testing.editing import traces_in
+from featcache.writing import part_writer, queue
+from featcache.writing.part_writer import PartWriter
 
 IDS = st.sampled_from(["a", "a/b", "b.c", "é", "😀", "x" * 300, "%2F", " ", "10", "9"]) | st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=5

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcache.store.format.columns import Strings
-from featcache.store.format.index import Hashes
+from featcache.format.columns import Strings
+from featcache.format.index import Hashes
 from featcache.tables import segments
 from featcache.tables.segments import IdLookup
 

@@ -16,8 +16,8 @@ from store_helpers import make_cache, oracle
 import featcache
 from featcache import CacheWriter, FeatureStats, FeatureStorageConfig
 from featcache.errors import KeyNotFoundError
-from featcache.store.format.columns import Strings
-from featcache.store.reading.feature_arrays import FeatureArrays
+from featcache.format.columns import Strings
+from featcache.reading.feature_arrays import FeatureArrays
 from featcache.tables import selection
 from featcache.tables.blocks import RowMap
 from featcache.tables.segments import Cuts
@@ -189,7 +189,7 @@ def test_a_view_of_an_unfinished_cache_says_which(tmp_path: Path) -> None:
         raise ZeroDivisionError
     view = FeatureTable.of(tmp_path).select([])
     assert not view.complete
-    with pytest.raises(featcache.IncompleteError, match=f"cache '{tmp_path}' is incomplete"):
+    with pytest.raises(featcache.errors.IncompleteError, match=f"cache '{tmp_path}' is incomplete"):
         featcache.GlobalMVN.from_cache(view, "x")
 
 

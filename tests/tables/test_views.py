@@ -18,7 +18,7 @@ from test_feature_table import write_one
 import featcache
 from featcache import FeatureStorageConfig
 from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError
-from featcache.store.format.columns import Strings
+from featcache.format.columns import Strings
 from featcache.tables import blocks
 from featcache.tables.blocks import RowMap, SharedArray
 from featcache.tables.segments import Cuts
@@ -204,7 +204,9 @@ def test_cut_rows_have_ids_and_frames_of_their_own(cache: featcache.Cache) -> No
             view.read("ccc", "units")
         batch = view.read_batch(["a", "b"], "fbank")
         np.testing.assert_array_equal(batch.data[1], arrays[id_of(9)]["fbank"][1:3])
-        with pytest.raises(featcache.WindowError, match=r"'b', .* frames 1 to 3 are not within"):
+        with pytest.raises(
+            featcache.errors.WindowError, match=r"'b', .* frames 1 to 3 are not within"
+        ):
             view.read("b", "fbank", 1, 3)
         assert view.digest == cut.digest != table.select(rows[1:]).digest
     with pytest.raises(KeyNotFoundError, match=f"'{id_of(9)}' in this view of 3"):

@@ -25,7 +25,7 @@ KILLS = 20
 # the recipe, noting the id of each utterance that is handed over to be stored
 RUN = """
 import os, runpy, sys
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 note = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 write = PartWriter.write
 def noted(self, id, arrays, **more):

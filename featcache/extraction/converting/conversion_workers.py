@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from featcache._interval import Interval
-from featcache.cluster.config import ParallelConfig
-from featcache.cluster.pickling import pack, returned, unpack
 from featcache.errors import IncompleteError
 from featcache.extraction.converting.convert import Conversion, ConversionTask
 from featcache.extraction.outcomes import ProgressBar, TaskProgress
 from featcache.extraction.run import make_run
 from featcache.extraction.workers.executor import ProcessPart
-from featcache.store.format.part import committed
+from featcache.format.part import committed
+from featcache.workers.config import ParallelConfig
+from featcache.workers.pickling import pack, returned, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from distributed import Client
 
-    from featcache.cluster.dispatch import LostAttempt, Report
+    from featcache.workers.dispatch import LostAttempt, Report
 
 REPORT_EVERY_S = 1.0
 DEATHS_WITHOUT_PROGRESS = 20  # of workers, with no task done in between
@@ -91,8 +91,8 @@ class WorkersRun:
 
         Raises what a worker raised, `IncompleteError` if they die again and again.
         """
-        from featcache.cluster.dispatch import Dispatch, LostAttempt
-        from featcache.cluster.workers import workers_of
+        from featcache.workers.dispatch import Dispatch, LostAttempt
+        from featcache.workers.workers import workers_of
 
         directory = make_run(self.conversion.path).absolute()
         setup = partial(_environment, pack({"conversion": self.conversion}), directory)
@@ -148,7 +148,7 @@ def convert_task(number: int, task: ConversionTask, env: str) -> TaskResult | Ex
     """Do a task in this worker; returns what it raised, of which Dask would make much noise."""
     from distributed import get_worker
 
-    from featcache.cluster.worker_env import env_of
+    from featcache.workers.worker_env import env_of
 
     def run() -> TaskResult:
         worker = get_worker()

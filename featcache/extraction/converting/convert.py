@@ -14,7 +14,6 @@ import numpy as np
 
 from featcache._checks import directory, named_settings
 from featcache.adoption.adopt import as_cache, foreign_source
-from featcache.cluster.config import ParallelConfig, config_or_client
 from featcache.declaration import Features, FeatureStorageConfig
 from featcache.errors import ConfigError, FeatureError, IncompleteError, StorageFullError
 from featcache.extraction.converting.read_back import (
@@ -34,16 +33,17 @@ from featcache.extraction.estimating.estimate import (
 )
 from featcache.extraction.outcomes import ProgressBar, TaskProgress
 from featcache.extraction.table_rows import TableRows, table_of
+from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.format.part import committed, read_part
 from featcache.interface import Ints
-from featcache.store.cache import Cache, CachePath
-from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
-from featcache.store.format.part import committed, read_part
-from featcache.store.writing import part_writer
-from featcache.store.writing.cache_writer import CacheWriter
-from featcache.store.writing.compact import LARGE
-from featcache.store.writing.copied_parts import PartCopies, keeps_its_bytes
-from featcache.store.writing.part_writer import PartWriter
+from featcache.store import Cache, CachePath
 from featcache.tables.table import FeatureTable
+from featcache.workers.config import ParallelConfig, config_or_client
+from featcache.writing import part_writer
+from featcache.writing.cache_writer import CacheWriter
+from featcache.writing.compact import LARGE
+from featcache.writing.copied_parts import PartCopies, keeps_its_bytes
+from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -227,10 +227,10 @@ class ConversionRun:
         coming: Forecast,
         bar: ProgressBar,
     ) -> None:
-        from featcache.cluster.workers import number_of_workers  # which bring in torch
         from featcache.extraction.converting.conversion_workers import WorkersRun
         from featcache.extraction.destination import retry_while_locked
         from featcache.extraction.run import remove_runs
+        from featcache.workers.workers import number_of_workers  # which bring in torch
 
         tasks = self.conversion.tasks(rows, coming.nbytes, number_of_workers(workers))
         tasks += [ConversionTask(rows[:0], (name,)) for name in there]
@@ -324,7 +324,7 @@ def convert(
 
     Values stay as they are, to the bit, unless a declaration asks for less: a smaller dtype, or a
     lossy codec. Then the largest difference of a number is measured, and kept under "converted" in
-    `featcache.made_from(dst)["recorded"]`. All that was written is compared with the source before
+    `featcache.inspect.made_from(dst)["recorded"]`. All that was written is compared with the source before
     the cache is published as complete. Stopped or killed at any moment, the same call goes on.
     Called again, it brings what was added to the source, and annotations that were corrected there;
     an array that has changed is an error.

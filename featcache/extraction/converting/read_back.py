@@ -16,25 +16,25 @@ from numpy.typing import NDArray
 from featcache.declaration import Features, FeatureStorageConfig, by_name
 from featcache.errors import ConfigError, CorruptCacheError, FeatureError, KeyNotFoundError
 from featcache.extraction.table_rows import TableRows, is_adopted
+from featcache.format.annotations import Value, wider_kind
+from featcache.format.files import from_storage
+from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.format.index import FeatureColumns, Index
+from featcache.format.manifest import read_manifest
+from featcache.format.part import SealedPart, as_known, checksum
 from featcache.interface import Ints
+from featcache.reading.containers import Containers
+from featcache.reading.feature_arrays import FeatureArrays, stored_blocks
+from featcache.reading.generation import Generation
+from featcache.reading.opening import ROLE, joined_mapping, witnesses
 from featcache.registry import RAW, get_codec
-from featcache.store.cache import Cache
-from featcache.store.format.annotations import Value, wider_kind
-from featcache.store.format.files import from_storage
-from featcache.store.format.fingerprint import cache_fingerprint, fingerprint_digest
-from featcache.store.format.index import FeatureColumns, Index
-from featcache.store.format.manifest import read_manifest
-from featcache.store.format.part import SealedPart, as_known, checksum
-from featcache.store.reading.containers import Containers
-from featcache.store.reading.feature_arrays import FeatureArrays, stored_blocks
-from featcache.store.reading.generation import Generation
-from featcache.store.reading.opening import ROLE, joined_mapping, witnesses
-from featcache.store.writing.arrays import to_storage
-from featcache.store.writing.cache_writer import CacheWriter
-from featcache.store.writing.copied_parts import keeps_its_bytes
-from featcache.store.writing.copies import StoredArrays
-from featcache.store.writing.publish import sealed_parts
+from featcache.store import Cache
 from featcache.tables.table import FeatureTable
+from featcache.writing.arrays import to_storage
+from featcache.writing.cache_writer import CacheWriter
+from featcache.writing.copied_parts import keeps_its_bytes
+from featcache.writing.copies import StoredArrays
+from featcache.writing.publish import sealed_parts
 
 # Declarations, fingerprint, record and annotations that a conversion carries from its source.
 

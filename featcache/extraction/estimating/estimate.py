@@ -21,12 +21,12 @@ from featcache.extraction.converting.read_back import declared_as
 from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.table_rows import TableRow, TableRows, table_of
 from featcache.interface import Ints, storage_dtype
+from featcache.reading.generation import Generation
 from featcache.registry import backend_names, get_backend
-from featcache.store.cache import Cache, CachePath
-from featcache.store.reading.generation import Generation
-from featcache.store.writing.cache_writer import CacheWriter
-from featcache.store.writing.part_writer import PartWriter
+from featcache.store import Cache, CachePath
 from featcache.tables.table import FeatureTable
+from featcache.writing.cache_writer import CacheWriter
+from featcache.writing.part_writer import PartWriter
 
 # `Trial`: a few utterances written for trial, to tell what all of them will take.
 
@@ -361,7 +361,7 @@ def estimate(
     >>> with featcache.CacheWriter(path, [featcache.FeatureStorageConfig("f")]) as writer:
     ...     for number in range(3):
     ...         writer.write(f"utt-{number}", {"f": np.ones((300, 80), np.float32)})
-    >>> told = featcache.estimate(path)
+    >>> told = featcache.inspect.estimate(path)
     >>> told.utterances, told.frames, round(told.nbytes, -5)
     (3, {'f': 900}, 300000)
     """

@@ -23,10 +23,10 @@ from featcache.extraction.random_state import kept_random_state
 from featcache.extraction.run import check_lengths
 from featcache.extraction.table_rows import TableRow
 from featcache.extraction.workers.executor import checked_environment, loader_options
+from featcache.format.annotations import NONE
+from featcache.format.index import UNKNOWN
 from featcache.interface import Ints
-from featcache.store.format.annotations import NONE
-from featcache.store.format.index import UNKNOWN
-from featcache.store.writing.arrays import check_features
+from featcache.writing.arrays import check_features
 
 Lengths = NDArray[np.float64]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from featcache.cluster.dispatch import Dispatch, LostAttempt, Report
-from featcache.cluster.workers import Workers
 from featcache.errors import ComputeError, IncompleteError
 from featcache.extraction.datasets import IdNumbers
 from featcache.extraction.outcomes import ProgressBar, TaskProgress, failure_of
 from featcache.extraction.workers.executor import RunSettings, run_task
 from featcache.samplers.batches import Batches
+from featcache.workers.dispatch import Dispatch, LostAttempt, Report
+from featcache.workers.workers import Workers
 
 DEATHS_WITHOUT_PROGRESS = 20  # of each worker, with nothing computed in between
 

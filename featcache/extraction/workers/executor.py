@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 
 from featcache._closing import closed_after
 from featcache._interval import Interval
-from featcache.cluster.attempts import Attempt
-from featcache.cluster.config import ParallelConfig
-from featcache.cluster.pickling import returned
 from featcache.errors import ConfigError, IncompleteError
 from featcache.extraction.computation import Computation
 from featcache.extraction.dataset_batches import (
@@ -46,7 +43,10 @@ from featcache.extraction.while_filling import WhileFilling
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
 from featcache.staleness.watch import Watch
-from featcache.store.writing.part_writer import PartWriter
+from featcache.workers.attempts import Attempt
+from featcache.workers.config import ParallelConfig
+from featcache.workers.pickling import returned
+from featcache.writing.part_writer import PartWriter
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -310,7 +310,7 @@ def run_task(
     """Run a task in this worker; returns what it raised, of which Dask would make much noise."""
     from distributed import get_worker
 
-    from featcache.cluster.worker_env import env_of
+    from featcache.workers.worker_env import env_of
 
     def run() -> tuple[TaskProgress, list[Failure]]:
         worker = get_worker()
@@ -357,7 +357,7 @@ class WorkersExecutor:
 
     def compute(self, missing: Ints | None, bar: ProgressBar, publish_if_due: Publish) -> Outcome:
         """Plan tasks and have workers compute them; see `Executor`."""
-        from featcache.cluster.workers import number_of_workers
+        from featcache.workers.workers import number_of_workers
 
         wanted = np.arange(self.size) if missing is None else missing
         lengths = None if self.lengths is None else check_lengths(self.lengths, self.size)
@@ -384,8 +384,8 @@ class WorkersExecutor:
         return batches
 
     def _work(self, tasks: Sequence[Batches], bar: ProgressBar, tend: Callable[[], None]) -> None:
-        from featcache.cluster.workers import workers_of
         from featcache.extraction.workers.driver import Driver
+        from featcache.workers.workers import workers_of
 
         parallel, settings = self.parallel, self._settings()
         # ssh has as many workers as there are hosts

@@ -30,7 +30,7 @@ from places import ROOT
 
 import featcache
 from featcache import Cache, CacheWriter, FeatureStorageConfig
-from featcache.store.format.index import Stamps
+from featcache.format.index import Stamps
 
 PAGE_BYTES = 65536
 PAGE = (ROOT / "docs" / "format.md").read_text()

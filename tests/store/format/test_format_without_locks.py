@@ -27,7 +27,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
-from featcache.store.format.manifest import read_manifest, write_manifest
+from featcache.format.manifest import read_manifest, write_manifest
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 DIES = """
@@ -139,7 +139,7 @@ def test_what_a_living_writer_committed_outlives_another_that_takes_it_for_dead(
     first.commit()
     second = opened(tmp_path)
     assert id_of(2) in second
-    with pytest.raises(featcache.CacheError, match="for that of a dead one"), first:
+    with pytest.raises(featcache.errors.CacheError, match="for that of a dead one"), first:
         write(first, range(3, 5))
     write(second, range(5, 7))
     second.close()

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcache.store.format.columns import Strings
-from featcache.store.format.index import (
+from featcache.format.columns import Strings
+from featcache.format.index import (
     ContainerColumns,
     FeatureColumns,
     Index,

@@ -17,9 +17,9 @@ from store_helpers import arrays_of, id_of, make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError
-from featcache.store.format.columns import ColumnFile
-from featcache.store.reading import containers
-from featcache.store.reading.containers import Containers
+from featcache.format.columns import ColumnFile
+from featcache.reading import containers
+from featcache.reading.containers import Containers
 
 
 def test_files_are_let_go_when_there_are_too_many(
@@ -73,7 +73,7 @@ def test_a_reader_that_is_overtaken_while_it_opens_takes_the_newer_generation(
                 make_cache(tmp_path, [number])
         return ColumnFile(root, path, **settings)
 
-    monkeypatch.setattr("featcache.store.reading.generation.ColumnFile", open_late)
+    monkeypatch.setattr("featcache.reading.generation.ColumnFile", open_late)
     assert len(featcache.open(tmp_path)) == 5
 
 

@@ -26,8 +26,8 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorage, FeatureStorageConfig
 from featcache.errors import ConfigError, StaleCacheError
-from featcache.store.format.fingerprint import ABSENT, canonical, differences, fingerprint_digest
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.fingerprint import ABSENT, canonical, differences, fingerprint_digest
+from featcache.writing.part_writer import PartWriter
 
 JSON = st.recursive(
     st.none()

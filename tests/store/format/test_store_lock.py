@@ -15,14 +15,14 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from interrupts import LIBRARY, Interrupt, interrupted
+from interrupts import STORE, Interrupt, interrupted
 from places import TESTS
 from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_features, write
 
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
-from featcache.store.format.lock import WriterLock, is_locked
+from featcache.format.lock import WriterLock, is_locked
 
 HOLD = """
 import os, sys, time
@@ -194,7 +194,7 @@ def test_an_interrupt_at_any_line_lets_go_of_the_lock_though_its_traceback_is_ke
     kept: list[KeyboardInterrupt] = []
     for line in count(1):
         try:
-            with interrupted(Interrupt(line, LIBRARY / "store")), WriterLock(tmp_path):
+            with interrupted(Interrupt(line, *STORE)), WriterLock(tmp_path):
                 pass
         except KeyboardInterrupt as error:
             kept.append(error)

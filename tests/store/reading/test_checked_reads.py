@@ -23,7 +23,7 @@ from featcache.registry import get_backend
 
 CODED = [
     (backend, codec)
-    for backend in featcache.backend_names()
+    for backend in featcache.registry.backend_names()
     for codec in get_backend(backend).codecs
 ]
 LENGTHS = [0, 1, 700, 33, 2000, 5]  # utterance 4 lies on several pages

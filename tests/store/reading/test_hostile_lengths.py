@@ -14,8 +14,8 @@ from store_helpers import change_index
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FeatcacheError
+from featcache.reading.feature_arrays import MOST_FRAMES
 from featcache.samplers import BucketBatchSampler
-from featcache.store.reading.feature_arrays import MOST_FRAMES
 
 LAYOUTS = [("memmap", "raw"), ("hdf5", "lilcom"), ("hdf5", "gzip"), ("zarr", "zstd")]
 HOSTILE = [10**10, 2**62, 2**63 - 1, MOST_FRAMES, -1, -3, -(2**63)]

@@ -14,7 +14,7 @@ from store_helpers import make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ConfigError, CorruptCacheError, NotACacheError, StaleCacheError
-from featcache.store.reading import opening
+from featcache.reading import opening
 
 RECORDED = {
     "when": "2026-03-01T12:00:00+00:00",
@@ -34,7 +34,7 @@ def recorded(path: Path, witnesses: object = RECORDED, gain: int = 1) -> Path:
 
 def test_all_that_is_known_of_a_cache_is_plain_data(tmp_path: Path) -> None:
     path = recorded(tmp_path)
-    found = featcache.made_from(path)
+    found = featcache.inspect.made_from(path)
     cache = featcache.open(path)
     assert found == {
         "path": str(path),
@@ -45,7 +45,7 @@ def test_all_that_is_known_of_a_cache_is_plain_data(tmp_path: Path) -> None:
         "fingerprint": cache.fingerprint,
         "recorded": RECORDED,
     }
-    assert json.loads(json.dumps(found)) == found == featcache.made_from(cache)
+    assert json.loads(json.dumps(found)) == found == featcache.inspect.made_from(cache)
     assert featcache.open(path, expect=cache.fingerprint).complete
 
 
@@ -53,7 +53,7 @@ def test_a_cache_without_a_record_was_made_when_it_was_published(tmp_path: Path)
     path = make_cache(tmp_path, range(3))
     when = datetime(2025, 5, 5, tzinfo=UTC)
     os.utime(path / "featcache.json", (when.timestamp(), when.timestamp()))
-    found = featcache.made_from(path)
+    found = featcache.inspect.made_from(path)
     assert (found["made"], found["recorded"]) == ("2025-05-05T00:00:00+00:00", {})
     assert found["utterances"] == 3
 
@@ -63,7 +63,7 @@ def test_a_damaged_record_is_told_and_hinders_no_reading(tmp_path: Path) -> None
     (file,) = path.glob("made-from-*.json")
     file.write_bytes(file.read_bytes().replace(b"train", b"brain"))
     with pytest.raises(CorruptCacheError, match="made-from-"):
-        featcache.made_from(path)
+        featcache.inspect.made_from(path)
     assert featcache.open(path)["u"]["fbank"].shape == (3, 2)
     with pytest.raises(StaleCacheError, match=r"made .* ago, was made from something else"):
         featcache.open(path, expect={"gain": 2})
@@ -73,14 +73,14 @@ def test_a_damaged_record_is_told_and_hinders_no_reading(tmp_path: Path) -> None
 def test_a_record_that_is_no_object_is_told(tmp_path: Path, witnesses: object) -> None:
     path = recorded(tmp_path, witnesses)
     with pytest.raises(CorruptCacheError, match=r"are no JSON object; .*overwrite=True"):
-        featcache.made_from(path)
+        featcache.inspect.made_from(path)
     assert len(featcache.open(path)) == 1
 
 
 @pytest.mark.parametrize("when", [None, 5, "yesterday", "0001-01-01T00:00:00+14:00"])
 def test_a_record_of_no_time_is_read_all_the_same(tmp_path: Path, when: object) -> None:
     path = recorded(tmp_path, {"when": when, "command": {"a": 1}})
-    assert str(featcache.made_from(path)["made"]).startswith(str(datetime.now(UTC).year))
+    assert str(featcache.inspect.made_from(path)["made"]).startswith(str(datetime.now(UTC).year))
 
 
 def test_by_what_a_cache_was_made_is_told(
@@ -99,7 +99,7 @@ def test_two_caches_differ_in_what_they_were_made_from(tmp_path: Path) -> None:
     code = {"helpers.py:emphasise": "def emphasise(x):\n    return 2 * x\n", "same": "x = 1"}
     other = {**RECORDED, "libraries": {"torch": "2.13"}, "sources": code}
     a, b = recorded(tmp_path / "a"), recorded(tmp_path / "b", other, gain=3)
-    found = featcache.diff(a, featcache.open(b))
+    found = featcache.inspect.diff(a, featcache.open(b))
     assert found == {
         "fingerprint": ["gain: was 1, now 3"],
         "recorded": ['libraries.torch: was "2.12", now "2.13"'],
@@ -112,24 +112,24 @@ def test_two_caches_differ_in_what_they_were_made_from(tmp_path: Path) -> None:
             "+    return 2 * x",
         ],
     }
-    assert featcache.diff(a, a) == {"fingerprint": [], "recorded": [], "sources": []}
+    assert featcache.inspect.diff(a, a) == {"fingerprint": [], "recorded": [], "sources": []}
 
 
 def test_what_only_one_cache_has_recorded_is_no_difference(tmp_path: Path) -> None:
     a, b = recorded(tmp_path / "a"), make_cache(tmp_path / "b", range(1, 3), fingerprint={"k": 1})
     for one, other in ((a, b), (b, a)):
-        found = featcache.diff(one, other)
+        found = featcache.inspect.diff(one, other)
         assert (found["recorded"], found["sources"]) == ([], [])
         assert len(found["fingerprint"]) > 2
 
 
 def test_what_is_no_cache_has_nothing_to_tell(tmp_path: Path) -> None:
     with pytest.raises(NotACacheError, match="does not exist"):
-        featcache.made_from(tmp_path / "none")
+        featcache.inspect.made_from(tmp_path / "none")
     with pytest.raises(NotACacheError, match=r"holds no featcache\.json"):
-        featcache.diff(recorded(tmp_path / "a"), tmp_path)
+        featcache.inspect.diff(recorded(tmp_path / "a"), tmp_path)
     with pytest.raises(ConfigError, match="path of a directory"):
-        featcache.diff(recorded(tmp_path / "a"), 5)  # type: ignore[arg-type]
+        featcache.inspect.diff(recorded(tmp_path / "a"), 5)  # type: ignore[arg-type]
 
 
 def test_looking_at_a_cache_is_no_reading_of_it(
@@ -137,6 +137,6 @@ def test_looking_at_a_cache_is_no_reading_of_it(
 ) -> None:
     path = recorded(tmp_path)
     monkeypatch.setattr(opening, "_compared", {})
-    featcache.diff(path, path)
-    featcache.made_from(path)
+    featcache.inspect.diff(path, path)
+    featcache.inspect.made_from(path)
     assert "not checked" not in caplog.text

@@ -123,7 +123,7 @@ def test_arrays_without_a_copy_outlive_the_files_that_are_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Far more parts than may be open at once."""
-    monkeypatch.setattr("featcache.store.reading.containers.MAX_OPEN", 2)
+    monkeypatch.setattr("featcache.reading.containers.MAX_OPEN", 2)
     folder = tmp_path / "npy"
     folder.mkdir()
     for number in range(20):

@@ -43,7 +43,7 @@ for name, mode in sorted(modes.items()):
 """
 CODED = [
     (backend, codec)
-    for backend in featcache.backend_names()
+    for backend in featcache.registry.backend_names()
     for codec in get_backend(backend).codecs
 ]
 

@@ -17,9 +17,9 @@ from store_helpers import FINGERPRINT, check_cache, make_cache, read_everything,
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FeatcacheError
-from featcache.store.format.columns import ColumnFile, save_columns
-from featcache.store.format.index import read_index
-from featcache.store.format.manifest import read_manifest
+from featcache.format.columns import ColumnFile, save_columns
+from featcache.format.index import read_index
+from featcache.format.manifest import read_manifest
 
 EVERY_LAYOUT = {
     "memmap": two_features(),

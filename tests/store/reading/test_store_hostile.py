@@ -17,9 +17,9 @@ from store_helpers import FINGERPRINT, change_index, make_cache, read_everything
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CorruptCacheError, FeatcacheError
-from featcache.store.format.columns import Strings
-from featcache.store.format.files import digest, pack_json, unpack_json
-from featcache.store.format.part import string_columns
+from featcache.format.columns import Strings
+from featcache.format.files import digest, pack_json, unpack_json
+from featcache.format.part import string_columns
 
 
 def change(path: tuple[Any, ...], value: Any) -> Callable[[dict[str, Any]], object]:

@@ -10,11 +10,11 @@ import pytest
 from store_helpers import FINGERPRINT, arrays_of, id_of, make_cache, two_features, write
 
 from featcache import CacheWriter
-from featcache.store.format.journal import NAME as JOURNAL
-from featcache.store.format.manifest import PARTS, read_manifest
-from featcache.store.reading.unpublished import Unpublished
-from featcache.store.writing.part_writer import PartWriter
-from featcache.store.writing.session import publish_sealed
+from featcache.format.journal import NAME as JOURNAL
+from featcache.format.manifest import PARTS, read_manifest
+from featcache.reading.unpublished import Unpublished
+from featcache.writing.part_writer import PartWriter
+from featcache.writing.session import publish_sealed
 
 FEATURES = {feature.name: feature for feature in two_features()}
 

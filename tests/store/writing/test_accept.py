@@ -13,8 +13,8 @@ import pytest
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError, StaleCacheError
-from featcache.store.format.fingerprint import Difference
-from featcache.store.writing.session import accept
+from featcache.format.fingerprint import Difference
+from featcache.writing.session import accept
 
 FBANK = FeatureStorageConfig("fbank")
 FEATURES = {"fbank": FBANK}

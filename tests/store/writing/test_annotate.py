@@ -30,8 +30,8 @@ from featcache.errors import (
     FeatureError,
     KeyNotFoundError,
 )
-from featcache.store.format.columns import ColumnFile
-from featcache.store.format.manifest import read_manifest
+from featcache.format.columns import ColumnFile
+from featcache.format.manifest import read_manifest
 
 
 def annotate(path: Path, source: Any, **settings: Any) -> None:
@@ -168,7 +168,7 @@ def test_failed_and_expected_ids_and_stamps_stay(tmp_path: Path) -> None:
 
 
 def featcache_stamps() -> Any:
-    from featcache.store.format.index import Stamps
+    from featcache.format.index import Stamps
 
     return Stamps(5, 6)
 

@@ -25,10 +25,10 @@ from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache
 import featcache
 from featcache import FeatureStorageConfig
 from featcache.errors import FeatureError, FormatVersionError
-from featcache.store.format import journal
-from featcache.store.format.annotations import MOST_BYTES
-from featcache.store.format.manifest import read_manifest
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format import journal
+from featcache.format.annotations import MOST_BYTES
+from featcache.format.manifest import read_manifest
+from featcache.writing.part_writer import PartWriter
 
 
 def test_annotations_are_read_in_the_order_of_rows(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def _write_two_kinds(path: Path) -> None:
         writer.publish()
 
 
-@pytest.mark.parametrize("backend", featcache.backend_names())
+@pytest.mark.parametrize("backend", featcache.registry.backend_names())
 def test_annotations_outlive_a_writer_that_died(tmp_path: Path, backend: str) -> None:
     """Of formats whose files are finished where they lie, and of those that are copied."""
     features = [
@@ -262,7 +262,7 @@ def test_an_utterance_that_is_written_again_has_its_new_annotations(tmp_path: Pa
 
 def test_older_writers_refuse_an_annotated_cache(tmp_path: Path, monkeypatch: Any) -> None:
     make_annotated(tmp_path, range(3))
-    monkeypatch.setattr("featcache.store.format.manifest.KNOWN", frozenset({"stamps"}))
+    monkeypatch.setattr("featcache.format.manifest.KNOWN", frozenset({"stamps"}))
     assert len(featcache.open(tmp_path)) == 3
     with pytest.raises(FormatVersionError, match=r"to write it .* knows 'annotations'"):
         open_writer(tmp_path)

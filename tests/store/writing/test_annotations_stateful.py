@@ -19,8 +19,8 @@ from store_helpers import arrays_of
 
 import featcache
 from featcache import CacheWriter
-from featcache.store.writing import compact
-from featcache.store.writing import compact as compacting
+from featcache.writing import compact
+from featcache.writing import compact as compacting
 
 Values = dict[str, str | None]
 IDS = st.sampled_from("abcdef")

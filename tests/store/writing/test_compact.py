@@ -23,12 +23,12 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.store.format.index import Stamps
-from featcache.store.format.manifest import PARTS, read_manifest
-from featcache.store.writing import compact, part_writer, publish
-from featcache.store.writing import compact as compacting
-from featcache.store.writing.open_part import OpenPart
+from featcache.format.index import Stamps
+from featcache.format.manifest import PARTS, read_manifest
 from featcache.testing.editing import traces_in
+from featcache.writing import compact, part_writer, publish
+from featcache.writing import compact as compacting
+from featcache.writing.open_part import OpenPart
 
 ALL = range(20)
 GONE = (3, 8, 17)

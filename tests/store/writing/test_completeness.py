@@ -20,7 +20,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import ConfigError, FeatureError
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 
 IDS = [id_of(number) for number in range(6)]
 

@@ -12,12 +12,12 @@ from store_helpers import id_of, make_cache, oracle
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CorruptCacheError
-from featcache.store.format.index import Index
-from featcache.store.format.manifest import read_manifest
-from featcache.store.format.part import SealedPart
-from featcache.store.writing import copies
-from featcache.store.writing.copies import StoredArrays
-from featcache.store.writing.publish import sealed_parts
+from featcache.format.index import Index
+from featcache.format.manifest import read_manifest
+from featcache.format.part import SealedPart
+from featcache.writing import copies
+from featcache.writing.copies import StoredArrays
+from featcache.writing.publish import sealed_parts
 
 CODECS = {
     "memmap": ("raw",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from featcache.store.writing.arrays import BLOCK_BYTES, LEAST_BYTES, CopyMemory
+from featcache.writing.arrays import BLOCK_BYTES, LEAST_BYTES, CopyMemory
 
 
 def test_copies_that_are_held_never_change() -> None:

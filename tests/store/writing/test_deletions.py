@@ -23,10 +23,10 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, KeyNotFoundError
-from featcache.store.format.index import Stamps
-from featcache.store.format.manifest import NAME
-from featcache.store.format.part import committed
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.index import Stamps
+from featcache.format.manifest import NAME
+from featcache.format.part import committed
+from featcache.writing.part_writer import PartWriter
 
 ALL = range(8)
 NEW = 1000  # of the arrays that take the place of deleted ones
@@ -255,7 +255,7 @@ def test_tombstones_that_a_killed_writer_left_torn_do_not_count(cache: Path) -> 
     check_cache(cache, ALL)
 
 
-@pytest.mark.parametrize("backend", featcache.backend_names())
+@pytest.mark.parametrize("backend", featcache.registry.backend_names())
 def test_utterances_of_every_format_are_deleted(tmp_path: Path, backend: str) -> None:
     features = [FeatureStorageConfig("fbank", backend=backend)]
     with CacheWriter(tmp_path, features) as writer:

@@ -13,11 +13,11 @@ from store_scripts import run_script
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.registry import get_backend
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 
 CODED = [
     (backend, codec)
-    for backend in featcache.backend_names()
+    for backend in featcache.registry.backend_names()
     for codec in get_backend(backend).codecs
 ]
 

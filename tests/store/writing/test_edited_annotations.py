@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from store_helpers import arrays_of, check_cache, id_of
 
 import featcache
-from featcache.store.format import index as indexes
-from featcache.store.format.columns import Strings
-from featcache.store.format.index import ContainerColumns, Index
-from featcache.store.format.manifest import PARTS, read_manifest
-from featcache.store.writing import compact as compacting
-from featcache.store.writing import publish
-from featcache.store.writing.compact import FANOUT
+from featcache.format import index as indexes
+from featcache.format.columns import Strings
+from featcache.format.index import ContainerColumns, Index
+from featcache.format.manifest import PARTS, read_manifest
 from featcache.testing.editing import traces_in
+from featcache.writing import compact as compacting
+from featcache.writing import publish
+from featcache.writing.compact import FANOUT
 
 GIVEN: dict[str, dict[str, Any]] = {
     id_of(0): {"text": None, "speaker": None},

@@ -29,7 +29,7 @@ from featcache.errors import (
     KeyNotFoundError,
     UnknownNameError,
 )
-from featcache.store.format.index import Stamps
+from featcache.format.index import Stamps
 
 ALL = range(10)
 
@@ -286,7 +286,7 @@ def test_a_generation_of_an_overwritten_cache_cannot_be_tagged(path: Path) -> No
 
 def test_an_accepted_fingerprint_is_tagged_with_the_generation(path: Path) -> None:
     from featcache.declaration import by_name
-    from featcache.store.writing.session import accept
+    from featcache.writing.session import accept
 
     accept(path, by_name(two_features()), {"model": "same, rewritten"})
     featcache.open(path).tag("v1")

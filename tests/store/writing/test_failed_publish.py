@@ -22,7 +22,7 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheError
-from featcache.store.format.journal import NAME as JOURNAL
+from featcache.format.journal import NAME as JOURNAL
 
 
 class Failing:
@@ -133,7 +133,7 @@ def test_a_manifest_is_durable_before_what_it_makes_superfluous_is_removed(
     """D4: killed after the rename of the manifest, before it was synced."""
     make_cache(tmp_path, range(3))
     old = next((tmp_path / "parts").iterdir())
-    monkeypatch.setattr("featcache.store.writing.publish.remove_superseded", lambda *_: None)
+    monkeypatch.setattr("featcache.writing.publish.remove_superseded", lambda *_: None)
     make_cache(tmp_path, range(5), overwrite=True)
     assert old.exists()
     monkeypatch.undo()

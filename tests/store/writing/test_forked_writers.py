@@ -17,7 +17,7 @@ from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, two_featur
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError, ClosedError, ConfigError
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

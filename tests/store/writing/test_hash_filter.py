@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from featcache.store.writing.known_ids import HashFilter
+from featcache.writing.known_ids import HashFilter
 
 
 @pytest.mark.parametrize("pieces", [[1], [3, 0, 500], [400] * 30, [20_000, 1]])

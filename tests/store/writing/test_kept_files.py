@@ -12,8 +12,8 @@ from store_helpers import FINGERPRINT, check_cache, id_of, make_cache, two_featu
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheError, ClosedError, ConfigError, CorruptCacheError
-from featcache.store.format import manifest as manifests
-from featcache.store.format.manifest import (
+from featcache.format import manifest as manifests
+from featcache.format.manifest import (
     KEPT_FILE,
     MANIFESTS,
     NAME,
@@ -22,7 +22,7 @@ from featcache.store.format.manifest import (
     read_manifest,
     write_manifest,
 )
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing.part_writer import PartWriter
 
 OLD, NEW = b"an old probe", b"a new probe \0 of any bytes"
 
@@ -326,7 +326,7 @@ def test_another_role_is_refused(cache: Path) -> None:
 
 
 def test_a_file_that_is_too_large_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writing = "featcache.store.writing.cache_writer.MOST_BYTES"
+    writing = "featcache.writing.cache_writer.MOST_BYTES"
     monkeypatch.setattr(writing, 10)
     with open_writer(cache) as writer:
         writer.keep_file("probe", bytes(10))

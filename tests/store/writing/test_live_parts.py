@@ -28,10 +28,10 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheLockedError
-from featcache.store.format.lock import WriterLock, is_locked
-from featcache.store.format.manifest import NAME
-from featcache.store.writing import open_part, part_writer, recover
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.lock import WriterLock, is_locked
+from featcache.format.manifest import NAME
+from featcache.writing import open_part, part_writer, recover
+from featcache.writing.part_writer import PartWriter
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, module: object, name: str, seed: int) -> None:
@@ -98,7 +98,7 @@ def test_a_part_that_is_just_being_opened_is_not_removed(
 POLL = """
 import sys
 from pathlib import Path
-from featcache.store.format.lock import is_locked
+from featcache.format.lock import is_locked
 for number in range(10**9):
     is_locked(Path(sys.argv[1]))
     if number == 10:

@@ -24,11 +24,11 @@ from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import FeatureFilesWriter
 from featcache.errors import FeatureError, StorageFullError
 from featcache.registry import get_backend
-from featcache.store.writing.background import Background
+from featcache.writing.background import Background
 
 CODED = [
     (backend, codec)
-    for backend in featcache.backend_names()
+    for backend in featcache.registry.backend_names()
     for codec in get_backend(backend).codecs
 ]
 
@@ -111,7 +111,7 @@ def shards(path: Path, count: int) -> Path:
 def test_a_working_set_below_the_limit_is_opened_once(tmp_path: Path) -> None:
     script = """
 import resource
-from featcache.store.reading.containers import Containers
+from featcache.reading.containers import Containers
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))  # 40 containers may be open
 opened = 0
 open_file = Containers._open_file
@@ -251,18 +251,18 @@ def test_what_a_format_refuses_while_it_writes_leaves_what_was_committed(
 def test_the_root_of_splits_lists_the_caches_below_it(tmp_path: Path, verify: Any) -> None:
     for split in ("train", "valid"):
         make_cache(tmp_path / split, range(2))
-    with pytest.raises(featcache.NotACacheError, match="caches in it: 'train', 'valid'"):
+    with pytest.raises(featcache.errors.NotACacheError, match="caches in it: 'train', 'valid'"):
         featcache.open(tmp_path, verify=verify)
 
 
 @pytest.mark.parametrize("path", [None, 5, b"cache", ["cache"], SimpleNamespace()])
 def test_what_is_no_path_is_refused_with_what_is_wanted(path: Any) -> None:
     with pytest.raises(
-        featcache.ConfigError, match="a cache is given as the path of a directory, not"
+        featcache.errors.ConfigError, match="a cache is given as the path of a directory, not"
     ):
         featcache.open(path)
     with pytest.raises(
-        featcache.ConfigError, match="a cache is given as the path of a directory, not"
+        featcache.errors.ConfigError, match="a cache is given as the path of a directory, not"
     ):
         CacheWriter(path, two_features())
 
@@ -279,7 +279,7 @@ def test_one_lost_part_of_several_is_computed_again_and_a_lost_container_is_not(
         "to compute its utterances again"
     )
     for overwrite in (False, True):
-        with pytest.raises(featcache.CorruptCacheError, match=message):
+        with pytest.raises(featcache.errors.CorruptCacheError, match=message):
             CacheWriter(tmp_path, two_features(), FINGERPRINT, overwrite=overwrite)
     shutil.rmtree(one)
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.store.format import journal
-from featcache.store.format.manifest import read_manifest
-from featcache.store.format.part import COLUMNS, SEAL
-from featcache.store.writing import recover
-from featcache.store.writing.open_part import container_groups
-from featcache.store.writing.recover import RECOVERED
+from featcache.format import journal
+from featcache.format.manifest import read_manifest
+from featcache.format.part import COLUMNS, SEAL
 from featcache.testing.durability import files_of
 from featcache.testing.finishing import Interruption, interrupted
+from featcache.writing import recover
+from featcache.writing.open_part import container_groups
+from featcache.writing.recover import RECOVERED
 from featcache_backends.memmap import MemmapBackend
 
 Features = list[FeatureStorageConfig]

@@ -13,9 +13,9 @@ from staging_helpers import FEATURES, arrays_of, check
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.stats import FeatureStats
-from featcache.store.writing import queue
-from featcache.store.writing.arrays import BLOCK_BYTES, UtteranceBatch
-from featcache.store.writing.open_part import OpenPart
+from featcache.writing import queue
+from featcache.writing.arrays import BLOCK_BYTES, UtteranceBatch
+from featcache.writing.open_part import OpenPart
 
 
 @pytest.mark.parametrize("counted", [1, 40, 1 << 16])

@@ -29,10 +29,10 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.container_files import EncodedArrays, Extents, FeatureFilesWriter
 from featcache.errors import ClosedError, FeatureError, StorageFullError
-from featcache.store.format.journal import read_journal
-from featcache.store.writing import free_space, queue
-from featcache.store.writing.background import Background
-from featcache.store.writing.queue import HandOver
+from featcache.format.journal import read_journal
+from featcache.writing import free_space, queue
+from featcache.writing.background import Background
+from featcache.writing.queue import HandOver
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,8 @@ import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.declaration import DTYPES
 from featcache.errors import FeatureError
-from featcache.store.format.files import from_storage
-from featcache.store.writing.arrays import to_storage
+from featcache.format.files import from_storage
+from featcache.writing.arrays import to_storage
 
 NUMPY_DTYPES = [name for name in DTYPES if name != "bfloat16"]
 # bits of precision, smallest exponent of a normal number, largest exponent

@@ -27,10 +27,10 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError, DuplicateIdError, FeatureError
-from featcache.store.format import lock
-from featcache.store.format.journal import read_journal
-from featcache.store.writing import part_writer, recover
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format import lock
+from featcache.format.journal import read_journal
+from featcache.writing import part_writer, recover
+from featcache.writing.part_writer import PartWriter
 
 
 def write_part(path: Path, numbers: range) -> None:
@@ -149,7 +149,7 @@ import resource, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from featcache import CacheWriter
-from featcache.store.writing import part_writer
+from featcache.writing import part_writer
 from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache, two_features
 path = Path(sys.argv[2])
 part_writer.PART_ROWS = 1

@@ -19,12 +19,12 @@ from store_helpers import (
 
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
+from featcache.format.journal import NAME
 from featcache.registry import get_backend
-from featcache.store.format.journal import NAME
 
 CODED = [
     (backend, codec)
-    for backend in featcache.backend_names()
+    for backend in featcache.registry.backend_names()
     for codec in get_backend(backend).codecs
 ]
 
@@ -85,7 +85,7 @@ def test_an_error_during_recovery_leaves_all_to_the_next_one(
     shutil.copytree(tmp_path / "live", tmp_path / "killed")
     writer.abort()
     with monkeypatch.context() as patch:
-        patch.setattr("featcache.store.writing.open_part.save_columns", lambda *args: 1 / 0)
+        patch.setattr("featcache.writing.open_part.save_columns", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             CacheWriter(tmp_path / "killed", two_features(), FINGERPRINT)
     assert len(list((tmp_path / "killed" / "parts").iterdir())) == 1

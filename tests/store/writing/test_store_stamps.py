@@ -13,10 +13,10 @@ from store_helpers import FINGERPRINT, arrays_of, check_cache, id_of, make_cache
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, KeyNotFoundError
-from featcache.store.format import journal
-from featcache.store.format.index import UNKNOWN, Stamps
-from featcache.store.format.manifest import read_manifest
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format import journal
+from featcache.format.index import UNKNOWN, Stamps
+from featcache.format.manifest import read_manifest
+from featcache.writing.part_writer import PartWriter
 
 MOST = 2**64 - 1
 
@@ -99,7 +99,7 @@ def test_part_writers_stamp(tmp_path: Path) -> None:
     assert stamps_in(tmp_path) == expected(1, 2)
 
 
-@pytest.mark.parametrize("backend", featcache.backend_names())
+@pytest.mark.parametrize("backend", featcache.registry.backend_names())
 def test_stamps_outlive_a_writer_that_died(tmp_path: Path, backend: str) -> None:
     """Of formats whose files are finished where they lie, and of those that are copied."""
     features = [

@@ -25,8 +25,8 @@ from store_scripts import HEAD, run_script
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import CacheLockedError
-from featcache.store.writing import background
-from featcache.store.writing.part_writer import PartWriter
+from featcache.writing import background
+from featcache.writing.part_writer import PartWriter
 
 TOLD = "was not closed: what it had taken is stored now; close it, or use it in a `with` block"
 ENDS = {
@@ -42,7 +42,7 @@ def without_lengths(text: str) -> str:
     return "".join(line for line in text.splitlines(True) if "have no frames" not in line)
 
 
-@pytest.mark.parametrize("backend", featcache.backend_names())
+@pytest.mark.parametrize("backend", featcache.registry.backend_names())
 def test_a_script_that_forgets_to_close_has_stored_everything(tmp_path: Path, backend: str) -> None:
     script = """
 features = [FeatureStorageConfig("fbank", backend=sys.argv[2])]
@@ -233,7 +233,7 @@ def test_a_part_writer_that_is_dropped_but_runs_on_is_said_to_be_of_this_process
 def test_a_writer_in_a_cycle_may_be_collected_by_its_own_thread(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from featcache.store.writing.open_part import OpenPart
+    from featcache.writing.open_part import OpenPart
 
     append = OpenPart.append
     dropped = threading.Event()

@@ -26,9 +26,9 @@ from store_helpers import (
 import featcache
 from featcache import CacheWriter, FeatureStorageConfig
 from featcache.errors import ClosedError, ConfigError, DuplicateIdError, FeatureError
-from featcache.store.format.index import Stamps
-from featcache.store.writing import arrays, part_writer
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format.index import Stamps
+from featcache.writing import arrays, part_writer
+from featcache.writing.part_writer import PartWriter
 
 
 def padded(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -66,7 +66,7 @@ def test_a_batch_is_stored_as_its_utterances_are(tmp_path: Path, layout: str, si
     check_cache(tmp_path, range(40))
 
 
-@pytest.mark.parametrize("backend", featcache.backend_names())
+@pytest.mark.parametrize("backend", featcache.registry.backend_names())
 def test_every_format_takes_batches_and_utterances_in_turns(tmp_path: Path, backend: str) -> None:
     other = "memmap" if backend == "lilcom" else backend
     features = [

@@ -26,9 +26,9 @@ from store_scripts import HEAD, TESTS, run_script
 import featcache
 from featcache import CacheWriter
 from featcache.errors import CacheError, CacheLockedError
-from featcache.store.format import lock
-from featcache.store.format.lock import SOFT_NAME, WriterLock, is_locked
-from featcache.store.writing.part_writer import PartWriter
+from featcache.format import lock
+from featcache.format.lock import SOFT_NAME, WriterLock, is_locked
+from featcache.writing.part_writer import PartWriter
 
 
 @pytest.fixture(params=[errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP])

@@ -1,0 +1,347 @@
+"""Collecting from a batch: statistics and shapes of a model's features, and the features."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+
+from featcache.errors import ConfigError, DuplicateIdError, FeatureError
+from featcache.espnet.shards import FEAT_KEYS, FEATS, SHAPE_KEYS, STATS_KEYS
+from featcache.format.files import check_id
+from featcache.interface import Array
+from featcache.loading.memory import to_device
+from featcache.stats import FeatureStats
+from featcache.writing.part_writer import PartWriter
+
+if TYPE_CHECKING:
+    import torch
+
+
+# Statistics and shapes of one batch: collate it, compute its features, measure them.
+
+ShapesByKey = dict[str, dict[str, tuple[int, ...]]]  # by key and id
+ArraysByKey = dict[str, dict[str, Array]]  # by key and id
+LENGTHS = "_lengths"
+
+
+def collated(
+    items: list[Any], collate_fn: Callable[[list[Any]], Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Return the ids and the inputs of a batch; raises errors for what cannot be right."""
+    match collate_fn(items):
+        case (ids, Mapping() as inputs):
+            return _checked_ids(ids, len(items)), dict(inputs)
+        case other:
+            raise ConfigError(
+                f"collate_fn returns (ids, batch), not {type(other).__name__!r}; "
+                "see CommonCollateFn"
+            )
+
+
+def _checked_ids(given: Iterable[str], size: int) -> list[str]:
+    ids = list(given)
+    for id in ids:
+        check_id(id)
+        if id.split() != [id]:
+            raise FeatureError(
+                f"utterance id {id!r} is not usable: shape files need one without white space"
+            )
+    for id, times in Counter(ids).items():
+        if times > 1:
+            raise DuplicateIdError(f"{times} utterances of a batch have the id {id!r}")
+    if len(ids) != size:
+        raise FeatureError(f"collate_fn made a batch of {len(ids)} utterances out of {size}")
+    return ids
+
+
+def computed(model: Any, batch: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the model makes of a batch, by key."""
+    if not callable(getattr(model, "collect_feats", None)):
+        raise ConfigError(
+            f"the model needs a method collect_feats, which {type(model).__name__!r} does not have"
+        )
+    if getattr(model, "training", False):
+        model.eval()
+    with torch.no_grad():
+        feats = model.collect_feats(**batch, **kwargs)
+    if not isinstance(feats, Mapping):
+        raise FeatureError(
+            f"collect_feats returns a dict of arrays by key, not {type(feats).__name__!r}"
+        )
+    return feats
+
+
+def unpadded(ids: list[str], feats: Mapping[str, Any]) -> ArraysByKey:
+    """Return the arrays of all keys and ids, (frames, *dims) each, without their padding."""
+    arrays = {key: dict(_arrays(ids, feats, key)) for key in feats if not key.endswith(LENGTHS)}
+    if not arrays:
+        raise FeatureError(
+            "collect_feats returned no features, only "
+            f"{', '.join(map(repr, feats)) or 'an empty dict'}"
+        )
+    return arrays
+
+
+def lengths_of_inputs(
+    ids: list[str], batch: Mapping[str, Any], feats: Mapping[str, Any]
+) -> ShapesByKey:
+    """Return the shapes `(length,)` of those inputs that are integers and have lengths.
+
+    Inputs that are features, too, are left out.
+    """
+    return {
+        key: {id: (int(length),) for id, length in zip(ids, batch[f"{key}{LENGTHS}"], strict=True)}
+        for key, value in batch.items()
+        if key not in feats and batch.get(f"{key}{LENGTHS}") is not None and _is_whole(value)
+    }
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
+
+
+def stats_of(key: str, arrays: Mapping[str, Array]) -> FeatureStats:
+    """Return the statistics of a key's arrays by id; raises `FeatureError` for NaN or infinity."""
+    of_each = {id: FeatureStats.of(array) for id, array in arrays.items()}
+    for id, stats in of_each.items():
+        if not (np.isfinite(stats.mean).all() and np.isfinite(stats.m2).all()):
+            raise FeatureError(f"utterance {id!r}: {key!r} holds NaN or infinity")
+    return reduce(FeatureStats.merge, of_each.values())
+
+
+def _arrays(ids: list[str], feats: Mapping[str, Any], key: str) -> Iterator[tuple[str, Array]]:
+    """Iterate over the ids and arrays of a key."""
+    value, lengths = _as_array(feats[key]), feats.get(f"{key}{LENGTHS}")
+    if value.ndim == 0 or len(value) != len(ids):
+        raise FeatureError(
+            f"collect_feats returned {key!r} of shape {value.shape} for {len(ids)} utterances"
+        )
+    if value.dtype.kind not in "biuf":
+        raise FeatureError(
+            f"collect_feats returned {key!r} of {value.dtype}; statistics need real numbers"
+        )
+    if lengths is None:
+        yield from zip(ids, value[:, np.newaxis], strict=True)
+        return
+    ends = _as_array(lengths)
+    if ends.shape != (len(ids),) or ends.dtype.kind not in "iu":
+        raise FeatureError(
+            f"'{key}{LENGTHS}' are {len(ids)} whole numbers, not {ends.dtype} of shape {ends.shape}"
+        )
+    for id, array, end in zip(ids, value, ends.tolist(), strict=True):
+        if array.ndim == 0 or not 0 <= end <= len(array):
+            raise FeatureError(
+                f"utterance {id!r}: {key!r} of shape {array.shape} has no {end} frames"
+            )
+        yield id, array[:end]
+
+
+def _as_array(value: Any) -> Array:
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        value = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return np.asarray(value)
+
+
+# Collected features of a collect-stats run: in `.npy` files, and in a part of a cache.
+
+_LONGEST_NAME = 240  # of files, in bytes: most file systems take 255
+
+
+class NpyWriter:
+    """Writes one `.npy` an utterance, and lists them as ESPnet's `npy` reader wants it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.lines: list[str] = []
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def __setitem__(self, id: str, array: Array) -> None:
+        path = self._directory / f"{_file_name(id)}.npy"
+        aside = path.with_suffix(".tmp")
+        with aside.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+        aside.replace(path)
+        self.lines.append(f"{id} {path}\n")
+
+
+def _file_name(id: str) -> str:
+    r"""Return a file name for an id: percent-encoded, beyond the length of file names a digest.
+
+    >>> _file_name("spk1/utt.7")
+    'spk1%2Futt.7'
+    """
+    name = quote(id, safe="")
+    return name if len(name) <= _LONGEST_NAME else hashlib.sha256(id.encode()).hexdigest()
+
+
+class NewFeatures:
+    """Adds utterances to a part of a cache, but for those that are stored already.
+
+    An earlier run may have stored them, or a worker that was lost; `known` are the latter.
+    """
+
+    def __init__(self, writer: PartWriter, known: Set[str]) -> None:
+        self._writer, self._known = writer, known
+
+    def write(self, id: str, arrays: Mapping[str, Array]) -> None:
+        """Store the features of an utterance, unless they are stored."""
+        if id not in self._known and id not in self._writer:
+            self._writer.write(id, arrays)
+
+
+# `Hooks`: the four steps of a collect-stats run that may be overridden, and what they do here.
+#
+# Override them as static methods of a subclass of `CollectStatsRunner`. They are called in this
+# order, in the process that makes a shard::
+#
+#     writers = open_writers(shard_dir, **env)
+#     for each batch:
+#         result = forward(batch_indices, **env)
+#         write_record(writers, result, state, **env)
+#     close_writers(writers)
+#
+# `env` is the environment of the provider, and "write_collected_feats", "feats_dir",
+# "part_writer". `writers`, `result` and `state` belong to the hooks alone, with two exceptions:
+# `close_writers` leaves the files that `merge_shards` reads, and where features are collected
+# `forward` returns them third, as the default does: the dtypes of the first batch declare the
+# cache. `forward` takes batches of any size: one that fails is tried again, utterance by
+# utterance.
+
+
+class Hooks:
+    """The static methods of `CollectStatsRunner`, which a subclass of that may override."""
+
+    @staticmethod
+    def forward(
+        batch_indices: Iterable[int] | int,
+        dataset: Any,
+        model: Any,
+        collate_fn: Any,
+        device: torch.device | str | None = None,
+        write_collected_feats: bool = False,
+        collect_stats_kwargs: Mapping[str, object] | None = None,
+        **env: object,
+    ) -> tuple[Any, ...]:
+        """Return statistics and shapes of a batch, and its features where they are wanted.
+
+        `(stats, shape_info)` or `(stats, shape_info, feats)`: by key a `FeatureStats`, in float64
+        and utterance by utterance; by key and id the shapes; by key and id the arrays without their
+        padding. A key without `<key>_lengths` beside it is one frame an utterance. Integer inputs
+        with lengths, as tokens are, get shapes, too.
+
+        Args:
+            batch_indices: numbers of utterances in the data set; one number instead of several
+                where the runner has no batch size.
+            dataset, model, collate_fn: of the environment.
+            device: where the batch is moved to; None leaves it where it is.
+            write_collected_feats: whether features are returned.
+            collect_stats_kwargs: further arguments of `model.collect_feats`.
+            env: the rest of the environment, which is ignored.
+
+        Raises `ConfigError` for a model or collate function of another kind, `FeatureError` for
+        what they return.
+        """
+        indices = [batch_indices] if isinstance(batch_indices, int) else batch_indices
+        ids, batch = collated([dataset[index] for index in indices], collate_fn)
+        if device is not None:
+            batch = to_device(batch, device)
+        feats = computed(model, batch, collect_stats_kwargs or {})
+        arrays = unpadded(ids, feats)
+        shapes = {
+            key: {id: array.shape for id, array in of_key.items()} for key, of_key in arrays.items()
+        }
+        shapes |= lengths_of_inputs(ids, batch, feats)
+        stats = {key: stats_of(key, of_key) for key, of_key in arrays.items()}
+        return (stats, shapes, arrays) if write_collected_feats else (stats, shapes)
+
+    @staticmethod
+    def open_writers(
+        shard_dir: Path | None,
+        write_collected_feats: bool = False,
+        feats_dir: Path | None = None,
+        part_writer: NewFeatures | None = None,
+        **env: object,
+    ) -> dict[str, Any]:
+        """Return the writers of a shard, under the names that ESPnet3 gives them.
+
+        "_shard_dir", "_write_feats", "shape_handles", "feat_writers", ... The directory is empty,
+        or made by `close_writers`. Features go to `feats_dir` (None: `shard_dir/collect_feats`)
+        and, unless None, to `part_writer`.
+        """
+        if shard_dir is None:
+            raise ConfigError("a shard of collect-stats needs a directory to be written to")
+        return {
+            "_shard_dir": Path(shard_dir),
+            "_write_feats": write_collected_feats,
+            "shape_handles": defaultdict(io.StringIO),
+            "feat_writers": {},
+            "_feats_dir": feats_dir or Path(shard_dir) / FEATS,
+            "_part_writer": part_writer,
+            "_state": {},
+        }
+
+    @staticmethod
+    def write_record(
+        writers: dict[str, Any], result: object, state: dict[str, FeatureStats], **env: object
+    ) -> None:
+        """Add what `forward` returned to the writers, and its statistics to `state`.
+
+        `state` holds a `FeatureStats` by key; it is empty at the first batch of a shard.
+        """
+        if not isinstance(result, tuple) or len(result) not in (2, 3):
+            raise ConfigError(
+                f"forward returns (stats, shape_info) or (stats, shape_info, feats), not {result!r}"
+            )
+        stats, shapes = result[:2]
+        for key, of_key in shapes.items():
+            for id, shape in of_key.items():
+                writers["shape_handles"][key].write(f"{id} {','.join(map(str, shape))}\n")
+        if writers["_write_feats"]:
+            _write_feats(writers, result[2])
+        for key, value in stats.items():
+            try:
+                state[key] = state[key].merge(value) if key in state else value
+            except FeatureError as error:
+                raise FeatureError(
+                    f"{key!r} of utterances {', '.join(map(repr, shapes.get(key, ())))}: {error}"
+                ) from error
+        writers["_state"] = state
+
+    @staticmethod
+    def close_writers(writers: dict[str, Any]) -> None:
+        """Write the shapes, the statistics and the lists of keys of a shard."""
+        directory, stats = writers["_shard_dir"], writers["_state"]
+        shapes, feats = writers["shape_handles"], writers["feat_writers"]
+        texts = {f"{key}_shape": lines.getvalue() for key, lines in shapes.items()}
+        texts |= {f"{FEATS}/{key}.scp": "".join(writer.lines) for key, writer in feats.items()}
+        for name, keys in ((SHAPE_KEYS, shapes), (STATS_KEYS, stats), (FEAT_KEYS, feats)):
+            texts[name] = "".join(f"{key}\n" for key in sorted(keys))
+        (directory / FEATS if feats else directory).mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            # not durably: after a power cut the digests tell
+            (directory / name).write_bytes(text.encode())
+        for key, value in stats.items():
+            value.save(directory / f"{key}_stats.npz")
+
+
+def _write_feats(writers: dict[str, Any], feats: ArraysByKey) -> None:
+    by_id: dict[str, dict[str, Array]] = defaultdict(dict)
+    for key, of_key in feats.items():
+        if key not in writers["feat_writers"]:
+            writers["feat_writers"][key] = NpyWriter(writers["_feats_dir"] / f"data_{key}")
+        for id, array in of_key.items():
+            writers["feat_writers"][key][id] = array
+            by_id[id][key] = array
+    if writers["_part_writer"] is not None:
+        for id, arrays in by_id.items():
+            writers["_part_writer"].write(id, arrays)

@@ -1,0 +1,476 @@
+"""The index: columns, mapped into memory, of the utterances and of where the bytes of each lie.
+
+Rows are sorted by the UTF-8 bytes of their ids, so that they do not depend on the order of writing.
+With it come the stamps of inputs and the checksums of pages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import operator
+import os
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from featcache.container_files import PAGE_BYTES, Pages, bytes_at
+from featcache.errors import ConfigError, CorruptCacheError
+from featcache.format.annotations import stored_kinds
+from featcache.format.columns import DAMAGED, ColumnFile, Strings, ends_of, take
+from featcache.format.files import newer, within
+from featcache.interface import Bytes, Ints
+from featcache.stats import FeatureStats
+
+# Stamps: two numbers an utterance, by which a later run sees whether its input has changed.
+
+MOST = (1 << 64) - 1
+
+
+class Stamps(NamedTuple):
+    """Stamps of an utterance: digests of 64 bits, as natural numbers; 0: unknown.
+
+    input: of what the features were computed from, as the data set delivered it.
+    entry: of the utterance's entry in the data set, and of size and time of the files it names.
+    """
+
+    input: int = 0
+    entry: int = 0
+
+
+UNKNOWN = Stamps()
+
+
+class StampColumns(NamedTuple):
+    """Stamps of all rows of an index."""
+
+    input: NDArray[np.uint64]
+    entry: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, stamps: Sequence[Stamps]) -> StampColumns | None:
+        """Return stamps as columns; None if none of them is known."""
+        if all(each == UNKNOWN for each in stamps):
+            return None
+        return cls(*np.array(stamps, np.uint64).reshape(-1, 2).T)
+
+    @classmethod
+    def unknown(cls, count: int) -> StampColumns:
+        """Return columns of that many rows without stamps."""
+        return cls(np.zeros(count, np.uint64), np.zeros(count, np.uint64))
+
+    def replaced(self, stamps: Mapping[int, Stamps]) -> StampColumns:
+        """Return a copy in which some rows have others."""
+        rows = list(stamps)
+        changed = StampColumns(*(column.copy() for column in self))
+        for column, numbers in zip(changed, zip(*stamps.values(), strict=True), strict=True):
+            column[rows] = np.array(numbers, np.uint64)
+        return changed
+
+
+def check_stamps(id: str, stamps: Stamps) -> Stamps:
+    """Return the stamps of an utterance; raises `ConfigError` for what are none."""
+    try:
+        input, entry = map(operator.index, stamps)
+        checked = Stamps(input, entry)
+    except (TypeError, ValueError):
+        checked = Stamps(-1)
+    if not all(0 <= number <= MOST for number in checked):
+        raise ConfigError(
+            f"the stamps of utterance {id!r} are two numbers from 0 to 2**64 - 1, not {stamps!r}"
+        )
+    return checked
+
+
+def read_stamps(file: ColumnFile) -> StampColumns | None:
+    """Take the stamps out of a file of columns; None if it has none."""
+    if not any(name in file for name in StampColumns._fields):
+        return None
+    return StampColumns(*(file.column(name, np.uint64) for name in StampColumns._fields))
+
+
+# Pages: checksums of a container file, a page each, so that any piece can be checked alone.
+
+DIGEST_BYTES = 16  # of a container
+
+
+def page_count(size: int) -> int:
+    """Return the number of pages of a file; the last one may be short, an empty file has none."""
+    return -(-size // PAGE_BYTES)
+
+
+def pages_of(descriptor: int, first: int = 0, count: int | None = None) -> Pages:
+    """Read pages of an open file, from page `first` on, and return the xxh3-64 of each."""
+    total = page_count(os.fstat(descriptor).st_size)
+    last = total if count is None else min(first + count, total)
+    pages = (bytes_at(descriptor, PAGE_BYTES, page * PAGE_BYTES) for page in range(first, last))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, pages), np.uint64)
+
+
+def container_digest(pages: Pages, size: int) -> bytes:
+    """Return the digest of a container: 16 bytes, the most significant one first.
+
+    That is the xxh3-128 of the checksums of its pages and of its size, u64 each.
+    """
+    return xxhash.xxh3_128_digest(pages.astype("<u8").tobytes() + size.to_bytes(8, "little"))
+
+
+# The index: columns, mapped into memory, of the utterances and of where the bytes of each lie.
+#
+# Rows are sorted by the UTF-8 bytes of their ids, so that they do not depend on the order of
+# writing.
+
+Hashes = NDArray[np.uint64]
+hash_of = xxhash.xxh3_64_intdigest  # of an id's UTF-8
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureColumns:
+    """The places of the arrays of one feature.
+
+    The extents of row r are first[r] to before first[r + 1] of `container`, `offset` and `nbytes`.
+    """
+
+    rows: Ints  # frames; 1 for a feature without a time axis
+    checksum: Hashes  # xxh3-64 of the stored bytes
+    first: Ints  # one longer than the index
+    container: NDArray[np.int32]
+    offset: Ints
+    nbytes: Ints
+    # of adopted arrays: the rows of each full block, 0 where the part says; and the rows to leave
+    # out at the front of the first block
+    block_rows: Ints | None = None
+    skip: Ints | None = None
+
+
+# and its statistics
+_OF_FEATURES = {field.name for field in dataclasses.fields(FeatureColumns)} | {
+    *("count", "dims", "mean", "m2")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerColumns:
+    """The container files: paths are relative to the part in a part's index, else to the cache.
+
+    Those of an adopted part are relative to its root.
+    """
+
+    paths: Strings
+    sizes: Ints
+    digests: Bytes  # `container_digest` of each, 16 bytes
+    parts: NDArray[np.int32]  # the number of the part that each belongs to, in the manifest's list
+    mtimes: Ints | None = None  # nanoseconds; of adopted ones, else 0
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def path(self, number: int) -> str:
+        """Return a path; raises `CorruptCacheError` for one that leads out of the cache."""
+        try:
+            return within(self.paths[number])
+        except ValueError as error:
+            raise CorruptCacheError(f"{DAMAGED}: {error}") from error
+
+    def digest(self, number: int) -> bytes:
+        """Return a container's digest."""
+        return self.digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES].tobytes()
+
+
+@dataclass(frozen=True)
+class Index:
+    """The columns of a part or of a generation."""
+
+    hashes: Hashes  # xxh3-64 of the ids' UTF-8, sorted
+    hash_rows: Ints  # the row of each hash
+    ids: Strings
+    features: Mapping[str, FeatureColumns]
+    containers: ContainerColumns
+    stats: Mapping[str, FeatureStats]
+    stamps: StampColumns | None = None
+    # the kind of each annotation by name, whose columns `read_column` takes out of the file
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    ids_digest: str = ""  # of the columns of the ids; empty where it is not known
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ids)
+
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self.find(id) >= 0
+
+    @cached_property
+    def _views(self) -> tuple[memoryview, memoryview, memoryview, memoryview]:
+        return self.hashes.data, self.hash_rows.data, *self.ids.views
+
+    def id(self, row: int) -> str:
+        """Return the id of a row."""
+        return self.ids[row]
+
+    def find(self, id: str) -> int:
+        """Return the row of an id, -1 if there is none."""
+        key = id.encode("utf-8", "surrogatepass")
+        hash_ = hash_of(key)
+        hashes, hash_rows, ends, data = self._views
+        position = bisect_left(hashes, hash_)
+        try:
+            while position < len(hashes) and hashes[position] == hash_:
+                row: int = hash_rows[position]
+                if data[ends[row] : ends[row + 1]] == key:
+                    return row
+                position += 1
+        except IndexError as error:
+            raise CorruptCacheError(f"{DAMAGED}: {error}") from error
+        return -1
+
+    def hashes_of_rows(self) -> Hashes:
+        """Return the hash of each id, in the order of the rows."""
+        of_rows = np.empty(len(self), np.uint64)
+        of_rows[self.hash_rows] = self.hashes
+        return of_rows
+
+    def nearest(self, id: str) -> str:
+        """Say which ids are close to one that is not there, as the end of a message."""
+        if not len(self):
+            return "the cache is empty"
+        # only those around its place in the order: comparing takes 50 us an id, or more
+        key = id.encode("utf-8", "surrogatepass")
+        place = bisect_left(range(len(self)), key, key=lambda row: self.id(row).encode())
+        around = [self.id(row) for row in range(max(place - 1000, 0), min(place + 1000, len(self)))]
+        close = difflib.get_close_matches(id, around, n=3, cutoff=0.0)
+        return f"nearest ids: {', '.join(map(repr, close))}"
+
+    def find_many(self, ids: Sequence[str]) -> Ints:
+        """Return the rows of many ids at once, -1 where there is none."""
+        if len(self) == 0:
+            return np.full(len(ids), -1, np.int64)
+        if len(ids) == 1:  # in a tenth of the time
+            return np.array([self.find(ids[0])])
+        keys = [id.encode("utf-8", "surrogatepass") for id in ids]
+        hashes = np.fromiter(map(hash_of, keys), np.uint64, len(keys))
+        positions = np.minimum(self.hashes.searchsorted(hashes), len(self) - 1)
+        rows = self.hash_rows[positions]
+        alike = self.hashes[positions] == hashes
+        if not are_below(rows, len(self)):
+            raise CorruptCacheError(f"{DAMAGED}: it names rows that are not there")
+        begins, ends = self.ids.ends[rows].tolist(), self.ids.ends[rows + 1].tolist()
+        rows[~alike] = -1
+        data = self.ids.data.data
+        for number in np.flatnonzero(alike).tolist():
+            if data[begins[number] : ends[number]] != keys[number]:  # several ids of the same hash
+                rows[number] = self.find(ids[number])
+        return rows
+
+
+def read_index(file: ColumnFile, features: Sequence[str]) -> Index:
+    """Take an index out of a file of columns: that of the ids, and of some features.
+
+    Raises `CorruptCacheError` if the columns do not fit each other, `FormatVersionError` for a
+    column of a feature that tells what this featcache does not know.
+    """
+    _check_known(file, features)
+    index = Index(
+        hashes=file.column("hashes", np.uint64),
+        hash_rows=file.column("hash_rows", np.int64),
+        ids=read_strings(file, "id"),
+        features={
+            name: FeatureColumns(
+                rows=file.column(f"{name}.rows", np.int64),
+                checksum=file.column(f"{name}.checksum", np.uint64),
+                first=file.column(f"{name}.first", np.int64),
+                container=file.column(f"{name}.container", np.int32),
+                offset=file.column(f"{name}.offset", np.int64),
+                nbytes=file.column(f"{name}.nbytes", np.int64),
+                block_rows=_optional(file, f"{name}.block_rows"),
+                skip=_optional(file, f"{name}.skip"),
+            )
+            for name in features
+        },
+        containers=ContainerColumns(
+            paths=read_strings(file, "container_path"),
+            sizes=file.column("container_size", np.int64),
+            digests=file.column("container_digest", np.uint8),
+            parts=file.column("container_part", np.int32),
+            mtimes=_optional(file, "container_mtime"),
+        ),
+        stats={name: read_stats(file, name) for name in features if f"{name}.count" in file},
+        stamps=read_stamps(file),
+        annotations=stored_kinds(file),
+        ids_digest=file.digest("id_ends") + file.digest("id_bytes"),
+    )
+    _check_lengths(index, file)
+    return index
+
+
+def _check_known(file: ColumnFile, features: Sequence[str]) -> None:
+    """Refuse columns that say of the arrays of a feature what nobody here would heed."""
+    wanted = {*features}
+    for column in file.dtypes:
+        name, dot, what = column.partition(".")
+        if dot and name in wanted and what not in _OF_FEATURES:
+            raise newer(f"feature {name!r} in {str(file.path)!r}", f"the column {column!r}")
+
+
+def is_sound(index: Index) -> bool:
+    """Tell whether the numbers of an index can be: places ascend, and what is named is there."""
+    sound = _ascend(index.ids.ends) and are_below(index.hash_rows, len(index))
+    for each in index.features.values():
+        sound = sound and bool(each.first[0] == 0) and _ascend(each.first)
+        sound = sound and are_below(each.container, len(index.containers))
+    return sound
+
+
+def are_below(numbers: NDArray[np.signedinteger[Any]], count: int) -> bool:
+    """Tell whether all numbers are of `count` things, which are counted from 0."""
+    return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < count)
+
+
+def _ascend(numbers: Ints) -> bool:
+    return bool((numbers[1:] >= numbers[:-1]).all())
+
+
+def _optional(file: ColumnFile, name: str) -> Ints | None:
+    return file.column(name, np.int64) if name in file else None
+
+
+def read_strings(file: ColumnFile, name: str) -> Strings:
+    """Take a column of strings out of a file of columns."""
+    strings = Strings(file.column(f"{name}_ends", np.int64), file.column(f"{name}_bytes", np.uint8))
+    if not strings.fits():
+        raise CorruptCacheError(
+            f"{str(file.path)!r} is damaged: the columns of {name!r} do not fit each other"
+        )
+    return strings
+
+
+def read_stats(file: ColumnFile, feature: str) -> FeatureStats:
+    """Take the statistics of a feature out of a file of columns."""
+    count, dims = (file.column(f"{feature}.{key}", np.int64) for key in ("count", "dims"))
+    mean, m2 = (file.column(f"{feature}.{key}", np.float64) for key in ("mean", "m2"))
+    try:
+        return FeatureStats(int(count[0]), mean.reshape(dims), m2.reshape(dims))
+    except (LookupError, ValueError, OverflowError, MemoryError) as error:
+        raise CorruptCacheError(
+            f"{str(file.path)!r} is damaged: the statistics of {feature!r} do not fit each other: "
+            f"{error}"
+        ) from error
+
+
+def _check_lengths(index: Index, file: ColumnFile) -> None:
+    fits = len(index.ids) == len(index.hash_rows) == len(index)
+    for each in index.features.values():
+        fits = fits and len(each.rows) == len(each.checksum) == len(each.first) - 1 == len(index)
+        extents = {len(each.container), len(each.offset), len(each.nbytes)}
+        fits = fits and extents == {each.first[-1]}
+        fits = fits and all(
+            len(c) == len(index) for c in (each.block_rows, each.skip) if c is not None
+        )
+    fits = fits and all(len(column) == len(index) for column in index.stamps or ())
+    files = index.containers
+    fits = fits and len(files) == len(files.paths) == len(files.parts)
+    fits = fits and len(files.digests) == DIGEST_BYTES * len(files)
+    fits = fits and (files.mtimes is None or len(files.mtimes) == len(files))
+    if not fits or files.sizes.min(initial=0) < 0:
+        raise CorruptCacheError(
+            f"index {str(file.path)!r} is damaged: its columns have different lengths"
+        )
+
+
+# Rows of an index: those of the ids of another one, and an index of some of its rows.
+
+
+def have_same_ids(first: Index, other: Index) -> bool:
+    """Tell whether two indexes are of the same ids: by the digests of their columns, if known."""
+    if first.ids_digest and other.ids_digest:
+        return first.ids_digest == other.ids_digest
+    a, b = first.ids, other.ids
+    return np.array_equal(a.ends, b.ends) and np.array_equal(a.data, b.data)
+
+
+def rows_of_ids(index: Index, of: Index) -> Ints:
+    """Return the row in `index` of each id of another index, in the order of its rows, or -1.
+
+    No Python object is made for any of them. Both are in the order of their ids.
+    """
+    rows = np.full(len(of), -1, np.int64)
+    if not len(index) or not len(of):
+        return rows
+    places = np.minimum(index.hashes.searchsorted(of.hashes), len(index) - 1)
+    alike = index.hashes[places] == of.hashes
+    rows[of.hash_rows[alike]] = index.hash_rows[places[alike]]
+    mine = np.flatnonzero(rows >= 0)
+    if not _are_same(of.ids, mine, index.ids, rows[mine]):
+        for row in mine.tolist():  # ids of the same hash
+            rows[row] = index.find(of.id(row))
+    return rows
+
+
+def _are_same(first: Strings, rows: Ints, other: Strings, others: Ints) -> bool:
+    """Tell whether two lists of rows have the same strings; rows that follow on go together."""
+    if not np.array_equal(np.diff(first.ends)[rows], np.diff(other.ends)[others]):
+        return False
+    breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(others) != 1)) + 1
+    begins, lasts = np.append(0, breaks)[: len(rows)], np.append(breaks, len(rows)) - 1
+    bounds = [
+        (column.ends[some[begins]].tolist(), column.ends[some[lasts[: len(begins)]] + 1].tolist())
+        for column, some in ((first, rows), (other, others))
+    ]
+    pieces = zip(*bounds[0], *bounds[1], strict=True)
+    return all(first.data[a:b].tobytes() == other.data[c:d].tobytes() for a, b, c, d in pieces)
+
+
+def common_rows(indexes: Sequence[Index]) -> list[Ints | None]:
+    """Return, for each index, the rows of the ids that all of them have; None: all its rows.
+
+    Raises `CorruptCacheError` for an index whose rows cannot be taken.
+    """
+    if all(have_same_ids(indexes[0], each) for each in indexes[1:]):
+        return [None] * len(indexes)
+    if not all(map(is_sound, indexes)):
+        raise CorruptCacheError(f"{DAMAGED}: its columns name what is not there")
+    found = [np.arange(len(indexes[0]))]
+    found += [rows_of_ids(each, indexes[0]) for each in indexes[1:]]
+    there = np.logical_and.reduce([rows >= 0 for rows in found])
+    return [rows[there] for rows in found]
+
+
+def some_rows(index: Index, rows: Ints) -> Index:
+    """Return an index of some rows, in their order; its containers are the same."""
+    data, ends = take(index.ids.data, index.ids.ends, rows)
+    new = np.full(len(index), -1, np.int64)
+    new[rows] = np.arange(len(rows))
+    hash_rows = new[index.hash_rows]
+    stay = hash_rows >= 0
+    return Index(
+        hashes=index.hashes[stay],
+        hash_rows=hash_rows[stay],
+        ids=Strings(ends, data),
+        features={name: _some_rows(each, rows) for name, each in index.features.items()},
+        containers=index.containers,
+        stats=index.stats,
+    )
+
+
+def _some_rows(columns: FeatureColumns, rows: Ints) -> FeatureColumns:
+    begins = columns.first[rows]
+    counts = columns.first[rows + 1] - begins
+    first = ends_of(counts)
+    extents = np.repeat(begins - first[:-1], counts) + np.arange(first[-1])
+    return FeatureColumns(
+        rows=columns.rows[rows],
+        checksum=columns.checksum[rows],
+        first=first,
+        container=columns.container[extents],
+        offset=columns.offset[extents],
+        nbytes=columns.nbytes[extents],
+        block_rows=None if columns.block_rows is None else columns.block_rows[rows],
+        skip=None if columns.skip is None else columns.skip[rows],
+    )

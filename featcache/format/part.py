@@ -1,0 +1,486 @@
+"""A sealed part: what one writer wrote, whole on disk, in a directory of its own; and its index.
+
+Here, too, are the ids that writers have committed, in parts that are sealed, open, or left by dead
+writers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from featcache.container_files import PAGE_BYTES, EncodedArrays, Pages, sync_directory
+from featcache.declaration import FeatureStorageConfig
+from featcache.errors import CorruptCacheError, FormatVersionError
+from featcache.format import journal
+from featcache.format.annotations import (
+    Column,
+    Values,
+    kinds_of,
+    read_whole_column,
+    stored_columns,
+)
+from featcache.format.columns import ColumnFile, Number, Strings, argsort_ids, ends_of, take
+from featcache.format.files import (
+    NOT_AS_WRITTEN,
+    digest,
+    read_as,
+    read_within,
+    remedy,
+    unpack_json,
+)
+from featcache.format.index import (
+    ContainerColumns,
+    FeatureColumns,
+    Hashes,
+    Index,
+    StampColumns,
+    are_below,
+    hash_of,
+    is_sound,
+    read_index,
+    read_stamps,
+)
+from featcache.format.journal import Header, Journal, Utterance, read_journal
+from featcache.format.manifest import PARTS, Manifest, PartEntry, read_manifest
+from featcache.interface import Ints
+from featcache.stats import FeatureStats
+
+# Writing an index: utterances in any order are put into the canonical one, a column at a time.
+
+Columns = Iterator[tuple[str, NDArray[Any]]]
+
+
+def index_of(
+    utterances: Sequence[Utterance],
+    containers: ContainerColumns,
+    stats: Mapping[str, FeatureStats],
+    names: Sequence[str],
+) -> Index:
+    """Return the index of utterances as they come, for `index_columns`."""
+    keys = [utterance.id.encode() for utterance in utterances]
+    numbers = {path: number for number, path in enumerate(containers.paths)}
+    features = {}
+    for name in names:
+        placed = [utterance.arrays[name] for utterance in utterances]
+        extents = [extent for array in placed for extent in array.extents]
+        features[name] = FeatureColumns(
+            rows=np.array([array.rows for array in placed], np.int64),
+            checksum=np.array([array.checksum for array in placed], np.uint64),
+            first=ends_of([len(array.extents) for array in placed]),
+            container=np.array([numbers[extent.container] for extent in extents], np.int32),
+            offset=np.array([extent.offset for extent in extents], np.int64),
+            nbytes=np.array([extent.nbytes for extent in extents], np.int64),
+        )
+    return Index(
+        hashes=np.fromiter(map(hash_of, keys), np.uint64, len(keys)),
+        hash_rows=np.arange(len(keys)),
+        ids=Strings.of_bytes(keys),
+        features=features,
+        containers=containers,
+        stats=stats,
+        stamps=StampColumns.of([utterance.stamps for utterance in utterances]),
+    )
+
+
+class Rows(NamedTuple):
+    """Rows of several indexes, numbered through, in the canonical order, and their ids."""
+
+    order: Ints
+    ids: Strings
+
+
+def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> Rows:
+    """Put the rows of indexes, but for those that are left out of each, into the canonical order.
+
+    Of equal ids, the one in the earliest index comes first.
+    """
+    id_bytes = _joined([*(index.ids.data for index in indexes), np.zeros(8, np.uint8)], np.uint8)
+    id_ends = ends_of(_joined([np.diff(index.ids.ends) for index in indexes], np.int64))
+    order = argsort_ids(id_bytes, id_ends)
+    starts = ends_of([len(index) for index in indexes])
+    out = _joined([rows + start for rows, start in zip(left_out, starts, strict=False)], np.int64)
+    if len(out):
+        stays = np.ones(len(order), bool)
+        stays[out] = False
+        order = order[stays[order]]
+    data, ends = take(id_bytes, id_ends, order)
+    return Rows(order, Strings(ends, data))
+
+
+def hashes_of(indexes: Sequence[Index], order: Ints) -> Hashes:
+    """Return the hashes of the ids of rows of several indexes, numbered through."""
+    return _joined([index.hashes_of_rows() for index in indexes], np.uint64)[order]
+
+
+def doubled_rows(indexes: Sequence[Index], rows: Rows) -> list[Ints]:
+    """Return, for each of the indexes, the rows whose id an earlier one has, too, ascending."""
+    hashes = hashes_of(indexes, rows.order)
+    candidates = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
+    doubled = [row for row in candidates.tolist() if rows.ids[row] == rows.ids[row - 1]]
+    numbers = np.sort(rows.order[doubled])
+    starts = ends_of([len(index) for index in indexes])
+    cuts = numbers.searchsorted(starts)
+    return [numbers[cuts[i] : cuts[i + 1]] - starts[i] for i in range(len(indexes))]
+
+
+def index_columns(
+    indexes: Sequence[Index], rows: Rows, names: Sequence[str], stats: Mapping[str, FeatureStats]
+) -> Columns:
+    """Join indexes into one, and give its columns one by one: together they may be gigabytes.
+
+    Args:
+        indexes: of parts, whose containers are numbered on from those of the one before.
+        rows: those of the joined index, as `rows_of` gives them.
+        names: of the features.
+        stats: of all frames, by feature.
+    """
+    order, ids = rows
+    del rows
+    yield from string_columns("id", ids)
+    del ids
+    hashes = hashes_of(indexes, order)
+    hash_rows = np.argsort(hashes, kind="stable").astype(np.int64, copy=False)
+    yield "hashes", hashes[hash_rows]
+    yield "hash_rows", hash_rows
+    del hashes, hash_rows
+    if any(index.stamps for index in indexes):
+        for number, name in enumerate(StampColumns._fields):
+            yield name, _joined([_stamps_of(index, number) for index in indexes], np.uint64)[order]
+    shifts = ends_of([len(index.containers) for index in indexes])
+    for name in names:
+        parts = [index.features[name] for index in indexes]
+        yield f"{name}.rows", _joined([part.rows for part in parts], np.int64)[order]
+        yield f"{name}.checksum", _joined([part.checksum for part in parts], np.uint64)[order]
+        counts = _joined([np.diff(part.first) for part in parts], np.int64)
+        first = ends_of(counts[order])
+        yield f"{name}.first", first
+        # the extents of row r come, in their order, from those of row order[r]
+        source = ends_of(counts)[order]
+        source -= first[:-1]
+        source = np.repeat(source, counts[order])
+        source += np.arange(first[-1])
+        del counts, first
+        containers = [part.container + shift for part, shift in zip(parts, shifts, strict=False)]
+        yield f"{name}.container", _joined(containers, np.int32)[source]
+        yield f"{name}.offset", _joined([part.offset for part in parts], np.int64)[source]
+        yield f"{name}.nbytes", _joined([part.nbytes for part in parts], np.int64)[source]
+        yield from _optional(
+            f"{name}.block_rows", parts, [part.block_rows for part in parts], order
+        )
+        yield from _optional(f"{name}.skip", parts, [part.skip for part in parts], order)
+    for name, value in stats.items():
+        yield from stats_columns(name, value)
+
+
+def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order: Ints) -> Columns:
+    """Give the annotations of utterances as columns, in the order of the rows that they become."""
+    kinds = kinds_of(zip(ids, annotations, strict=True))
+    for name, kind in sorted(kinds.items()):
+        values = [annotations[row].get(name) for row in order.tolist()]
+        yield from stored_columns(name, Column.of(values, kind))
+
+
+def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
+    """Give the columns of all parts' containers; `prefixes` lead from the cache to the parts."""
+    pairs = zip(prefixes, containers, strict=True)
+    paths = [prefix + path for prefix, each in pairs for path in each.paths]
+    yield from string_columns("container_path", Strings.of(paths))
+    yield "container_size", _joined([each.sizes for each in containers], np.int64)
+    yield "container_digest", _joined([each.digests for each in containers], np.uint8)
+    numbers = np.arange(len(containers), dtype=np.int32)
+    yield "container_part", np.repeat(numbers, [len(each) for each in containers])
+    if any(each.mtimes is not None for each in containers):
+        yield "container_mtime", _joined([_mtimes_of(each) for each in containers], np.int64)
+
+
+def string_columns(name: str, strings: Strings) -> Columns:
+    """Give a column of strings as the two that are stored."""
+    yield f"{name}_ends", strings.ends
+    yield f"{name}_bytes", strings.data
+
+
+def stats_columns(feature: str, stats: FeatureStats) -> Columns:
+    """Give the statistics of a feature as columns."""
+    yield f"{feature}.count", np.array([stats.count], np.int64)
+    yield f"{feature}.dims", np.array(stats.mean.shape, np.int64)
+    yield f"{feature}.mean", stats.mean.reshape(-1)
+    yield f"{feature}.m2", stats.m2.reshape(-1)
+
+
+def _optional(
+    name: str, parts: Sequence[FeatureColumns], columns: Sequence[Ints | None], order: Ints
+) -> Columns:
+    """Give a column that not all parts have, with 0 for the rows of the others."""
+    if any(column is not None for column in columns):
+        pairs = zip(parts, columns, strict=True)
+        filled = [np.zeros(len(part.rows), np.int64) if c is None else c for part, c in pairs]
+        yield name, _joined(filled, np.int64)[order]
+
+
+def _stamps_of(index: Index, number: int) -> Hashes:
+    return np.zeros(len(index), np.uint64) if index.stamps is None else index.stamps[number]
+
+
+def _mtimes_of(containers: ContainerColumns) -> Ints:
+    return np.zeros(len(containers), np.int64) if containers.mtimes is None else containers.mtimes
+
+
+def _joined(columns: Iterable[NDArray[Number]], dtype: type[Number]) -> NDArray[Number]:
+    return np.concatenate([np.empty(0, dtype), *columns]).astype(dtype, copy=False)
+
+
+# A sealed part: what one writer wrote, whole on disk, in a directory of its own.
+
+SEAL = "part.json"
+COLUMNS = "index.columns"
+PART_NAME = re.compile(r"[0-9]{8}T[0-9]{6}-[0-9a-f]{8}(-recovered)*")
+
+
+@dataclass(frozen=True, slots=True)
+class SealedPart:
+    """A part that is whole on disk."""
+
+    entry: PartEntry
+    header: Header
+    columns: str  # digest of its columns
+
+    @property
+    def directory(self) -> str:
+        """The part's directory, relative to the cache."""
+        return f"{PARTS}/{self.entry.name}"
+
+    def open_columns(self, cache: Path, *, mapped: bool = False) -> ColumnFile:
+        """Open the part's columns."""
+        return _open_columns(cache, f"{self.directory}/{COLUMNS}", self.columns, mapped)
+
+    def open_stats(self, cache: Path) -> ColumnFile:
+        """Open the columns that hold the statistics of the rows that count."""
+        stones = self.entry.tombstones
+        if stones is None:
+            return self.open_columns(cache)
+        return _open_columns(cache, f"{self.directory}/{stones.file}", stones.digest)
+
+    def index(self, cache: Path, names: list[str], *, mapped: bool = False) -> Index:
+        """Read or map the part's columns, those of ids and containers, and of some features."""
+        with self.open_columns(cache, mapped=mapped) as file:
+            index = read_index(file, names)
+        fits = len(index) == self.entry.rows and {*names} <= self.header.dims.keys()
+        if not (fits and is_sound(index)):
+            raise CorruptCacheError(
+                f"part {str(cache / self.directory)!r} is damaged: its index does not fit it; "
+                "remove it to compute its utterances again"
+            )
+        return index
+
+    def stamped_index(self, cache: Path, names: list[str]) -> Index:
+        """Read the part's columns as `index` does, with the stamps that count now."""
+        index, stamps = self.index(cache, names), self.entry.stamps
+        if stamps is None:
+            return index
+        with _open_columns(cache, f"{self.directory}/{stamps.file}", stamps.digest) as file:
+            columns = read_stamps(file)
+        if columns is None or {*map(len, columns)} != {len(index)}:
+            raise CorruptCacheError(f"{str(file.path)!r} is damaged: it has not a stamp each row")
+        return replace(index, stamps=columns)
+
+    def annotation(self, cache: Path, name: str, kind: str) -> Column:
+        """Read an annotation of all rows; raises `CorruptCacheError` if it was changed."""
+        with self.open_columns(cache) as file:
+            return read_whole_column(file, name, kind, self.entry.rows)
+
+    def ids(self, cache: Path) -> Iterable[str]:
+        """Read the ids of the rows that count."""
+        ids, left_out = self.index(cache, []).ids, self.tombstones(cache)
+        if not len(left_out):
+            return ids
+        counts = np.ones(len(ids), bool)
+        counts[left_out] = False
+        return itertools.compress(ids, counts)
+
+    def tombstones(self, cache: Path) -> Ints:
+        """Read which rows count no more, ascending."""
+        if self.entry.tombstones is None:
+            return np.empty(0, np.int64)
+        with self.open_stats(cache) as file:
+            rows = file.column("rows", np.int64)
+        if not are_below(rows, self.entry.rows):
+            raise CorruptCacheError(
+                f"{str(file.path)!r} is damaged: it names rows that are not there"
+            )
+        return rows
+
+    def pages(self, cache: Path) -> list[Pages]:
+        """Read the checksums of the pages of each container, in the order of the part's index."""
+        with self.open_columns(cache) as file:
+            pages, ends = file.column("pages", np.uint64), file.column("page_ends", np.int64)
+        return np.split(pages, ends[1:-1])
+
+
+def _open_columns(cache: Path, path: str, digest: str, mapped: bool = False) -> ColumnFile:
+    try:
+        # there may be many parts, and each mapping keeps a file open
+        return ColumnFile(cache, path, mapped=mapped, expected=digest)
+    except FileNotFoundError as error:
+        file = str(cache / path)
+        raise CorruptCacheError(f"{file!r} is missing; {remedy(cache, path)}") from error
+
+
+def read_part(cache: Path, name: str) -> SealedPart | None:
+    """Read what a part says of itself; None if it is not sealed."""
+    file = f"{PARTS}/{name}/{SEAL}"
+    try:
+        data = read_within(cache, file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    content = cast(dict[str, Any], unpack_json(data, repr(str(cache / file))))
+    try:
+        if content["page_bytes"] != PAGE_BYTES:
+            raise FormatVersionError(
+                f"part {str(cache / file)!r} has pages of {content['page_bytes']!r} bytes, which "
+                "this featcache does not know; upgrade featcache"
+            )
+        ours = {"name": name, "digest": digest(data), "tombstones": None, "stamps": None}
+        return read_as(SealedPart, content | {"entry": content | ours})
+    except NOT_AS_WRITTEN as error:
+        raise CorruptCacheError(
+            f"{str(cache / file)!r} is damaged: {error!r}; {remedy(cache, file)}"
+        ) from error
+
+
+def as_known(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart]:
+    """Give sealed parts the tombstones and the stamps that a manifest says they have."""
+    known = {entry.name: entry for entry in manifest.parts}
+    deleted = {entry.name: entry.tombstones for entry in manifest.building_parts}
+
+    def entry_of(entry: PartEntry) -> PartEntry:
+        alone = replace(entry, tombstones=deleted.get(entry.name))
+        return known.get(entry.name, alone)
+
+    return [replace(part, entry=entry_of(part.entry)) for part in parts]
+
+
+def that_count(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart]:
+    """Leave out of all sealed parts of a build those that others have taken the place of."""
+    listed = list(parts)
+    replaced = {*manifest.replaced}.union(*(part.header.replaces for part in listed))
+    return [part for part in listed if part.entry.name not in replaced]
+
+
+def list_parts(cache: Path) -> Iterator[tuple[str, SealedPart | None]]:
+    """Iterate over the parts on disk by name, in that order, None for those that are not sealed."""
+    for directory in part_directories(cache):
+        yield directory.name, read_part(cache, directory.name)
+
+
+def part_directories(cache: Path) -> Iterator[Path]:
+    """Iterate over the directories of parts, by name; any may be gone before it is looked at.
+
+    A part that is not sealed belongs to who writes it, who may remove it at any time.
+    """
+    for path in entries(cache / PARTS):
+        # anything else is not ours; what a link leads to is not, either
+        if PART_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            yield path
+
+
+def entries(directory: Path) -> list[Path]:
+    """List what lies in a directory, by name; nothing if there is none, or it goes meanwhile."""
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def remove_part(directory: Path) -> None:
+    """Remove a part; wherever this ends, what is left of it counts as nothing written."""
+    for name in (SEAL, journal.NAME):
+        (directory / name).unlink(missing_ok=True)
+    if directory.exists():  # not so where an interrupt (Ctrl-C) came at the end of this before
+        sync_directory(directory)
+        shutil.rmtree(directory)
+
+
+def new_part_name() -> str:
+    """Return a name that no other part has and that sorts by time."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+
+
+def header_for(
+    features: Mapping[str, FeatureStorageConfig],
+    dims: Mapping[str, tuple[int, ...]],
+    build: int,
+    fingerprint: str,
+) -> Header:
+    """Return the header of a new part whose frames have the shapes `dims`."""
+    cut = {name: feature.blocks(dims[name]) for name, feature in features.items()}
+    block_rows = {name: (blocks.rows or 0) if blocks else 0 for name, blocks in cut.items()}
+    return Header(build, fingerprint, dict(dims), block_rows)
+
+
+def checksums(arrays: EncodedArrays) -> list[int]:
+    """Return the checksum of each of several arrays."""
+    if (arrays.blocks == 1).all():
+        return [*map(xxhash.xxh3_64_intdigest, arrays.each_block())]
+    return [checksum(each.blocks) for each in arrays]
+
+
+def checksum(blocks: tuple[bytes | memoryview, ...]) -> int:
+    """Return the xxh3-64 of an array's stored bytes."""
+    if len(blocks) == 1:
+        return xxhash.xxh3_64_intdigest(blocks[0])
+    state = xxhash.xxh3_64()
+    for block in blocks:
+        state.update(block)
+    return state.intdigest()
+
+
+# Ids that writers have committed, in parts that are sealed, open, or left by dead writers.
+
+
+def committed_builds(cache: Path) -> dict[str, int]:
+    """Return, by fingerprint, the latest build of which any part, sealed or not, has utterances."""
+    builds: dict[str, int] = {}
+    for name, sealed in list_parts(cache):
+        found = sealed or read_journal(cache, f"{PARTS}/{name}")
+        if isinstance(found, SealedPart) or (found is not None and found.utterances):
+            header = found.header
+            builds[header.fingerprint] = max(header.build, builds.get(header.fingerprint, 0))
+    return builds
+
+
+def committed(cache: Path, parts: Iterable[str] | None = None) -> Iterator[str]:
+    """Iterate over the ids of the build that is being written, in all its parts or in some.
+
+    Without those that are deleted.
+    """
+    manifest = read_manifest(cache)
+    named = (
+        list_parts(cache) if parts is None else ((name, read_part(cache, name)) for name in parts)
+    )
+    sealed: list[SealedPart] = []
+    open_: list[Journal] = []
+    for name, part in list(named):
+        # its writer may seal it before its journal is read
+        found = part or read_journal(cache, f"{PARTS}/{name}") or read_part(cache, name)
+        if found is None or not manifest.is_building(found.header.build, found.header.fingerprint):
+            continue
+        if isinstance(found, SealedPart):
+            sealed.append(found)
+        elif not found.header.replaces:  # or a copy, which counts once it is sealed
+            open_.append(found)
+    for known in as_known(that_count(sealed, manifest), manifest):
+        yield from known.ids(cache)
+    for left in open_:
+        yield from (utterance.id for utterance in left.utterances)

@@ -1,0 +1,522 @@
+"""Bytes of extents without any format's library: containers are mapped, or read with pread.
+
+Containers of adopted parts lie below a root that `adopted.json` names, and are opened there if they
+are as they were when adopted.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from featcache._checks import directory
+from featcache.container_files import read_at
+from featcache.errors import (
+    CacheError,
+    ClosedError,
+    ConfigError,
+    CorruptCacheError,
+    FeatcacheError,
+    nearest,
+)
+from featcache.format.files import (
+    NOT_AS_WRITTEN,
+    Name,
+    open_within,
+    read_as,
+    read_remedy,
+    read_within,
+    remedy,
+    write_durably,
+)
+from featcache.format.index import ContainerColumns
+from featcache.format.manifest import PartEntry
+from featcache.interface import Bytes
+
+# Roots: the directories that adopted parts' containers lie below.
+#
+# `adopted.json` in the cache maps keys to absolute paths: `{"fbank": "/data/fbank"}`. It is of
+# one machine, so nothing digests it, and it may be edited. A part names its root by the key.
+
+NAME = "adopted.json"
+Roots = Mapping[str, Path]
+NO_ROOTS: Roots = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The place of an adopted source."""
+
+    key: str
+    path: Path | None  # None: it is not known here
+
+
+def absolute_roots(roots: Mapping[str, str | os.PathLike[str]]) -> dict[str, Path]:
+    """Return the absolute paths of roots, checked as arguments are."""
+    if not isinstance(roots, Mapping):
+        raise ConfigError(f"roots map keys of adopted sources to directories, not {roots!r}")
+    return {key: directory(path, "the place of a source").absolute() for key, path in roots.items()}
+
+
+def read_roots(cache: Path) -> dict[str, Path]:
+    """Read where the sources of a cache lie; empty where nothing says so."""
+    try:
+        data = read_within(cache, NAME)
+    except FileNotFoundError:
+        return {}
+    try:
+        content: Any = json.loads(data)
+        roots = {key: Path(path) for key, path in read_as(dict[Name, str], content).items()}
+        for key, path in roots.items():
+            if not path.is_absolute() or "\0" in str(path):
+                raise ValueError(f"{str(path)!r}, of {key!r}, is no absolute path")
+    except (*NOT_AS_WRITTEN, RecursionError) as error:
+        raise CorruptCacheError(
+            f"{str(cache / NAME)!r} is damaged: {error}; it maps the keys of adopted sources to "
+            "absolute paths"
+        ) from error
+    return roots
+
+
+def write_root(cache: Path, key: str, path: Path) -> None:
+    """Say durably where a source lies, beside the others."""
+    roots = {**read_roots(cache), key: path}
+    content = {each: str(place) for each, place in sorted(roots.items())}
+    write_durably(cache / NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
+
+
+def roots_of(
+    cache: Path, parts: Iterable[PartEntry], elsewhere: Roots = NO_ROOTS
+) -> list[Root | None]:
+    """Return the root of each part, None for those whose containers lie in the cache.
+
+    Args:
+        cache: the cache directory.
+        parts: of a manifest.
+        elsewhere: paths by key, which count in place of those that the cache knows.
+    """
+    keys = [None if part.adopted is None else part.adopted.root for part in parts]
+    if not any(keys):
+        return [None] * len(keys)
+    known: Roots = (
+        elsewhere if {*elsewhere} >= {*keys} - {None} else read_roots(cache) | {**elsewhere}
+    )
+    return [None if key is None else Root(key, known.get(key)) for key in keys]
+
+
+def check_roots(cache: Path, parts: Iterable[PartEntry], elsewhere: Roots) -> None:
+    """Raise `ConfigError` for a key that no part of a cache names."""
+    keys = {part.adopted.root for part in parts if part.adopted is not None}
+    for key in elsewhere:
+        if key not in keys:
+            raise ConfigError(
+                f"cache {str(cache)!r} has no adopted source {key!r}; {nearest(key, keys)}"
+            )
+
+
+# Files of adopted sources: opened where they lie, if they are as they were when adopted.
+
+_SECOND = 10**9  # nanoseconds
+State = tuple[int, int, int, int]  # of a file: device, inode, bytes, time of change
+
+
+def state_now(path: str) -> State | None:
+    """Return the state of a file, another one once it is changed or replaced; None: it is gone."""
+    try:
+        return _state(os.lstat(path))
+    except OSError:
+        return None
+
+
+class AdoptedFiles:
+    """The containers of an index that lie below the roots of adopted parts.
+
+    Args:
+        columns: the containers.
+        roots: of each part, in the manifest's order; None: its containers lie in the cache.
+    """
+
+    def __init__(self, columns: ContainerColumns, roots: Sequence[Root | None]) -> None:
+        self._columns = columns
+        self._roots = roots
+        self._parts, self._sizes = columns.parts.data, columns.sizes.data
+        if columns.mtimes is None:
+            raise CorruptCacheError("the index of an adopted part is damaged: it lacks times")
+        self._mtimes = columns.mtimes.data
+
+    @classmethod
+    def of(
+        cls,
+        cache: Path,
+        parts: Sequence[PartEntry],
+        columns: ContainerColumns,
+        elsewhere: Roots = NO_ROOTS,
+    ) -> AdoptedFiles | None:
+        """Return the adopted ones of the containers of some parts; None if there are none."""
+        roots = roots_of(cache, parts, elsewhere)
+        return cls(columns, roots) if len(columns) and any(roots) else None
+
+    def __contains__(self, number: int) -> bool:
+        part = self._parts[number]
+        return 0 <= part < len(self._roots) and self._roots[part] is not None
+
+    def path(self, number: int) -> str:
+        """Return where a container is looked for."""
+        root, path = self._root(number), self._columns.path(number)
+        return f"<{root.key}>/{path}" if root.path is None else f"{root.path}/{path}"
+
+    def open(self, number: int) -> tuple[int, State]:
+        """Open a container for reading, and return its descriptor, and its state.
+
+        Raises `CorruptCacheError` if it is not there, or not as it was when it was adopted.
+        """
+        root, path, size = self._root(number), self._columns.path(number), self._sizes[number]
+        if root.path is None:
+            raise CorruptCacheError(
+                f"adopted file {self.path(number)!r}: nothing says where its source lies; if "
+                f"{_moved(root)}"
+            )
+        try:
+            descriptor = open_within(root.path, path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CorruptCacheError(
+                f"adopted file {self.path(number)!r} is not there; if {_moved(root)}"
+            ) from error
+        except CorruptCacheError as error:
+            raise CorruptCacheError(
+                f"adopted file {self.path(number)!r} is another one now (a link, or no regular "
+                "file); adopt its source again"
+            ) from error
+        status = os.fstat(descriptor)
+        if status.st_size != size or not _is_same(status.st_mtime_ns, self._mtimes[number]):
+            os.close(descriptor)
+            raise CorruptCacheError(
+                f"{self.path(number)!r} has changed since it was adopted ({size} bytes then, "
+                f"{status.st_size} now, or another time of change); adopt its source again"
+            )
+        return descriptor, _state(status)
+
+    def _root(self, number: int) -> Root:
+        root = self._roots[self._parts[number]]
+        if root is None:
+            raise CorruptCacheError(f"container {number} belongs to no adopted part")
+        return root
+
+
+def _state(status: os.stat_result) -> State:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _moved(root: Root) -> str:
+    return (
+        f"the source {root.key!r} lies elsewhere now, open the cache with "
+        f"roots={{{root.key!r}: <its directory>}}"
+    )
+
+
+def _is_same(found: int, noted: int) -> bool:
+    """Compare times of change; tar and some file systems keep whole seconds."""
+    return found == noted or (found % _SECOND == 0 and found == noted - noted % _SECOND)
+
+
+# Bytes of extents without any format's library: containers are mapped, or read with pread.
+
+Piece = tuple[int, int, int]  # container, offset, nbytes
+MAX_OPEN = 4096  # a process may have 65,530 mappings
+# each file is open twice (Python's mapping opens it again); often no more than 1,024 may be
+SHARE_OPEN = 4
+FILES_OF_WINDOWS = 512
+# others may change an adopted file that is open: it is looked at again when it is read a second
+# later, or sooner: a look takes 3 us, which is 3 % of the pause
+LOOK_AGAIN_S = 1.0
+PAUSE_S = 1e-4
+PAUSE = 50  # times a look that takes longer than the pause, as on network file systems
+LOOK_AT = 4
+# Linux
+NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
+
+
+class Containers:
+    """Gives the bytes of a cache's container files; safe to share between threads and over fork.
+
+    Args:
+        root: the directory that paths are relative to.
+        path_of: gives the POSIX path of a container, by its number.
+        sizes: the bytes that each file must have; a mapped file that is shorter would kill the
+            process.
+        mapped: True maps files into memory, False reads with pread (better on network file systems,
+            where a mapped file that goes away kills the process).
+        adopted: those of them that lie elsewhere. An open one that has changed since is an error
+            within a second of its next read.
+        check_reads: look at these at every read.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        path_of: Callable[[int], str],
+        sizes: Sequence[int],
+        mapped: bool = True,
+        adopted: AdoptedFiles | None = None,
+        check_reads: bool = False,
+    ) -> None:
+        self._root = root
+        self.adopted = adopted
+        self._path_of = path_of
+        self._sizes = sizes
+        self._mapped = mapped
+        self._open: dict[int, _File] = {}
+        # of a cache's own files nothing is asked: every microsecond of a read counts
+        self._held: Callable[[int], _File | None] = self._open.get
+        if adopted is not None:
+            self._held = _Unchanged(self._open, 0.0 if check_reads else LOOK_AGAIN_S)
+        self._missed = False
+        self._closed = False
+        self._most_open = min(MAX_OPEN, _open_files() // SHARE_OPEN)
+
+    @classmethod
+    def of(
+        cls,
+        root: Path,
+        columns: ContainerColumns,
+        mapped: bool = True,
+        adopted: AdoptedFiles | None = None,
+        check_reads: bool = False,
+    ) -> Containers:
+        """Give the bytes of the containers that an index names."""
+        sizes = cast(Sequence[int], columns.sizes.data)
+        return cls(root, columns.path, sizes, mapped, adopted, check_reads)
+
+    def mapped(self, container: int) -> memoryview | None:
+        """Return the read-only bytes of a whole container; None unless it is mapped."""
+        file = self._held(container) or self._start(container)
+        file.used = True
+        return file.memory
+
+    def view(self, container: int, offset: int, nbytes: int) -> Bytes:
+        """Return read-only bytes, without a copy where the container is mapped."""
+        file = self._file(container)
+        self.check(container, offset, nbytes)
+        if file.mapped is not None:
+            return file.mapped[offset : offset + nbytes]
+        out = np.empty(nbytes, np.uint8)
+        file.read_into(offset, out)
+        return out
+
+    def read_into(self, container: int, offset: int, out: Bytes) -> None:
+        """Copy bytes straight into the contiguous `out`."""
+        file = self._file(container)
+        self.check(container, offset, len(out))
+        if file.mapped is not None:
+            out[:] = file.mapped[offset : offset + len(out)]
+        else:
+            file.read_into(offset, out)
+
+    def read_many(self, pieces: Sequence[Piece], outs: Iterable[Bytes]) -> None:
+        """Copy pieces, each to the front of one of `outs`; prefetches them first."""
+        self.prefetch(pieces)
+        for out, (container, offset, nbytes) in zip(outs, pieces, strict=True):
+            file = self._file(container)
+            if file.mapped is None or not 0 <= offset <= len(file.mapped) - nbytes:
+                self.read_into(container, offset, out[:nbytes])
+            else:
+                out[:nbytes] = file.mapped[offset : offset + nbytes]
+
+    def prefetch(self, pieces: Sequence[Piece]) -> None:
+        """Have the system start to read bytes that are not in memory, without waiting for them.
+
+        To look whether bytes are in memory takes 1 us a piece, to ask for them 4 us even where they
+        are: so while the last look found nothing missing, only a few pieces are looked at.
+        """
+        looked_at = pieces if self._missed else pieces[:: max(len(pieces) // LOOK_AT, 1)]
+        self._missed = not all(
+            self._file(piece[0]).has(piece[1] + piece[2] // 2) for piece in looked_at
+        )
+        if self._missed:
+            for container, offset, nbytes in pieces:
+                self._file(container).start_reading(offset, nbytes)
+
+    def check(self, container: int, offset: int, nbytes: int) -> None:
+        """Raise `CorruptCacheError` for bytes that a container does not have."""
+        if not 0 <= container < len(self._sizes):
+            raise CorruptCacheError(
+                f"the index of {str(self._root)!r} is damaged: it names a container {container}"
+            )
+        if not 0 <= offset <= offset + nbytes <= self._sizes[container]:
+            raise CorruptCacheError(
+                f"container {self._path(container)!r} has no bytes {offset} to {offset + nbytes}"
+            )
+
+    def let_go(self) -> None:
+        """Close all files until they are needed again; views that are still held stay valid."""
+        self._open.clear()
+
+    def close(self) -> None:
+        """Close all files for good."""
+        self._closed = True
+        self.let_go()
+
+    def _file(self, container: int) -> _File:
+        file = self._held(container) or self._start(container)
+        file.used = True
+        return file
+
+    def _start(self, container: int) -> _File:
+        if self._closed:
+            raise ClosedError(f"cache {str(self._root)!r} is closed; open it again")
+        # no lock: two threads may open a file twice at worst, but a process forked meanwhile would
+        # wait for ever
+        self.check(container, 0, 0)
+        try:
+            file = self._open_file(container)
+        except OSError as error:
+            if isinstance(error, FeatcacheError):
+                raise
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise CacheError(
+                    f"container {self._path(container)!r} cannot be read: {read_remedy(error)}"
+                ) from error
+            self._open.clear()  # others have opened too many files: make do with one
+            file = self._open_file(container)
+        self._make_room()
+        return self._open.setdefault(container, file)
+
+    def _make_room(self) -> None:
+        """Let go of files not used since the last time; of the oldest ones, if all were."""
+        if len(self._open) < self._most_open:
+            return
+        for container, file in list(self._open.items()):
+            if not file.used:
+                self._open.pop(container, None)
+            file.used = False
+        for oldest in list(self._open)[: max(len(self._open) + 1 - self._most_open, 0)]:
+            self._open.pop(oldest, None)
+
+    def _path(self, container: int) -> str:
+        if self.adopted is not None and container in self.adopted:
+            return self.adopted.path(container)
+        return f"{self._root}/{self._path_of(container)}"
+
+    def _descriptor(self, container: int) -> int:
+        try:
+            return open_within(self._root, self._path_of(container))
+        except FileNotFoundError as error:
+            raise CorruptCacheError(
+                f"container {self._path(container)!r} is not there; was the cache overwritten or "
+                "moved while it was open? open it again"
+            ) from error
+
+    def _open_file(self, container: int) -> _File:
+        path, size = self._path(container), self._sizes[container]
+        state: State | None = None
+        if self.adopted is not None and container in self.adopted:
+            descriptor, state = self.adopted.open(container)
+        else:
+            descriptor = self._descriptor(container)
+        file = _File(descriptor, path, state)  # closes the descriptor when it is dropped
+        found = os.fstat(descriptor).st_size
+        if found != size:
+            raise CorruptCacheError(
+                f"container {path!r} has {found} bytes, not the {size} that were written; "
+                f"{remedy(self._root, self._path_of(container))}"
+            )
+        if self._mapped and size:
+            file.memory = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+            file.mapped = np.frombuffer(file.memory, np.uint8)
+        return file
+
+
+class _File:
+    """An open file, mapped or read with pread, which threads and forked processes may share."""
+
+    def __init__(self, descriptor: int, path: str, state: State | None) -> None:
+        self.mapped: Bytes | None = None
+        self.memory: memoryview | None = None  # the same: arrays are made of it in less time
+        self.used = True
+        self.state = state  # of an adopted file, when it was opened
+        self.looked_at = time.monotonic()
+        self._descriptor = descriptor
+        self.path = path
+        self._can_tell = NO_WAIT is not None
+
+    def read_into(self, offset: int, out: Bytes) -> None:
+        rest = out.data
+        while rest:
+            try:
+                count = read_at(self._descriptor, rest, offset)
+            except OSError as error:
+                raise CacheError(
+                    f"container {self.path!r} cannot be read: {read_remedy(error)}"
+                ) from error
+            if count == 0:
+                raise CorruptCacheError(
+                    f"container {self.path!r} ends before byte {offset + len(rest)}"
+                )
+            rest = rest[count:]
+            offset += count
+
+    def has(self, offset: int) -> bool:
+        """Tell whether a byte is in memory; True where the file system cannot tell."""
+        if self._can_tell:
+            try:
+                os.preadv(self._descriptor, [bytearray(1)], offset, cast(int, NO_WAIT))
+            except BlockingIOError:
+                return False
+            except OSError:  # such as tmpfs, whose files always are in memory
+                self._can_tell = False
+        return True
+
+    def start_reading(self, offset: int, nbytes: int) -> None:
+        if hasattr(os, "posix_fadvise"):  # not on macOS, nor Windows
+            os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._descriptor)  # when the interpreter ends, `os` may be gone before this
+
+
+class _Unchanged:
+    """Gives files that are open, of the adopted ones those that are as they were when opened.
+
+    Args:
+        files: those that are open.
+        seconds: for so long at most an adopted file is not looked at again while it is read.
+    """
+
+    def __init__(self, files: dict[int, _File], seconds: float) -> None:
+        self._files = files
+        self._seconds = seconds
+        self._pause_ends = 0.0
+
+    def __call__(self, container: int) -> _File | None:
+        """Return an open file; None where it is to be opened, which tells what has changed."""
+        file = self._files.get(container)
+        if file is None or file.state is None:
+            return file
+        begin = time.monotonic()
+        if begin < self._pause_ends and begin - file.looked_at < self._seconds:
+            return file
+        if state_now(file.path) != file.state:
+            self._files.pop(container, None)
+            return None
+        file.looked_at = time.monotonic()
+        took = file.looked_at - begin
+        self._pause_ends = file.looked_at + (PAUSE_S if took < PAUSE_S else PAUSE * took)
+        return file
+
+
+def _open_files() -> int:
+    """Return how many files a process may have open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return FILES_OF_WINDOWS
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,429 @@
+"""The arrays of one feature: from a row of the index to numbers, checked where that is wanted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import xxhash
+
+from featcache.container_files import PAGE_BYTES
+from featcache.declaration import FrameTimes
+from featcache.errors import CacheError, CorruptCacheError, FeatcacheError, FormatVersionError
+from featcache.format.index import ContainerColumns, FeatureColumns, Index
+from featcache.format.manifest import Manifest
+from featcache.interface import Array, Bytes, Codec, EncodedArray, FeatureSpec, Ints, storage_dtype
+from featcache.reading.containers import Containers, Piece
+from featcache.reading.verify import ContainerPages
+from featcache.registry import RAW, get_codec
+
+# An array's bytes as they are stored, for those who copy or compare them without decoding.
+
+
+def stored_blocks(columns: FeatureColumns, row: int, containers: Containers) -> EncodedArray:
+    """Return the blocks of a row, one an extent; views where the containers are mapped."""
+    extents = range(int(columns.first[row]), int(columns.first[row + 1]))
+    places = (
+        (int(columns.container[at]), int(columns.offset[at]), int(columns.nbytes[at]))
+        for at in extents
+    )
+    blocks = tuple(containers.view(*place).data for place in places)
+    return EncodedArray(int(columns.rows[row]), blocks)
+
+
+# Decoding of a codec's blocks, with its promises checked: any package may bring a codec.
+
+
+def decoded(
+    codec: Codec, data: memoryview, dtype: np.dtype[np.generic], dims: tuple[int, ...], rows: int
+) -> Array:
+    """Decode a block, whoever wrote the codec; raises `CorruptCacheError` if it breaks its promise.
+
+    Without this, a block of one row too many would be taken for the next one's, and one of other
+    dims be repeated to fill a frame.
+    """
+    try:
+        block = np.asanyarray(codec.decode(data, dtype, dims, rows))
+    except FeatcacheError:
+        raise
+    except Exception as error:
+        raise CorruptCacheError(
+            f"codec {codec.name!r} cannot decode a block of {len(data)} bytes: {error!r}"
+        ) from error
+    if block.dtype != dtype or block.ndim == 0 or block.shape[1:] != dims or len(block) > rows:
+        raise CorruptCacheError(
+            f"codec {codec.name!r} decodes a block of {len(data)} bytes to {block.dtype} of shape "
+            f"{block.shape}, not {dtype} of up to {(rows, *dims)}"
+        )
+    return block
+
+
+def joined(spec: FeatureSpec, array: EncodedArray, block_rows: int) -> Array:
+    """Return a whole array of shape (rows, *dims), storage dtype, from its blocks.
+
+    Args:
+        spec: the feature.
+        array: its rows and its blocks.
+        block_rows: rows a block of the codec; 0: the whole array is one block.
+    """
+    dtype, rows = spec.storage_dtype, array.rows
+    if spec.codec is None or not array.blocks:
+        flat = np.frombuffer(b"".join(array.blocks), dtype)
+        return cast(Array, flat.reshape(rows, *spec.dims))
+    size = block_rows or rows
+    blocks = (memoryview(block) for block in array.blocks)
+    frames = [decoded(spec.codec, block, dtype, spec.dims, size) for block in blocks]
+    return np.concatenate(frames)[:rows]
+
+
+# Checks of bytes when they are read: arrays by their checksum, windows of them by their pages.
+
+
+class Checks:
+    """Compares bytes of a generation's containers with what was written.
+
+    Safe to share between threads.
+    """
+
+    def __init__(
+        self, cache: Path, manifest: Manifest, columns: ContainerColumns, containers: Containers
+    ) -> None:
+        self._containers = containers
+        self._pages = ContainerPages(cache, manifest, columns, containers.adopted)
+
+    def same_array(self, extents: Sequence[Piece], checksum: int) -> bool:
+        """Tell whether the bytes of a whole array have its checksum."""
+        state = xxhash.xxh3_64()
+        for extent in extents:
+            state.update(self._containers.view(*extent).data)
+        return state.intdigest() == checksum
+
+    def check_pages(self, container: int, offset: int, nbytes: int) -> None:
+        """Raise `CorruptCacheError` unless the pages that hold some bytes are what was written."""
+        self._containers.check(container, offset, nbytes)
+        first, last = offset // PAGE_BYTES, -(-(offset + nbytes) // PAGE_BYTES)
+        begin = first * PAGE_BYTES
+        end = min(last * PAGE_BYTES, int(self._pages.columns.sizes[container]))
+        data = self._containers.view(container, begin, end - begin).data
+        pages = (data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES))
+        found = list(map(xxhash.xxh3_64_intdigest, pages))
+        if found != self._pages.of(container)[first:last].tolist():
+            raise CorruptCacheError(
+                f"container {self._pages.file(container)!r} is damaged between bytes {begin} and "
+                f"{end}: the checksums of its pages do not match"
+            )
+
+
+# The arrays of one feature: from a row of the index to numbers.
+
+MOST_FRAMES = 1 << 40  # no memory that they could be written from holds more
+_LARGE_BYTES = 1 << 30  # of an array whose one block has to show that it holds as much
+
+
+@contextmanager
+def memory_for(feature: str, lengths: tuple[int, ...], dims: tuple[int, ...]) -> Iterator[None]:
+    """Raise `CacheError` where the memory for arrays of a feature cannot be had."""
+    try:
+        yield
+    except (MemoryError, ValueError, RuntimeError) as error:  # torch raises the last one
+        raise CacheError(
+            f"feature {feature!r}: no memory for frames {lengths} of shape {dims}: {error}; read "
+            "less at once, or see whether the cache is damaged (verify='columns')"
+        ) from error
+
+
+class FeatureArrays:
+    """Reads the arrays of one feature as they are stored.
+
+    With `checks`, all bytes are compared with their checksums before they are given.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        name: str,
+        index: Index,
+        containers: Containers,
+        checks: Checks | None = None,
+    ) -> None:
+        declared, columns = manifest.features[name], index.features[name]
+        self.name = name
+        self.declared_dtype: str = declared["dtype"]
+        self.dtype = storage_dtype(self.declared_dtype)
+        self.dims = manifest.dims.get(name, ())
+        self.has_frames = declared["time_axis"] is not None
+        self.times = FrameTimes.declared(declared)
+        self.lengths = columns.rows
+        self._index = index
+        self._columns = columns
+        self._checks = checks
+        # one item of a memoryview costs a third of one of an array
+        self._length, self._first = columns.rows.data, columns.first.data
+        self._container, self._offset = columns.container.data, columns.offset.data
+        self._nbytes = columns.nbytes.data
+        self._containers = containers
+        self._row_bytes = self.dtype.itemsize * math.prod(self.dims)
+        self._declared = declared
+        self._is_raw = declared["codec"] == RAW
+        self._part = index.containers.parts.data
+        self._block_rows = [part.block_rows[name] for part in manifest.parts]
+        # of adopted arrays, row by row
+        self._rows_blocks = None if columns.block_rows is None else columns.block_rows.data
+        self._skip = None if columns.skip is None else columns.skip.data
+
+    def read(
+        self, row: int, start: int = 0, stop: int | None = None, *, copy: bool = True
+    ) -> Array:
+        """Return a writable copy of frames `start` to before `stop`, in the user's shape.
+
+        Without `copy`, the mapped bytes themselves where they are the array.
+        """
+        try:
+            end: int = self._length[row] if stop is None else stop
+            view = self._view(row, start, end)
+            if view is None:
+                self.check_length(row)
+                out = self.empty(end - start)
+                self.read_into(row, out, start)
+                return out if self.has_frames else out[0, ...]
+            if self._checks is not None:
+                self._check(row, start, end)
+            view = view if self.has_frames else view[0, ...]
+            return view.copy() if copy else view
+        except (IndexError, ValueError, OverflowError) as error:
+            raise self._damaged(row, error) from None
+
+    def empty(self, *lengths: int) -> Array:
+        """Return an array of shape (*lengths, *dims) to read into.
+
+        Raises `CacheError` if memory lacks.
+        """
+        with memory_for(self.name, lengths, self.dims):
+            return np.empty((*lengths, *self.dims), self.dtype)
+
+    def read_into(self, row: int, out: Array, start: int = 0) -> None:
+        """Copy the frames from `start` on into the contiguous `out` of shape (frames, *dims)."""
+        try:
+            if self._checks is not None:
+                self._check(row, start, start + len(out))
+            view = self._view(row, start, start + len(out))
+            if view is not None:
+                out[...] = view
+            elif out.nbytes == 0:
+                return
+            elif self._is_raw:
+                self._copy_bytes(row, start * self._row_bytes, out.reshape(-1).view(np.uint8))
+            else:
+                self._decode(row, start, out)
+        except (IndexError, ValueError, OverflowError) as error:
+            raise self._damaged(row, error) from None
+
+    def _view(self, row: int, start: int, stop: int) -> Array | None:
+        """Return frames `start` to before `stop` of a row, read-only, without a copy.
+
+        None unless the row lies mapped in one piece. Every microsecond of a read counts here: no
+        property, slice or call more than it takes.
+        """
+        extent = self._first[row]
+        if not self._is_raw or self._first[row + 1] != extent + 1:
+            return None
+        source = self._containers.mapped(self._container[extent])
+        if source is None:
+            return None
+        rows, offset, row_bytes = self._length[row], self._offset[extent], self._row_bytes
+        nbytes = rows * row_bytes
+        # NumPy takes any offset
+        if not (0 <= nbytes <= self._nbytes[extent] and 0 <= offset <= len(source) - nbytes):
+            raise self._damaged(row, "its extent is shorter than its length")
+        if not 0 <= start <= stop <= rows:
+            raise self._damaged(row, "it is shorter than its length")
+        return np.ndarray(
+            (stop - start, *self.dims), self.dtype, source, offset + start * row_bytes
+        )
+
+    def read_many(self, rows: Ints, starts: Ints, lengths: Ints, outs: Iterable[Bytes]) -> None:
+        """Copy `lengths` frames of each row, from `starts` on, to the front of one of `outs`."""
+        windows = zip(rows.tolist(), starts.tolist(), lengths.tolist(), strict=True)
+        pieces = self._pieces(rows, starts, lengths)
+        if pieces is not None:
+            if self._checks is not None:
+                for row, start, length in windows:
+                    self._check(row, start, start + length)
+            self._containers.read_many(pieces, outs)
+            return
+        self._containers.prefetch([piece for row in rows.tolist() for piece in self._extents(row)])
+        for (row, start, length), out in zip(windows, outs, strict=True):
+            frames = out[: length * self._row_bytes].view(self.dtype).reshape(length, *self.dims)
+            self.read_into(row, frames, start)
+
+    def _pieces(self, rows: Ints, starts: Ints, lengths: Ints) -> list[Piece] | None:
+        """Return where the bytes of these frames lie, None unless each lies in one piece."""
+        columns = self._columns
+        try:
+            extent = columns.first[rows]
+            if not self._is_raw or (columns.first[rows + 1] != extent + 1).any():
+                return None
+            begin, nbytes = starts * self._row_bytes, lengths * self._row_bytes
+            short = begin + nbytes > columns.nbytes[extent]
+            if short.any():
+                raise self._damaged(
+                    int(rows[short.argmax()]), "its extent is shorter than its length"
+                )
+            containers, offsets = columns.container[extent], columns.offset[extent] + begin
+        except IndexError as error:
+            raise self._damaged(int(rows[0]), error) from None
+        return list(zip(containers.tolist(), offsets.tolist(), nbytes.tolist(), strict=True))
+
+    def _extents(self, row: int, some: slice = slice(None)) -> list[Piece]:
+        """Return where the bytes of a row lie, or some of its extents: a row may have thousands."""
+        extents = range(self._first[row], self._first[row + 1])[some]
+        try:
+            return [(self._container[e], self._offset[e], self._nbytes[e]) for e in extents]
+        except IndexError as error:
+            raise self._damaged(row, error) from None
+
+    def check_length(self, row: int) -> None:
+        """Raise `CorruptCacheError` for a length that the row's bytes cannot have.
+
+        To be called before memory is taken for it.
+        """
+        length, extents = self._length[row], self._extents(row)
+        for extent in extents:
+            self._containers.check(*extent)
+        if self._is_raw or not extents:
+            held = sum(nbytes for _, _, nbytes in extents)
+            fits = length * self._row_bytes <= held
+        elif size := self._declared_rows(row, extents[0][0]):
+            fits = length <= size * len(extents) - self._skipped(row)
+        else:
+            fits = length * self._row_bytes <= _LARGE_BYTES or self._is_held(row, length)
+        if not 0 <= length <= MOST_FRAMES or not fits:
+            raise self._damaged(row, "its extents are shorter than its length")
+
+    def _is_held(self, row: int, length: int) -> bool:
+        """Decode the single block of a row: what it holds shows only then."""
+        data = self._containers.view(*self._extents(row, slice(1))[0]).data
+        return len(decoded(self._codec, data, self.dtype, self.dims, length)) == length
+
+    @cached_property
+    def all_lengths(self) -> Ints:
+        """The frames of all rows: the column itself, once it has been looked at as a whole."""
+        self.check_lengths(self.lengths)
+        return self.lengths
+
+    def check_lengths(self, lengths: Ints) -> None:
+        """Raise `CorruptCacheError` for lengths, those of some rows, that no arrays can have."""
+        most = MOST_FRAMES
+        if self._is_raw and self._row_bytes:
+            held = int(self._index.containers.sizes.sum())
+            most = min(most, held // self._row_bytes)
+        if lengths.min(initial=0) < 0 or lengths.max(initial=0) > most:
+            raise CorruptCacheError(
+                f"feature {self.name!r} is damaged: its index tells of {lengths.min()} to "
+                f"{lengths.max()} frames; opening the cache with verify='arrays' tells all damage, "
+                "and what to do"
+            )
+
+    def _damaged(self, row: int, what: object) -> FeatcacheError:
+        if isinstance(what, FeatcacheError):
+            return what
+        try:
+            which = f"utterance {self._index.id(row)!r}"
+        except (CorruptCacheError, IndexError):
+            which = f"row {row}"
+        return CorruptCacheError(
+            f"{which}, feature {self.name!r} is damaged: {what}; opening the cache with "
+            "verify='arrays' tells all damage, and what to do"
+        )
+
+    def _check(self, row: int, start: int, stop: int) -> None:
+        """Raise `CorruptCacheError` unless the bytes of some frames are what was written.
+
+        A whole array is compared with its checksum, a window with those of the pages that it lies
+        on.
+        """
+        checks, extents = cast(Checks, self._checks), self._extents(row)
+        if start == 0 and stop == self._length[row]:
+            if not checks.same_array(extents, int(self._columns.checksum[row])):
+                raise self._damaged(row, "its checksum does not match")
+        elif self._is_raw:
+            for piece in self._window(row, start * self._row_bytes, stop * self._row_bytes):
+                checks.check_pages(*piece)
+        elif extents:
+            size, skip = self._rows_a_block(row, extents), self._skipped(row)
+            start, stop = start + skip, stop + skip
+            for extent in extents[start // size : -(-stop // size)]:
+                checks.check_pages(*extent)
+
+    def _window(self, row: int, begin: int, end: int) -> list[Piece]:
+        """Return where the bytes `begin` to before `end` of a raw array lie."""
+        pieces = []
+        for extent in range(self._first[row], self._first[row + 1]):
+            nbytes = self._nbytes[extent]
+            if begin < nbytes and end > 0:
+                first, last = max(begin, 0), min(end, nbytes)
+                pieces.append((self._container[extent], self._offset[extent] + first, last - first))
+            begin, end = begin - nbytes, end - nbytes
+        return pieces
+
+    def _copy_bytes(self, row: int, begin: int, target: Bytes) -> None:
+        done = 0
+        for container, offset, nbytes in self._window(row, begin, begin + len(target)):
+            self._containers.read_into(container, offset, target[done : done + nbytes])
+            done += nbytes
+        if done < len(target):
+            raise self._damaged(row, "its extents are shorter than its length")
+
+    def _decode(self, row: int, start: int, out: Array) -> None:
+        first = self._extents(row, slice(1))
+        if not first:
+            raise self._damaged(row, "it has frames but no extents")
+        size, done = self._rows_a_block(row, first), 0
+        start += self._skipped(row)
+        wanted = slice(start // size, -(-(start + len(out)) // size))
+        for number, extent in enumerate(self._extents(row, wanted), wanted.start):
+            data = self._containers.view(*extent).data
+            block = decoded(self._codec, data, self.dtype, self.dims, size)
+            block = block[max(start - number * size, 0) :][: len(out) - done]
+            out[done : done + len(block)] = block
+            done += len(block)
+            if done == len(out):
+                return
+        raise self._damaged(row, "its blocks are shorter than its length")
+
+    def _rows_a_block(self, row: int, extents: Sequence[Piece]) -> int:
+        """Return the rows of a codec's full block, those of the array where it is one block."""
+        return self._declared_rows(row, extents[0][0]) or self._length[row]
+
+    def _declared_rows(self, row: int, container: int) -> int:
+        """Return the rows of a full block as the row says, or its part; 0: it is one block."""
+        of_row: int = 0 if self._rows_blocks is None else self._rows_blocks[row]
+        if of_row < 0:
+            raise self._damaged(row, "its blocks have a negative length")
+        return of_row or self._block_rows[self._part[container]]
+
+    def _skipped(self, row: int) -> int:
+        """Return the rows of the first block that stand before the array."""
+        skip: int = 0 if self._skip is None else self._skip[row]
+        if skip < 0:
+            raise self._damaged(row, "it begins before its first block")
+        return skip
+
+    @cached_property
+    def _codec(self) -> Codec:  # made when needed: its library may be missing
+        name, options = self._declared["codec"], self._declared["codec_options"]
+        kind = get_codec(name)
+        known = {field.name for field in dataclasses.fields(cast(Any, kind))}
+        if unknown := sorted(options.keys() - known):
+            raise FormatVersionError(
+                f"feature {self.name!r} is stored by codec {name!r} with options that it does not "
+                f"know, {', '.join(map(repr, unknown))}; upgrade featcache, or the package that "
+                "has the codec"
+            )
+        return kind(**options)

@@ -1,0 +1,448 @@
+"""`Generation`: a published generation of a cache, open for reading: manifest, index, bytes.
+
+`Cache` (NumPy), `FeatureReader` (torch), `FeatureTable` (rows) and `PartWriter` stand on it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, overload
+
+from numpy.typing import NDArray
+
+from featcache._checks import listed_ids, not_an_id
+from featcache.errors import (
+    CacheError,
+    CorruptCacheError,
+    KeyNotFoundError,
+    RowError,
+    StaleCacheError,
+    WindowError,
+    nearest,
+)
+from featcache.format.annotations import Column, read_column
+from featcache.format.columns import ColumnFile, Strings
+from featcache.format.feature_sets import stored_sets
+from featcache.format.files import from_storage
+from featcache.format.index import Index, StampColumns, read_index, read_strings
+from featcache.format.lock import at_work
+from featcache.format.manifest import Manifest, manifest_file, read_kept, read_manifest
+from featcache.interface import Array, Ints
+from featcache.reading.annotation import BlockRows
+from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
+from featcache.reading.feature_arrays import Checks, FeatureArrays
+from featcache.reading.verify import raise_damage
+
+# Manifest and columns of a generation, read while others may publish.
+
+
+def _manifest_of(path: Path, name: str | None) -> Manifest:
+    """Read the manifest of a generation; that of the current one is what counts of it."""
+    current = read_manifest(path)
+    if name is None or name == current.name:
+        return current
+    return read_manifest(path, manifest_file(name))
+
+
+def opened_columns(
+    path: Path, mapped: bool, checked: bool, name: str | None
+) -> tuple[Manifest, Index, Strings, ColumnFile]:
+    """Read manifest, index and failed ids, while others may publish.
+
+    The file of columns comes, too: those of annotations are taken out of it when they are needed.
+    With `checked`, all of the index is compared with its checksums.
+    """
+    manifest = _manifest_of(path, name)
+    while True:
+        try:
+            file = ColumnFile(path, manifest.index, mapped=mapped, expected=manifest.index_digest)
+            break
+        except FileNotFoundError as error:
+            # others may have published since: the columns of the generation before go then
+            newer = _manifest_of(path, name)
+            if newer.write_id == manifest.write_id:
+                raise CacheError(
+                    f"cache {str(path)!r} lacks {error.filename!r}; put it back, or remove "
+                    "featcache.json and write the cache again: what is sealed is kept"
+                ) from error
+            manifest = newer
+    with file.until_read(later=bool(manifest.annotations)):
+        if checked:
+            raise_damage(file.damage())
+        index, failed = read_index(file, list(manifest.features)), read_strings(file, "failed")
+    for wrong in _misfits(manifest, index):
+        raise CorruptCacheError(f"cache {str(path)!r} is damaged: {wrong}")
+    return manifest, index, failed, file
+
+
+def _misfits(manifest: Manifest, index: Index) -> Iterator[str]:
+    """Say in what an index is not what its manifest says."""
+    if len(index) != manifest.rows:
+        yield f"{len(index)} of {manifest.rows} rows"
+    parts = index.containers.parts
+    if len(parts) and not 0 <= int(parts.min()) <= int(parts.max()) < len(manifest.parts):
+        yield "its containers are in parts that are not there"
+    for name, feature in manifest.features.items():
+        if feature["stats"] and manifest.is_collected and name not in index.stats:
+            yield f"it has no statistics of {name!r}"
+
+
+# `Ids`: the utterance ids of numbered rows as a sequence, which holds none of them itself.
+
+
+class HasIds(Protocol):
+    """Rows that have ids, as those of an index or of a table."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[str]: ...
+    def __contains__(self, id: object) -> bool: ...
+    def id(self, row: int) -> str:
+        """Return the id of a row, counted from 0."""
+        ...
+
+
+class Ids(Sequence[str]):
+    """The ids of a cache or a table in the order of its rows.
+
+    Taken out of the index when they are asked for: ten million ids cost no memory. Equal to any
+    sequence of the same ids; pickled as a list.
+    """
+
+    def __init__(self, rows: HasIds) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self._rows.id(each) for each in range(len(self))[row]]
+        try:
+            return self._rows.id(range(len(self))[row])
+        except IndexError:
+            raise RowError(f"no row {row}: there are {len(self)} utterances") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._rows
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(map(operator.eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        some = ", ".join(map(repr, self[:3]))
+        return f"<{len(self)} ids: {some}{', ...' * (len(self) > 3)}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return list, (list(self),)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Feature sets of a cache as one: the rows that all of them have."""
+
+    manifest: Manifest
+    index: Index  # without containers, which are those of the sets
+    failed: Strings
+    features: Mapping[str, FeatureArrays]
+    set_rows: Mapping[str, Ints | None]  # of each set, those of the joined rows; None: all
+
+
+class Generation:
+    """A generation of a cache: the one that is current when it is opened, or an earlier one.
+
+    Reads the manifest and maps the index; containers are opened when their bytes are first read.
+    Safe to share between threads and to fork.
+
+    Args:
+        path: the cache directory.
+        mapped: map index and containers into memory; False reads them.
+        check_reads: compare the index with its checksums now, and arrays when they are read.
+        name: that of the generation; None: the current one.
+        roots: places of adopted sources by key, where they are not what the cache knows.
+
+    Attributes:
+        sets: the generations of the feature sets that it is made of, by name; empty for a plain
+            cache.
+        set_rows: the rows of each set that are its rows; None where they are all.
+        refused: the errors of features that were made from something else than is expected.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        mapped: bool = True,
+        check_reads: bool = False,
+        name: str | None = None,
+        roots: Roots = NO_ROOTS,
+    ) -> None:
+        self.path = path
+        self.roots = roots
+        self.sets: Mapping[str, Generation] = {}
+        self.set_rows: Mapping[str, Ints | None] = {}
+        self.refused: Mapping[str, StaleCacheError] = {}
+        self.mapped = mapped
+        self.check_reads = check_reads
+        opened = opened_columns(path, mapped, check_reads, name)
+        self.manifest, self.index, self.failed, self._file = opened
+        self._annotations: dict[str, Column] = {}
+        columns = self.index.containers
+        adopted = AdoptedFiles.of(path, self.manifest.parts, columns, roots)
+        self.containers = Containers.of(path, columns, mapped, adopted, check_reads)
+        if check_reads:
+            self.check_collected("check_reads")
+        checks = Checks(path, self.manifest, columns, self.containers) if check_reads else None
+        self.features: Mapping[str, FeatureArrays] = {
+            name: FeatureArrays(self.manifest, name, self.index, self.containers, checks)
+            for name in self.manifest.features
+        }
+
+    @classmethod
+    def of_sets(
+        cls,
+        path: Path,
+        sets: Mapping[str, Generation],
+        joined: Joined,
+        refused: Mapping[str, StaleCacheError],
+    ) -> Generation:
+        """Return feature sets that are open as the one generation of their cache."""
+        first = next(iter(sets.values()))
+        opened = cls.__new__(cls)
+        settings = {"mapped": first.mapped, "check_reads": first.check_reads, "roots": first.roots}
+        vars(opened).update(path=path, sets=sets, refused=refused, **settings)
+        vars(opened).update(vars(joined), containers=first.containers)
+        return opened
+
+    def check_collected(self, needs: str) -> None:
+        """Raise `CacheError` where checksums or statistics of adopted parts are not there yet."""
+        for each in self.sets.values() or (self,):
+            if not each.manifest.is_collected:
+                raise CacheError(
+                    f"cache {str(self.path)!r} is adopted, and nothing has read all of its bytes "
+                    f"yet, as {needs} needs: call collect() of the cache once, opened without that"
+                )
+
+    def of_feature(self, feature: str) -> Generation:
+        """Return the generation of the set that has a feature; itself, if plain."""
+        sets = self.sets.values()
+        return next((each for each in sets if feature in each.features), self)
+
+    def in_set(self, feature: str, rows: Ints) -> tuple[Generation, Ints]:
+        """Return the generation of the set that has a feature, and rows of it for rows here."""
+        for name, each in self.sets.items():
+            if feature in each.features:
+                of_set = self.set_rows[name]
+                return each, rows if of_set is None else of_set[rows]
+        return self, rows
+
+    @property
+    def stamps(self) -> StampColumns | None:
+        """Stamps in row order, `input` and `entry`, 0 where unknown; None if there are none."""
+        return self.index.stamps
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the generations that are open: one, or one of each set."""
+        return tuple(each.manifest.name for each in self.sets.values() or (self,))
+
+    def annotation(self, name: str) -> BlockRows:
+        """Return the column of an annotation and its rows: of the first set that has it.
+
+        Raises `KeyNotFoundError` for an unknown one.
+        """
+        if not isinstance(name, str) or name not in self.manifest.annotations:
+            raise KeyNotFoundError(
+                f"no annotation {name!r} in cache {str(self.path)!r}",
+                hint=lambda: nearest(name, self.manifest.annotations) + self.written_since(),
+            )
+        for home, each in self.sets.items():
+            if name in each.manifest.annotations:
+                column = each.annotation(name).column
+                return BlockRows(column, self.set_rows[home], len(self.index))
+        if name not in self._annotations:
+            kind = self.manifest.annotations[name].kind
+            self._annotations[name] = read_column(self._file, name, kind, len(self.index))
+        return BlockRows(self._annotations[name], None, len(self.index))
+
+    def file(self, role: str) -> bytes | None:
+        """Read the file of a role, "probe" or "made-from"; None if there is none.
+
+        Raises `CorruptCacheError` if it is missing or is not what was written.
+        """
+        return read_kept(self.path, self.manifest.files, role)
+
+    def arrays(self, feature: str) -> FeatureArrays:
+        """Return the arrays of a feature; raises `KeyNotFoundError` for an unknown one."""
+        try:
+            return self.features[feature]
+        except (KeyError, TypeError):  # a list, such as that of ids
+            if isinstance(feature, str) and feature in self.refused:
+                raise StaleCacheError(str(self.refused[feature])) from None
+            raise KeyNotFoundError(
+                f"no feature {feature!r} in cache {str(self.path)!r}",
+                hint=lambda: nearest(feature, self.features) + self.written_since("open it again"),
+            ) from None
+
+    def row(self, id: str) -> int:
+        """Return the row of an id; raises `KeyNotFoundError` for an unknown one."""
+        row = self.index.find(id) if isinstance(id, str) else -1
+        if row < 0:
+            raise self._not_found(id)
+        return row
+
+    def find(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids, -1 where there is none.
+
+        Raises `KeyNotFoundError` for what is no list of strings.
+        """
+        return self.index.find_many(listed_ids(ids))
+
+    def rows(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids; raises `KeyNotFoundError` for an unknown one."""
+        listed = listed_ids(ids)
+        rows = self.index.find_many(listed)
+        if len(rows) and rows.min() < 0:
+            raise self._not_found(listed[int(rows.argmin())])
+        return rows
+
+    def read(
+        self,
+        id: str,
+        arrays: FeatureArrays,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        copy: bool = True,
+    ) -> Array:
+        """Return a copy of an array as it is stored, or of its frames `start` to before `stop`.
+
+        Without `copy`, the mapped bytes themselves where they are the array.
+
+        Raises `KeyNotFoundError` for an unknown id, `WindowError` unless 0 <= start <= stop <=
+        frames.
+        """
+        row = self.index.find(id) if isinstance(id, str) else -1
+        if row < 0:
+            raise self._not_found(id)
+        return read_row(arrays, row, id, start, stop, copy=copy)
+
+    def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
+        """Return the frames of all utterances in row order, or of some."""
+        arrays = self.arrays(feature)
+        if ids is None:
+            return arrays.all_lengths.copy()
+        lengths = arrays.lengths[self.rows(ids)]
+        arrays.check_lengths(lengths)
+        return lengths
+
+    def close(self) -> None:
+        """Let go of the container files: arrays cannot be read any more."""
+        for each in self.sets.values() or (self,):
+            each.containers.close()
+
+    def _not_found(self, id: str) -> KeyNotFoundError:
+        if not isinstance(id, str):
+            return KeyNotFoundError(not_an_id(id))
+
+        def hint() -> str:
+            found = self.index.nearest(id)
+            if not self.manifest.complete:
+                found += f"; it is incomplete, {at_work(self.path) or 'more may come'}"
+            return found + self.written_since()
+
+        return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}", hint=hint)
+
+    def written_since(self, advice: str = "refresh() it, or open it again") -> str:
+        """Say, as the end of a message, that a newer generation is there than the one opened."""
+        with suppress(CacheError, OSError):
+            now = {found.name for _, found in stored_sets(self.path)}
+            tagged = {name for _, found in stored_sets(self.path) for name in found.tags.values()}
+            if now.difference(self.names) and not tagged.issuperset(self.names):
+                return f"; the cache was written on since it was opened: {advice}"
+        return ""
+
+
+def read_row(
+    arrays: FeatureArrays, row: int, id: str, start: int | None, stop: int | None, *, copy: bool
+) -> Array:
+    """Return the array of a row, or some of its frames, as `Generation.read` does by its id."""
+    if start is None and stop is None:
+        return arrays.read(row, copy=copy)
+    if not arrays.has_frames:
+        raise WindowError(
+            f"feature {arrays.name!r} has no time axis, so there are no frames to choose from"
+        )
+    length: int = arrays.lengths.item(row)
+    return arrays.read(row, *window(id, arrays.name, length, start, stop), copy=copy)
+
+
+def window(
+    id: str, feature: str, length: int, start: int | None, stop: int | None
+) -> tuple[int, int]:
+    """Return the first frame and the one after the last of a window into `length` frames.
+
+    Raises `WindowError` unless 0 <= start <= stop <= length, whole numbers.
+    """
+    try:
+        begin = 0 if start is None else operator.index(start)
+        end = length if stop is None else operator.index(stop)
+    except TypeError:
+        wrong = (
+            f"give whole numbers of frames, from start to before stop, not {start!r} and {stop!r}"
+        )
+    else:
+        if 0 <= begin <= end <= length:
+            return begin, end
+        wrong = f"frames {begin} to {end} are not within 0 to {length}"
+    raise WindowError(f"utterance {id!r}, feature {feature!r}: {wrong}")
+
+
+# Arrays of several utterances of a generation in one, padded at the end of the frame axis.
+
+
+class PaddedFeatures(NamedTuple):
+    """Arrays of several utterances in one, padded at the end of the frame axis.
+
+    data: (utterances, longest, *dims), or (utterances, *dims) without a time axis.
+    lengths: frames of each utterance, int64; ones without a time axis.
+    """
+
+    data: NDArray[Any]
+    lengths: Ints
+
+
+def read_padded(opened: Generation, ids: Iterable[str], feature: str) -> PaddedFeatures:
+    """Read the arrays of several utterances, as `Cache.read_batch` does."""
+    arrays = opened.arrays(feature)
+    rows = opened.rows(ids)
+    lengths = arrays.lengths[rows]
+    for place in {int(lengths.argmin()), int(lengths.argmax())} if len(rows) else ():
+        arrays.check_length(int(rows[place]))
+    longest = int(lengths.max(initial=0))
+    data = arrays.empty(len(rows), longest)
+    for out, row, length in zip(data, rows.tolist(), lengths.tolist(), strict=True):
+        arrays.read_into(row, out[:length])
+        out[length:] = 0
+    if not arrays.has_frames:
+        if (lengths != 1).any():
+            raise CorruptCacheError(
+                f"cache {str(opened.path)!r} is damaged: feature {feature!r} has no time axis, "
+                "but its index tells of several frames"
+            )
+        data = data.reshape(len(rows), *arrays.dims)
+    return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)

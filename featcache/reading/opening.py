@@ -1,0 +1,535 @@
+"""Opening a cache: a plain one, or feature sets, of which a stale one refuses its features only.
+
+A cache is compared with the fingerprint that its reader demands, and refused where it lacks
+utterances, unless that is wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from featcache.errors import (
+    CacheError,
+    ConfigError,
+    CorruptCacheError,
+    IncompleteError,
+    NotACacheError,
+    StaleCacheError,
+    UnknownNameError,
+    nearest,
+)
+from featcache.format.columns import Strings
+from featcache.format.feature_sets import last_edits, set_directories, stored_sets
+from featcache.format.fingerprint import (
+    ABSENT,
+    Difference,
+    canonical,
+    differences,
+    digest_of_canonical,
+)
+from featcache.format.index import (
+    ContainerColumns,
+    Index,
+    common_rows,
+    have_same_ids,
+    rows_of_ids,
+    some_rows,
+)
+from featcache.format.lock import holder, holder_text, is_locked
+from featcache.format.manifest import (
+    ADOPTED,
+    NAME,
+    SETS,
+    Expected,
+    FeatureSetsError,
+    Manifest,
+    is_of_current_build,
+    manifest_file,
+    name_of,
+    read_manifest,
+    tags_of,
+)
+from featcache.interface import Ints
+from featcache.reading.containers import NO_ROOTS, Roots, check_roots
+from featcache.reading.feature_arrays import Checks, FeatureArrays
+from featcache.reading.generation import Generation, Joined
+from featcache.reading.verify import all_damage
+
+# Origin of a cache: when and by what it was made, as far as that was recorded.
+
+ROLE = "made-from"  # of the file in a cache that holds its witnesses, JSON
+WHEN, COMMAND = "when", "command"  # keys of the witnesses: a time as ISO 8601 has it; a list
+_UNITS = {"day": 86400, "hour": 3600, "minute": 60}
+
+
+def witnesses(opened: Generation) -> dict[str, object]:
+    """Return what was recorded of the run that made a cache; empty where nothing was.
+
+    Raises `CorruptCacheError` for a file that is not what was written.
+    """
+    data = opened.file(ROLE)
+    if data is None:
+        return {}
+    try:
+        return {**json.loads(data)}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CorruptCacheError(
+            f"cache {str(opened.path)!r} is damaged: its witnesses ({ROLE!r}) are no JSON object; "
+            "put a good copy of the cache back, or make it anew (overwrite=True)"
+        ) from error
+
+
+def made_at(opened: Generation, recorded: Mapping[str, object]) -> datetime:
+    """Return when a cache was made; when it was last published where that was not recorded."""
+    try:
+        return datetime.fromisoformat(cast(str, recorded.get(WHEN))).astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        return datetime.fromtimestamp((opened.path / NAME).stat().st_mtime, UTC)
+
+
+def origin(opened: Generation) -> str:
+    """Say when and by what a cache was made: a part of a message, made as well as can be."""
+    recorded: dict[str, object] = {}
+    with contextlib.suppress(OSError):
+        recorded = witnesses(opened)
+    try:
+        ago = _ago(time.time() - made_at(opened, recorded).timestamp())
+    except (OSError, ValueError, OverflowError):
+        ago = "at a time that cannot be read"
+    words = _words(recorded.get(COMMAND))
+    script = Path(next((word for word in words if word.endswith(".py")), "".join(words[:1]))).name
+    return f"made {ago}" + (f" by {script}" if script.isprintable() and script else "")
+
+
+def _words(command: object) -> list[str]:
+    words = command.split() if isinstance(command, str) else command
+    return [str(word) for word in words] if isinstance(words, list) else []
+
+
+def _ago(seconds: float) -> str:
+    """Say how long ago something was, in whole units.
+
+    >>> _ago(3 * 86400 + 5), _ago(60), _ago(1)
+    ('3 days ago', '1 minute ago', 'less than a minute ago')
+    """
+    for unit, length in _UNITS.items():
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "less than a minute ago"
+
+
+# Expectations: the fingerprint that a reader demands of a cache, compared when it is opened.
+#
+# A cache that nothing compared in this process is told of once.
+
+_log = logging.getLogger("featcache")
+# caches that were compared in this process, and those that were told of: digest of the fingerprint
+_compared: dict[Path, str] = {}
+_told: dict[Path, str] = {}
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The fingerprint that a reader demands.
+
+    Args:
+        keys: each is compared with that of the cache; of "features" those that it names.
+        same: digest of the whole fingerprint of a cache that was open before.
+        seen: digest of what was there before anything was opened; what this process compared since
+            may take its place.
+    """
+
+    keys: Mapping[str, object] = field(default_factory=dict)
+    same: str | None = None
+    seen: str | None = None
+
+    @classmethod
+    def of(cls, expect: Mapping[str, object] | None) -> Expectation:
+        """Return what a user demands; raises `ConfigError` for what is no fingerprint."""
+        if not isinstance(expect, Mapping | None):
+            raise ConfigError(
+                "expect is a fingerprint, a dict such as brain.expectation() returns, not "
+                f"{expect!r:.100}"
+            )
+        return cls(canonical(expect or {}))
+
+    @classmethod
+    def of_opened(cls, opened: Generation) -> Expectation:
+        """Demand the fingerprint of a cache that is open."""
+        return cls(same=digest_of_canonical(opened.manifest.fingerprint))
+
+    def with_what_is_there(self, path: Path) -> Expectation:
+        """Demand also what is there now, if anything is."""
+        with contextlib.suppress(OSError):  # told when the cache is opened
+            return replace(self, seen=digest_of_canonical(read_manifest(path).fingerprint))
+        return self
+
+    def as_of_now(self, path: Path) -> Expectation:
+        """Return what a copy, perhaps in another process, is to demand."""
+        return replace(self, seen=_compared.get(path, self.seen)) if self.same is None else self
+
+    def check(self, opened: Generation) -> None:
+        """Raise `StaleCacheError`, with the differences, for a cache made from something else."""
+        path, made_from = opened.path, opened.manifest.fingerprint
+        if changed := [line for key in self.keys for line in self._differences(made_from, key)]:
+            lines = "".join(f"\n  {line}" for line in changed)
+            raise StaleCacheError(
+                f"cache {str(path)!r}, {origin(opened)}, was made from something else than is "
+                f"expected:{lines}\n"
+                "compute it again (cache_features or extract with overwrite=True), or expect what "
+                "it was made from: featcache.inspect.made_from(path) tells"
+            )
+        found = digest_of_canonical(made_from)
+        changed_since_seen = self.seen not in (None, found) and _compared.get(path) != found
+        if self.same not in (None, found) or changed_since_seen:
+            raise StaleCacheError(
+                f"cache {str(path)!r} was made anew from something else since it was opened or its "
+                f"reader was made; the one there now was {origin(opened)}. Open it again to read "
+                "that"
+            )
+        if self.keys.keys() - {"features"}:
+            _compared[path] = found
+        elif self.same is None:
+            _tell(opened, found)
+
+    def _differences(self, made_from: Mapping[str, object], key: str) -> list[Difference]:
+        expected, found = self.keys[key], made_from.get(key, ABSENT)
+        if key == "features" and isinstance(expected, Mapping) and isinstance(found, Mapping):
+            found = {name: found[name] for name in expected if name in found}
+        return differences(found, expected, (key,))
+
+
+def note_compared(path: Path, manifest: Manifest) -> None:
+    """Note that the fingerprint of a cache was compared with what its features are made from."""
+    _compared[path.absolute()] = digest_of_canonical(manifest.fingerprint)
+
+
+def _tell(opened: Generation, found: str) -> None:
+    """Say once that nothing has compared a cache, if its fingerprint holds anything to compare."""
+    path = opened.path
+    if not opened.manifest.fingerprint.keys() - {"features", ADOPTED}:
+        return
+    if found not in (_compared.get(path), _told.get(path)):
+        _told[path] = found
+        _log.warning(
+            "cache %r: %s, not checked: give expect= when you open it, brain.expectation() or the "
+            "fingerprint that it should have",
+            str(path),
+            origin(opened),
+        )
+
+
+# Feature sets of a cache as one generation: the utterances that all of them have.
+
+FEATURES = "features"
+
+
+def join_sets(sets: Mapping[str, Generation]) -> Joined:
+    """Put the feature sets of a cache side by side, row by row.
+
+    Columns are copied only where the sets have not the same utterances.
+    """
+    opened = list(sets.values())
+    rows = common_rows([each.index for each in opened])
+    pairs = zip(opened, rows, strict=True)
+    indexes = [each.index if some is None else some_rows(each.index, some) for each, some in pairs]
+    features: dict[str, FeatureArrays] = {}
+    for each, index, some in zip(opened, indexes, rows, strict=True):
+        features |= each.features if some is None else _arrays(each, index)
+    index = replace(
+        indexes[0],
+        features={name: columns for each in indexes for name, columns in each.features.items()},
+        containers=_no_containers(),
+        stats={name: stats for each in indexes for name, stats in each.stats.items()},
+        stamps=None,
+        annotations={},  # which are those of the sets
+    )
+    failed = sorted({id for each in opened for id in each.failed}, key=str.encode)
+    set_rows = dict(zip(sets, rows, strict=True))
+    return Joined(_manifest(sets, len(index)), index, Strings.of(failed), features, set_rows)
+
+
+def missing_from(opened: Generation, feature: str) -> list[str]:
+    """Return the ids of other sets that the set of a feature lacks, in order."""
+    mine = opened.of_feature(feature)
+    return _missing(mine, opened.sets)
+
+
+def joined_mapping(mappings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Join objects of several sets: keys that are alike in all as they are, others by set.
+
+    >>> joined_mapping({"a": {"gain": 1, "rate": 8}, "b": {"gain": 2, "rate": 8}})
+    {'rate': 8, 'sets': {'a': {'gain': 1}, 'b': {'gain': 2}}}
+    """
+    first = next(iter(mappings.values()), {})
+    alike = {
+        key: value
+        for key, value in first.items()
+        if all(key in each and canonical({key: each[key]}) == canonical({key: value})
+               for each in mappings.values())
+    }  # fmt: skip
+    apart = {
+        name: {key: value for key, value in each.items() if key not in alike}
+        for name, each in mappings.items()
+    }
+    return {**alike, SETS: apart} if any(apart.values()) else alike
+
+
+def damage_of(opened: Generation, *, arrays: bool, alone: bool = False) -> Iterator[str]:
+    """Compare all files of a cache, of each of its sets, with what their parents say of them.
+
+    With `alone`, those of the generation that is open, and of no other one.
+    """
+    for each in opened.sets.values() or (opened,):
+        manifest = replace(each.manifest, previous=None, tags={}) if alone else each.manifest
+        yield from all_damage(each.path, manifest, each.index, arrays=arrays, roots=each.roots)
+
+
+def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
+    """Say of several sets what a manifest says of one."""
+    all_ = {name: each.manifest for name, each in sets.items()}
+    manifests = list(all_.values())
+    declared = {name: each for one in manifests for name, each in one.features.items()}
+    made_from = {
+        name: {key: value for key, value in one.fingerprint.items() if key != FEATURES}
+        for name, one in all_.items()
+    }
+    expected = [one.expected.count for one in manifests if one.expected is not None]
+    whole = all(one.complete for one in manifests)
+    return Manifest(
+        {**joined_mapping(made_from), FEATURES: declared},
+        generation=sum(one.generation for one in manifests),
+        write_id="".join(one.write_id for one in manifests),
+        complete=whole and not any(_lacks_any(each, sets) for each in sets.values()),
+        expected=Expected(max(expected), "") if len(expected) == len(manifests) else None,
+        rows=rows,
+        dims={name: dims for one in manifests for name, dims in one.dims.items()},
+        # the first set that has an annotation counts
+        annotations={
+            name: each for one in manifests[::-1] for name, each in one.annotations.items()
+        },
+    )
+
+
+def _lacks_any(opened: Generation, sets: Mapping[str, Generation]) -> bool:
+    """Tell whether other sets have utterances that a set neither has nor says have failed."""
+    return not {*_missing(opened, sets)} <= {*opened.failed}
+
+
+def _missing(opened: Generation, sets: Mapping[str, Generation]) -> list[str]:
+    found: set[str] = set()
+    for each in sets.values():
+        if each is not opened and not have_same_ids(each.index, opened.index):
+            lacking: Ints = np.flatnonzero(rows_of_ids(opened.index, each.index) < 0)
+            found.update(each.index.id(row) for row in lacking.tolist())
+    return sorted(found, key=str.encode)
+
+
+def _arrays(opened: Generation, index: Index) -> dict[str, FeatureArrays]:
+    """Return what reads the features of some rows of a set."""
+    manifest, containers = opened.manifest, opened.containers
+    checks = None
+    if opened.check_reads:
+        checks = Checks(opened.path, manifest, index.containers, containers)
+    return {
+        name: FeatureArrays(manifest, name, index, containers, checks) for name in manifest.features
+    }
+
+
+def _no_containers() -> ContainerColumns:
+    nothing = np.empty(0, np.int64)
+    parts = np.empty(0, np.int32)
+    return ContainerColumns(Strings.of([]), nothing, np.empty(0, np.uint8), parts)
+
+
+# Opening a cache: a plain one, or feature sets, of which a stale one refuses its features only.
+
+
+class OpenSettings(NamedTuple):
+    """Settings of an opened cache, with which a copy opens it again."""
+
+    mapped: bool = True
+    check_reads: bool = False
+    features: tuple[str, ...] | None = None  # of the sets that are wanted; None: all that are named
+    version: str | None = None  # a tag; None: the current generation
+    names: tuple[str, ...] = ()  # generations that were open before, where they are still there
+    roots: Roots = NO_ROOTS  # places of adopted sources, by key
+
+
+ALL = OpenSettings()
+
+
+def settings_of(opened: Generation, version: str | None) -> OpenSettings:
+    """Return with what the same generation is opened again."""
+    return OpenSettings(
+        mapped=opened.mapped,
+        check_reads=opened.check_reads,
+        version=version,
+        names=opened.names,
+        roots=opened.roots,
+    )
+
+
+def open_generation(
+    path: Path, expectation: Expectation | None, settings: OpenSettings = ALL
+) -> Generation:
+    """Open the current generation of a cache, or a version, compared with what is expected of it.
+
+    Raises `StaleCacheError` if nothing of it was made from that.
+    """
+    try:
+        opened = _open(path, settings)
+    except FeatureSetsError as found:
+        sets = _open_at_once(path, found.names, settings)
+        _check_roots(path, sets.values(), settings)
+        if len(sets) > 1:
+            return _joined(path, sets, expectation)
+        (opened,) = sets.values()
+    else:
+        _check_roots(path, (opened,), settings)
+    if expectation is not None:
+        expectation.check(opened)
+    return opened
+
+
+def _check_roots(path: Path, opened: Iterable[Generation], settings: OpenSettings) -> None:
+    parts = [part for each in opened for part in each.manifest.parts]
+    check_roots(path, parts, settings.roots)
+
+
+def _joined(path: Path, sets: dict[str, Generation], expectation: Expectation | None) -> Generation:
+    if expectation is None or expectation.same is not None:  # of a cache that was open before
+        opened = Generation.of_sets(path, sets, join_sets(sets), {})
+        if expectation is not None:
+            expectation.check(opened)
+        return opened
+    stale: dict[str, StaleCacheError] = {}
+    for name, each in sets.items():
+        try:
+            expectation.check(each)
+        except StaleCacheError as error:
+            stale[name] = error
+    served = {name: each for name, each in sets.items() if name not in stale}
+    if not served:
+        raise StaleCacheError("\n".join(map(str, stale.values())))
+    for why in stale.values():
+        _log.warning("the other features of cache %r can be read, but %s", str(path), why)
+    refused = {feature: why for name, why in stale.items() for feature in sets[name].features}
+    return Generation.of_sets(path, served, join_sets(served), refused)
+
+
+def _open_at_once(
+    path: Path, named: tuple[str, ...], settings: OpenSettings
+) -> dict[str, Generation]:
+    """Open sets as they are at one moment: an edit of several is seen in all of them or in none."""
+    while True:
+        edits = last_edits(path)
+        sets = _open_sets(path, named, settings)
+        if last_edits(path) == edits:
+            return sets
+
+
+def _open_sets(path: Path, named: tuple[str, ...], settings: OpenSettings) -> dict[str, Generation]:
+    """Open the sets of some features, or all that are named."""
+    wanted = set(settings.features or ())
+    found = {
+        directory.name: directory
+        for directory, manifest in stored_sets(path)
+        if not wanted.isdisjoint(manifest.features)
+    }
+    every = set_directories(path, named)
+    sets = found or {name: every[name] for name in named}
+    try:
+        return _of_version(path, sets, settings)
+    except NotACacheError as error:
+        raise CorruptCacheError(
+            f"cache {str(path)!r} lacks one of its feature sets: {error}; put it back, or compute "
+            "its features again"
+        ) from error
+
+
+def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> dict[str, Generation]:
+    """Open sets; of a version, those that have the tag: others were added later."""
+    if settings.version is not None:
+        tags = {name: tags_of(directory) for name, directory in sets.items()}
+        sets = {name: each for name, each in sets.items() if settings.version in tags[name]}
+        if not sets:
+            known = {tag for each in tags.values() for tag in each}
+            raise UnknownNameError(
+                f"cache {str(path)!r} has no version {settings.version!r}; "
+                f"{nearest(settings.version, known)}"
+            )
+    return {name: _open(directory, settings) for name, directory in sets.items()}
+
+
+def _open(path: Path, settings: OpenSettings) -> Generation:
+    name = _generation_of(path, settings)
+    opened = partial(
+        Generation,
+        path,
+        mapped=settings.mapped,
+        check_reads=settings.check_reads,
+        roots=settings.roots,
+    )
+    try:
+        return opened(name=name)
+    except CacheError:
+        if name is None or settings.version is not None or is_of_current_build(path, name):
+            raise
+        return opened()  # that of before has gone meanwhile
+
+
+def _generation_of(path: Path, settings: OpenSettings) -> str | None:
+    """Return the name of the generation to open; None: the current one."""
+    if settings.version is None:
+        return next((name for name in settings.names if is_of_current_build(path, name)), None)
+    there = (name for name in settings.names if (path / manifest_file(name)).exists())
+    return next(there, None) or name_of(path, settings.version)
+
+
+# Refusing to read a cache that lacks utterances, unless that is wanted.
+
+
+def check_complete(cache: object, *, allow_incomplete: bool = False) -> None:
+    """Raise `IncompleteError` for a cache that its writer has not finished, and say who writes it.
+
+    What does not say whether it is complete passes; a table tells which of its caches is not.
+    """
+    if allow_incomplete or getattr(cache, "complete", True):
+        return
+    getattr(cache, "require_complete", bool)()
+    path, expected = getattr(cache, "path", None), getattr(cache, "expected", None)
+    count = len(cache) if hasattr(cache, "__len__") else 0
+    of = "" if expected is None else f" of {expected}"
+    there = f"{count}{of} {'utterance is' if count == 1 and not of else 'utterances are'} there"
+    there += "".join(_lacking(cache))
+    with contextlib.suppress(OSError):  # a cache that only others can write to
+        if path is not None and holder(path) is not None and is_locked(path):
+            there += f"; it is being written by {holder_text(path)}"
+    raise IncompleteError(
+        f"cache {str(path)!r} is incomplete: {there}; go on with what fills it "
+        "(cache_features, extract, CacheWriter; publish(complete=True) of a read-through), or "
+        "read what is there: allow_incomplete=True"
+    )
+
+
+def _lacking(cache: Any) -> Iterator[str]:
+    """Give, for each feature set of a cache, what it lacks of the others."""
+    for set_ in getattr(getattr(cache, "opened", None), "sets", {}).values():
+        feature = next(iter(set_.features))
+        if missing := len(cache.missing(feature)):
+            have = "has" if missing == 1 else "have"
+            them = f"cache.missing({feature!r})"
+            yield f"; {missing} more {have} no {feature!r}: compute or delete them, {them}"

@@ -1,0 +1,376 @@
+"""Verification of a whole cache: all files are compared, then all damage is told at once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import ParamSpec
+
+import numpy as np
+import xxhash
+
+from featcache.container_files import PAGE_BYTES, Pages, bytes_at
+from featcache.declaration import FEW_FRAMES, FrameTimes
+from featcache.errors import CacheError, CorruptCacheError
+from featcache.format.columns import ColumnFile
+from featcache.format.files import open_there, open_within, remedy
+from featcache.format.index import (
+    ContainerColumns,
+    FeatureColumns,
+    Index,
+    container_digest,
+    pages_of,
+    read_index,
+)
+from featcache.format.manifest import (
+    PARTS,
+    Manifest,
+    PartEntry,
+    kept_manifests,
+    manifest_file,
+    read_manifest,
+)
+from featcache.format.part import COLUMNS, SEAL, read_part
+from featcache.interface import Ints
+from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Roots
+
+# Damage of containers, page by page, and of the arrays on damaged pages.
+
+WRONG_PAGES = "the checksums of its pages are not those that were written"
+
+
+class ContainerPages:
+    """The checksums of the pages of a generation's containers, read when they are needed."""
+
+    def __init__(
+        self,
+        cache: Path,
+        manifest: Manifest,
+        columns: ContainerColumns,
+        adopted: AdoptedFiles | None,
+    ) -> None:
+        self.columns = columns
+        self._adopted = adopted
+        self._cache = cache
+        self._parts = manifest.parts
+        self._by_part: dict[int, list[Pages]] = {}
+        # the first container of each part: those of a part follow each other
+        self._first = np.searchsorted(columns.parts, np.arange(len(manifest.parts)))
+
+    def file(self, container: int) -> str:
+        """Return the path of a container."""
+        if self._adopted is not None and container in self._adopted:
+            return self._adopted.path(container)
+        return str(self._cache / self.columns.path(container))
+
+    def open(self, container: int) -> int:
+        """Open a container for reading, and return its descriptor."""
+        if self._adopted is not None and container in self._adopted:
+            return self._adopted.open(container)[0]
+        return open_within(self._cache, self.columns.path(container))
+
+    def of(self, container: int) -> Pages:
+        """Return the checksums of a container's pages.
+
+        Raises `CorruptCacheError` if they are lost, or are not those that were written.
+        """
+        number = int(self.columns.parts[container])
+        if number not in self._by_part:
+            named = 0 <= number < len(self._parts)
+            part = read_part(self._cache, self._parts[number].name) if named else None
+            if part is None:
+                raise CorruptCacheError(
+                    f"the part of {self.file(container)!r} is missing; put it back, or open the "
+                    "cache again if it was overwritten meanwhile"
+                )
+            self._by_part[number] = part.pages(self._cache)
+        known, place = self._by_part[number], container - int(self._first[number])
+        pages = known[place] if 0 <= place < len(known) else np.empty(0, np.uint64)
+        size = int(self.columns.sizes[container])
+        if container_digest(pages, size) != self.columns.digest(container):
+            raise CorruptCacheError(f"container {self.file(container)!r}: {WRONG_PAGES}")
+        return pages
+
+
+def page_damage(index: Index, container: int, known: ContainerPages) -> Iterator[str]:
+    """Read a container and compare its pages, naming the utterances on those that differ.
+
+    Where the checksums of the pages are themselves damaged, those of the arrays must do.
+    """
+    pages: Pages | None = None
+    try:
+        pages = known.of(container)
+    except CacheError:
+        yield f"container {known.file(container)!r}: {WRONG_PAGES}"
+    with contextlib.suppress(CacheError, FileNotFoundError):  # told by `container_damage`
+        yield from _array_damage(known, index, container, pages)
+
+
+def _array_damage(
+    known: ContainerPages, index: Index, container: int, pages: Pages | None
+) -> Iterator[str]:
+    path = known.file(container)
+    with os.fdopen(known.open(container), "rb") as file:
+        descriptor = file.fileno()
+        if os.fstat(descriptor).st_size != index.containers.sizes[container]:
+            return
+        wrong = None if pages is None else np.flatnonzero(pages_of(descriptor) != pages)
+        if wrong is not None and not len(wrong):
+            return
+        rows = _damaged_rows(descriptor, index, container, wrong)
+    where = "" if wrong is None else f" on {len(wrong)} pages"
+    if rows:
+        ids = ", ".join(repr(index.id(row)) for row in rows[:5]) + ", ..." * (len(rows) > 5)
+        yield (
+            f"container {path!r} is damaged{where}: utterances that are not what was "
+            f"written: {len(rows)}, {ids}"
+        )
+    elif wrong is not None:
+        yield f"container {path!r} is damaged{where}, but in none of its arrays"
+
+
+def _damaged_rows(descriptor: int, index: Index, container: int, pages: Ints | None) -> list[int]:
+    """Return the rows of damaged arrays in a container, on some pages of it.
+
+    They do not have their checksum.
+    """
+    damaged: set[int] = set()
+    for columns in index.features.values():
+        extents = np.flatnonzero(columns.container == container)
+        if pages is not None:
+            first = columns.offset[extents] // PAGE_BYTES
+            last = (columns.offset[extents] + columns.nbytes[extents] - 1) // PAGE_BYTES
+            extents = extents[pages.searchsorted(first) < pages.searchsorted(last, side="right")]
+        rows = np.unique(columns.first.searchsorted(extents, side="right") - 1)
+        damaged.update(
+            row for row in rows.tolist() if not _is_whole(descriptor, columns, row, container)
+        )
+    return sorted(damaged)
+
+
+def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int) -> bool:
+    """Tell whether an array has its checksum; not, if other containers hold some of it."""
+    state = xxhash.xxh3_64()
+    for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
+        if columns.container[extent] != container:
+            return False
+        state.update(bytes_at(descriptor, int(columns.nbytes[extent]), int(columns.offset[extent])))
+    return state.intdigest() == int(columns.checksum[row])
+
+
+# Utterances whose features do not end together, by their lengths and `frame_s`.
+#
+# Nothing of them is damaged: a frame of padding more or less is usual, and a wrong `frame_s` is a
+# matter of the declaration. So they are told of in the log.
+
+_log = logging.getLogger("featcache")
+_MOST_TOLD = 20
+
+
+def tell_unequal_ends(cache: Path, manifest: Manifest, index: Index) -> None:
+    """Warn of utterances whose features end more than two of the longest frames apart."""
+    declared = {name: FrameTimes.declared(feature) for name, feature in manifest.features.items()}
+    timed = {name: times for name, times in declared.items() if times is not None}
+    if len(timed) < 2 or not len(index):
+        return
+    ends = {name: times.ends_s(index.features[name].rows) for name, times in timed.items()}
+    apart = np.max([*ends.values()], axis=0) - np.min([*ends.values()], axis=0)
+    allowed = FEW_FRAMES * max(times.frame_s for times in timed.values())
+    rows = np.flatnonzero(apart > allowed * (1 + 1e-6)).tolist()
+    if rows:
+        told = [
+            f"{index.id(row)!r} ({', '.join(f'{name} {ends[name][row]:.6g} s' for name in timed)})"
+            for row in rows[:_MOST_TOLD]
+        ]
+        _log.warning(
+            "cache %r: features of %d of %d utterances end more than %d frames (%.6g s) apart: "
+            "%s%s; see whether frame_s and offset_s are right, and whether all were computed from "
+            "the same audio",
+            str(cache), len(rows), len(index), FEW_FRAMES, allowed, ", ".join(told),
+            ", ..." * (len(rows) > _MOST_TOLD),
+        )  # fmt: skip
+
+
+# Verification of a whole cache: all files are compared, then all damage is told at once.
+
+P = ParamSpec("P")
+MOST_TOLD = 20
+WHAT_TO_DO = (
+    "of each of these files: put it back, as it was written; or remove the part that it lies in, "
+    "or featcache.json if it lies in none, and write the cache again: all else that is sealed is "
+    "kept"
+)
+
+
+def raise_damage(found: Iterable[str], what: str = "") -> None:
+    """Raise `CorruptCacheError` with all sentences about damage, if there are any."""
+    sentences = list(dict.fromkeys(found))  # generations share parts, and their damage
+    if sentences:
+        more = [f"... and {len(sentences) - MOST_TOLD} more"] if len(sentences) > MOST_TOLD else []
+        raise CorruptCacheError(
+            "\n".join(sentences[:MOST_TOLD] + more) + (f"\n{what}" if what else "")
+        )
+
+
+def own_containers(containers: ContainerColumns, parts: Sequence[PartEntry]) -> list[int]:
+    """Return the numbers of the containers that lie in the cache, not below an adopted root."""
+    own = np.array([part.adopted is None for part in parts], bool)
+    return np.flatnonzero(own[containers.parts]).tolist() if len(parts) else []
+
+
+def container_damage(
+    cache: Path,
+    containers: ContainerColumns,
+    numbers: Sequence[int] | None = None,
+    adopted: AdoptedFiles | None = None,
+) -> Iterator[str]:
+    """Say what is wrong with containers, all or some.
+
+    One is not there, or not in the size that was written; an adopted one may also have changed.
+    """
+    for number in range(len(containers)) if numbers is None else numbers:
+        if adopted is not None and number in adopted:
+            yield from _adopted_damage(adopted, number)
+            continue
+        path, expected = containers.path(number), int(containers.sizes[number])
+        try:
+            descriptor = open_within(cache, path)
+        except FileNotFoundError:
+            yield f"container {str(cache / path)!r} is missing; {remedy(cache, path)}"
+            continue
+        except CorruptCacheError as error:
+            yield str(error)
+            continue
+        size = os.fstat(descriptor).st_size
+        os.close(descriptor)
+        if size != expected:
+            yield (
+                f"container {str(cache / path)!r} has {size} bytes, not the {expected} that were "
+                f"written; {remedy(cache, path)}"
+            )
+
+
+def _adopted_damage(adopted: AdoptedFiles, number: int) -> Iterator[str]:
+    try:
+        os.close(adopted.open(number)[0])
+    except CorruptCacheError as error:
+        yield str(error)
+
+
+def _told(check: Callable[P, Iterable[str]]) -> Callable[P, Iterator[str]]:
+    """Decorate a check that says what is damaged: an error that ends it is its last sentence."""
+
+    @functools.wraps(check)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Iterator[str]:
+        try:
+            yield from check(*args, **kwargs)
+        except FileNotFoundError as error:
+            yield f"{str(error.filename)!r} is missing"
+        except CacheError as error:
+            yield str(error)
+
+    return checked
+
+
+def all_damage(
+    cache: Path, manifest: Manifest, index: Index, *, arrays: bool, roots: Roots = NO_ROOTS
+) -> Iterator[str]:
+    """Compare all files of a cache with what their parents say of them.
+
+    Args:
+        cache: the cache directory.
+        manifest: that of the current generation.
+        index: that of the current generation.
+        arrays: read the containers, too, not only their sizes.
+        roots: places of adopted sources that count in place of those that the cache knows.
+    """
+    kept = list(kept_manifests(cache))
+    for name in filter(None, {manifest.name, manifest.previous, *manifest.tags.values()}):
+        if name not in kept:
+            yield f"{str(cache / manifest_file(name))!r} is missing"
+    yield from _column_damage(cache, manifest.index, manifest.index_digest)
+    yield from _generation_damage(cache, manifest, index, arrays, roots)
+    yield from _building_damage(cache, manifest)
+    for name in kept:
+        yield from _kept_damage(cache, name, manifest, arrays, roots)
+
+
+@_told
+def _kept_damage(
+    cache: Path, name: str, current: Manifest, arrays: bool, roots: Roots
+) -> Iterator[str]:
+    """Compare what must be whole of a generation whose manifest is kept."""
+    manifest = read_manifest(cache, manifest_file(name))
+    if manifest.name != name:
+        path = str(cache / manifest_file(name))
+        yield f"{path!r} is damaged: it is the manifest of {manifest.name!r}"
+        return
+    tagged = name in current.tags.values() and name != current.name
+    if tagged or name == current.previous:
+        yield from _column_damage(cache, manifest.index, manifest.index_digest)
+    if tagged:
+        with ColumnFile(cache, manifest.index, expected=manifest.index_digest) as file:
+            index = read_index(file, list(manifest.features))
+        yield from _generation_damage(cache, manifest, index, arrays, roots)
+
+
+@_told
+def _building_damage(cache: Path, manifest: Manifest) -> Iterator[str]:
+    """Compare what belongs to a build that is being written, unless its writer is at work on it."""
+    files = (_file_damage(cache, *each) for each in manifest.building_files.items())
+    parts = (_part_damage(cache, entry) for entry in manifest.building_parts)
+    found = list(itertools.chain(*files, *parts))
+    if found and read_manifest(cache).write_id == manifest.write_id:
+        yield from found
+
+
+def _generation_damage(
+    cache: Path, manifest: Manifest, index: Index, arrays: bool, roots: Roots
+) -> Iterator[str]:
+    adopted = AdoptedFiles.of(cache, manifest.parts, index.containers, roots)
+    for path, expected in manifest.files.items():
+        yield from _file_damage(cache, path, expected)
+    for entry in manifest.parts:
+        yield from _part_damage(cache, entry)
+    yield from container_damage(cache, index.containers, adopted=adopted)
+    if arrays:
+        known = ContainerPages(cache, manifest, index.containers, adopted)
+        collected = np.array([part.is_collected for part in manifest.parts], bool)
+        for container in np.flatnonzero(collected[index.containers.parts]).tolist():
+            yield from page_damage(index, container, known)
+
+
+@_told
+def _column_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
+    with ColumnFile(cache, path, mapped=False, expected=expected) as file:
+        yield from file.damage()
+
+
+@_told
+def _file_damage(cache: Path, path: str, expected: str) -> Iterator[str]:
+    state = xxhash.xxh3_64()
+    with open(open_there(cache, path), "rb") as file:  # noqa: PTH123 (a descriptor)
+        while piece := file.read(1 << 20):
+            state.update(piece)
+    if state.hexdigest() != expected:
+        yield f"{str(cache / path)!r} is damaged: its checksum does not match"
+
+
+@_told
+def _part_damage(cache: Path, entry: PartEntry) -> Iterator[str]:
+    directory = f"{PARTS}/{entry.name}"
+    part = read_part(cache, entry.name)
+    if part is None:
+        yield f"{str(cache / directory / SEAL)!r} is missing"
+        return
+    if part.entry.digest != entry.digest:
+        yield f"{str(cache / directory / SEAL)!r} is damaged: its checksum does not match"
+    yield from _column_damage(cache, f"{directory}/{COLUMNS}", part.columns)
+    for beside in (entry.tombstones, entry.stamps):
+        if beside is not None:
+            yield from _column_damage(cache, f"{directory}/{beside.file}", beside.digest)

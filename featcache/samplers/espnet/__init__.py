@@ -1,1 +1,0 @@
-"""ESPnet's batch samplers, batch for batch: two builders and what they are made of."""

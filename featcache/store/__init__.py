@@ -1,1 +1,0 @@
-"""One cache on disk: what lies there, who reads it, who writes it."""

@@ -1,0 +1,626 @@
+"""Arrays on their way in: checked, cast to what is stored, packed, encoded.
+
+Shapes that look like mistakes are told, or refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import operator
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featcache.container_files import EncodedArrays
+from featcache.declaration import MANY_FRAMES, FeatureStorageConfig, FrameTimes, first_contradiction
+from featcache.errors import ConfigError, FeatureError, nearest
+from featcache.format.annotations import Values
+from featcache.format.files import from_bfloat16, from_storage
+from featcache.format.index import Stamps
+from featcache.interface import Array, Blocks, Bytes, EncodedArray, FeatureSpec, storage_dtype
+from featcache.stats import FeatureStats
+
+if TYPE_CHECKING:
+    import torch
+
+
+# `CopyMemory`: memory for copies of arrays, used again once nobody looks at them any more.
+#
+# Fresh memory costs as much as the copy: the system hands it out, zeroed, a page at a time.
+
+BLOCK_BYTES = 4 << 20  # NumPy asks for large pages from here on
+LEAST_BYTES = 1 << 15  # smaller copies are quick in any case
+
+
+class CopyMemory:
+    """Copies arrays into blocks of memory of its own; threads may share it."""
+
+    def __init__(self) -> None:
+        self._free: list[Bytes] = []  # never more than the copies that are held at a time fill
+        self._block: Bytes | None = None
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def copy(self, array: Array) -> Array:
+        """Return a copy in C order."""
+        if not LEAST_BYTES <= array.nbytes <= BLOCK_BYTES:
+            return np.array(array, order="C")
+        copy = self.take(array.nbytes).view(array.dtype).reshape(array.shape)
+        np.copyto(copy, array)
+        return copy
+
+    def take(self, nbytes: int) -> Bytes:
+        """Return memory of any content."""
+        if nbytes > BLOCK_BYTES:
+            return np.empty(nbytes, np.uint8)
+        with self._lock:
+            if self._block is None or self._used + nbytes > BLOCK_BYTES:
+                self._block, self._used = None, 0
+                self._block = self._free_block()
+            begin = self._used
+            self._used += nbytes + -nbytes % 64
+            return self._block[begin : begin + nbytes]
+
+    def _free_block(self) -> Bytes:
+        memory = self._free.pop() if self._free else np.empty(BLOCK_BYTES, np.uint8)
+        # views of it hold this array, and no other: it dies with the last of them
+        block = np.frombuffer(memory.data, np.uint8)
+        weakref.finalize(block, self._free.append, memory).atexit = False
+        return block
+
+
+# `UtteranceBatch`: utterances on their way to the thread that stores them.
+#
+# They go together, since to hand over each short one costs more than to store it.
+
+# of several utterances: arrays of shape (rows, *dims), C order, storage dtype, or bytes already
+PreparedArrays = Sequence[Array | EncodedArray] | EncodedArrays
+Gathered = Mapping[str, FeatureStats]  # statistics, by feature
+
+
+class UtteranceBatch:
+    """Utterances that were checked, cast and copied, in the order in which they were given.
+
+    Attributes:
+        nbytes: of their arrays, before any codec.
+        stats: of some of them together, by feature, in the same order.
+        is_stored: True once the thread that stores has begun with it: it may be put twice.
+        checksums: of their stored bytes, of the features of which they are known.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.arrays: dict[str, PreparedArrays] = {}
+        self.stamps: list[Stamps] = []
+        self.annotations: list[Values] = []
+        self.stats: list[Gathered] = []
+        self.checksums: dict[str, list[int]] = {}
+        self.nbytes = 0
+        self.is_stored = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add_stats(self, stats: Gathered, nbytes: int) -> None:
+        """Add the statistics, if there are any, and the bytes of utterances."""
+        self.nbytes += nbytes
+        if stats:
+            self.stats.append(stats)
+
+
+# Arrays of the user as they are stored: checked, cast and copied.
+
+ArrayLike = Union[Array, np.generic, "torch.Tensor"]
+Lengths = Union[Sequence[int], NDArray[np.integer[Any]], "torch.Tensor"]
+MAX_RANK = 4
+_MEND = "mend it, or declare a dtype that holds it"
+
+
+def check_features(
+    id: str, arrays: Mapping[str, ArrayLike], declared: Mapping[str, FeatureStorageConfig]
+) -> None:
+    """Raise `FeatureError` unless `arrays` has exactly the declared features."""
+    if type(arrays) is not dict and not isinstance(arrays, Mapping):  # which takes longer
+        raise FeatureError(
+            f"utterance {id!r}: a dict of arrays by feature is needed, not {type(arrays).__name__}"
+        )
+    if arrays.keys() == declared.keys():
+        return
+    for name in arrays:
+        if name not in declared:
+            raise FeatureError(
+                f"utterance {id!r}: feature {name!r} is not declared; {nearest(name, declared)}"
+            )
+    for name in declared:
+        if name not in arrays:
+            there = ", ".join(arrays) or "none"
+            raise FeatureError(f"utterance {id!r}: feature {name!r} is missing; given: {there}")
+
+
+def to_storage(
+    id: str,
+    value: ArrayLike,
+    feature: FeatureStorageConfig,
+) -> Array:
+    """Return `value` as it is stored, maybe itself: shape (rows, *dims), C order, little-endian.
+
+    Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
+    """
+    where = f"utterance {id!r}, feature {feature.name!r}"
+    array, is_bfloat16 = as_numpy(value, where)
+    least = 1 if feature.time_axis == 0 else 0
+    if not least <= array.ndim <= MAX_RANK:
+        rank = f"has rank {array.ndim}, but must have {least} to {MAX_RANK}"
+        raise FeatureError(f"{where}: shape {array.shape} {rank}")
+    stored = converted(array, is_bfloat16, feature, where)
+    return stored if feature.time_axis == 0 else stored[np.newaxis]
+
+
+def store_all(
+    id: str,
+    arrays: Mapping[str, ArrayLike],
+    features: Mapping[str, FeatureStorageConfig],
+) -> dict[str, Array]:
+    """Return the features of an utterance as `to_storage` does."""
+    check_features(id, arrays, features)
+    return {name: to_storage(id, arrays[name], feature) for name, feature in features.items()}
+
+
+def converted(
+    array: Array,
+    is_bfloat16: bool,
+    feature: FeatureStorageConfig,
+    where: str,
+    *,
+    check_finite: bool = True,
+) -> Array:
+    """Return an array in the declared dtype and C order, maybe itself.
+
+    Raises `FeatureError` that begins with `where` for what the dtype cannot hold.
+    """
+    if array.dtype.kind not in "fiub":
+        raise FeatureError(
+            f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool"
+        )
+    numbers = from_bfloat16(array) if is_bfloat16 else array
+    if check_finite and numbers.dtype.kind == "f":
+        _check_finite(numbers, feature, where)
+    if is_bfloat16 and feature.dtype == "bfloat16":
+        return np.asarray(array, order="C")
+    if feature.dtype == "bfloat16":
+        return _to_bfloat16(numbers, where)
+    dtype = storage_dtype(feature.dtype)
+    if numbers.dtype != dtype:
+        return _cast(numbers, dtype, where)
+    return np.asarray(numbers, order="C")
+
+
+def as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
+    """Return a NumPy array over the value, and whether it holds the bits of bfloat16."""
+    torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
+    if torch is not None and isinstance(value, torch.Tensor):
+        tensor = value.detach()
+        try:
+            tensor = tensor.cpu().resolve_conj().resolve_neg()
+            if tensor.dtype == torch.bfloat16:
+                return tensor.contiguous().view(torch.uint16).numpy(), True
+            return tensor.numpy(), False
+        # sparse, quantised, without data, or of a dtype that numpy lacks
+        except (TypeError, RuntimeError) as error:
+            what = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+            raise FeatureError(f"{where}: a tensor of {what} cannot be stored: {error}") from error
+    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
+        return np.asarray(value), False
+    raise FeatureError(
+        f"{where}: a numpy array or a torch tensor is needed, not {type(value).__name__}"
+    )
+
+
+def _check_finite(array: Array, feature: FeatureStorageConfig, where: str) -> None:
+    if feature.nonfinite == "raise":
+        finite = np.isfinite(array)
+        if not finite.all():
+            hint = "mend it, or declare nonfinite: keep to store it as it is"
+            _refuse(array, ~finite, f"is not finite; {hint}", where)
+
+
+def _cast(array: Array, dtype: np.dtype[np.generic], where: str) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = np.array(array, dtype, order="C")  # casts and copies at once
+    source, target = array.dtype.kind, dtype.kind
+    if source == "f" and target != "f":
+        raise FeatureError(
+            f"{where}: {array.dtype} does not fit {dtype}; round and convert it before it is "
+            "written"
+        )
+    if target == "f":
+        _check_overflow(array, cast, dtype.name, where)
+    elif not np.can_cast(array.dtype, dtype):
+        # int64 and uint64 wrap into each other and compare equal through float64, so the sign must
+        # agree too
+        wrong = (cast.astype(array.dtype) != array) | (np.less(cast, 0) != np.less(array, 0))
+        if wrong.any():
+            _refuse(array, wrong, f"does not fit {dtype.name}; {_MEND}", where)
+    return cast
+
+
+def _to_bfloat16(array: Array, where: str) -> Array:
+    import torch
+
+    with np.errstate(over="ignore"):
+        single = np.array(array, np.float32, order="C")
+    stored = torch.from_numpy(single).to(torch.bfloat16).view(torch.uint16).numpy()
+    _check_overflow(array, from_bfloat16(stored), "bfloat16", where)
+    return stored
+
+
+def _check_overflow(array: Array, stored: Array, dtype: str, where: str) -> None:
+    infinite = np.isinf(stored)
+    if infinite.any() and (overflowed := infinite & np.isfinite(array)).any():
+        _refuse(array, overflowed, f"does not fit {dtype}; {_MEND}", where)
+
+
+def _refuse(array: Array, wrong: Array, why: str, where: str) -> NoReturn:
+    """Raise `FeatureError`, naming the first of the numbers that are wrong."""
+    bad = tuple(map(int, np.argwhere(wrong)[0]))
+    raise FeatureError(f"{where}: {array[bad]} at {bad} {why}")
+
+
+# A batch of a feature as it is stored: checked, cast and copied once, not once an utterance.
+
+LengthsByFeature = Lengths | Mapping[str, Lengths | None] | None
+BatchLayout = Literal["padded", "packed"]
+_LAYOUTS = ("padded", "packed")
+PIECE_ROWS = 4096  # utterances that are handed over together
+
+
+class Packed(NamedTuple):
+    """The arrays of a feature, (rows, *dims), one behind the other, C order, storage dtype."""
+
+    array: Array
+    lengths: list[int]  # rows of each utterance
+    ends: list[int]  # one more than there are utterances, beginning with 0
+    stats: list[FeatureStats]  # of `PIECE_ROWS` utterances each; none where they are not collected
+
+    def rows(self, start: int, stop: int) -> Array:
+        """Return the rows of some utterances."""
+        return self.array[self.ends[start] : self.ends[stop]]
+
+    def arrays(self, start: int, stop: int) -> list[Array]:
+        """Return the array of each of some utterances."""
+        ends = self.ends[start : stop + 1]
+        return [self.array[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def lengths_of(
+    ids: Sequence[str],
+    lengths: LengthsByFeature,
+    features: Mapping[str, FeatureStorageConfig],
+) -> dict[str, list[int]]:
+    """Return the rows of each utterance, by feature; 1 for features without a time axis.
+
+    Raises `FeatureError` for what are no lengths of these utterances.
+    """
+    given = lengths if isinstance(lengths, Mapping) else dict.fromkeys(features, lengths)
+    for name in given:
+        if name not in features:
+            known = nearest(name, features)
+            raise FeatureError(f"lengths are given for {name!r}, which is not declared; {known}")
+    found = {}
+    for name, feature in features.items():
+        of_feature = given.get(name)
+        if feature.time_axis is None:
+            found[name] = [1] * len(ids)
+            continue
+        if of_feature is None:
+            raise FeatureError(
+                f"feature {name!r} has no lengths; give the frames of each utterance"
+            )
+        found[name] = integers(f"feature {name!r}", of_feature)
+        if len(found[name]) != len(ids):
+            raise FeatureError(
+                f"feature {name!r}: {len(found[name])} lengths do not fit {len(ids)} ids"
+            )
+    return found
+
+
+def integers(feature: str, lengths: Lengths) -> list[int]:
+    """Return lengths as integers; raises `FeatureError` for what are none."""
+    listed = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    if not isinstance(listed, Sequence) or isinstance(listed, str):
+        raise FeatureError(
+            f"{feature}: lengths are one number of frames for each utterance, such as [5, 3], not "
+            f"{listed!r}"
+        )
+    try:
+        return [operator.index(length) for length in listed]
+    except TypeError:
+        raise FeatureError(
+            f"{feature}: lengths must be frames, integers, not {listed!r}; relative lengths do not "
+            "carry over from one axis to another (round(length * frames) is often off by one)"
+        ) from None
+
+
+def pack(
+    ids: Sequence[str],
+    value: ArrayLike,
+    lengths: list[int],
+    layout: BatchLayout,
+    feature: FeatureStorageConfig,
+    memory: CopyMemory,
+) -> Packed:
+    """Return a copy of a padded or packed batch as it is stored.
+
+    Raises `FeatureError`, naming the utterance where it can, for what cannot be stored as declared.
+    """
+    if layout not in _LAYOUTS:
+        raise ConfigError(f"layout is 'padded' or 'packed', not {layout!r}")
+    array, is_bfloat16 = as_numpy(value, f"a batch of feature {feature.name!r}")
+    if feature.time_axis is None:
+        layout = "packed"  # of a row each
+    _check_shape(ids, array.shape, lengths, layout, feature)
+    rows = array if layout == "packed" else _without_padding(array, lengths)
+    packed = Packed(rows, lengths, [0, *np.cumsum(lengths, dtype=np.int64).tolist()], [])
+    try:
+        # the statistics tell whether all numbers are finite
+        where = f"feature {feature.name!r}"
+        stored = converted(rows, is_bfloat16, feature, where, check_finite=not feature.stats)
+    except FeatureError:
+        _refuse_batch(ids, packed, is_bfloat16, feature)
+        raise
+    stats = _stats_of(packed._replace(array=stored), feature)
+    if not all(each.is_finite for each in stats):
+        _refuse_batch(ids, packed, is_bfloat16, feature)
+    copy = memory.copy(stored) if np.may_share_memory(stored, array) else stored
+    return packed._replace(array=copy, stats=stats)
+
+
+def _check_shape(
+    ids: Sequence[str],
+    shape: tuple[int, ...],
+    lengths: list[int],
+    layout: BatchLayout,
+    feature: FeatureStorageConfig,
+) -> None:
+    where = f"a batch of feature {feature.name!r}, shape {shape}"
+    axes = len(shape) - (layout == "padded")
+    if not 1 <= axes <= MAX_RANK + (feature.time_axis is None):
+        raise FeatureError(f"{where}, has {len(shape)} axes, which is no {layout} batch")
+    if layout == "packed":
+        if min(lengths, default=0) < 0 or sum(lengths) != shape[0]:
+            raise FeatureError(f"{where}: has {shape[0]} rows, but lengths of {sum(lengths)}")
+        return
+    if shape[0] != len(ids):
+        raise FeatureError(f"{where}, does not have a row for each of {len(ids)} ids")
+    for id, length in zip(ids, lengths, strict=True):
+        if not 0 <= length <= shape[1]:
+            raise FeatureError(
+                f"utterance {id!r}, feature {feature.name!r}: length {length} is not within 0 to "
+                f"{shape[1]}"
+            )
+
+
+def _without_padding(array: Array, lengths: list[int]) -> Array:
+    """Return the frames that count: a view where all do, else a copy, which has no base."""
+    if min(lengths, default=0) == array.shape[1]:
+        return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
+    pieces = [row[:length] for row, length in zip(array, lengths, strict=True)]
+    return np.concatenate(pieces) if pieces else array[:, :0].reshape(0, *array.shape[2:])
+
+
+def _stats_of(packed: Packed, feature: FeatureStorageConfig) -> list[FeatureStats]:
+    if not feature.stats:
+        return []
+    starts = range(0, len(packed.lengths), PIECE_ROWS)
+    stops = [min(start + PIECE_ROWS, len(packed.lengths)) for start in starts]
+    pieces = (packed.rows(start, stop) for start, stop in zip(starts, stops, strict=True))
+    return [FeatureStats.of(from_storage(piece, feature.dtype)) for piece in pieces]
+
+
+def _refuse_batch(
+    ids: Sequence[str], packed: Packed, is_bfloat16: bool, feature: FeatureStorageConfig
+) -> None:
+    """Raise the error of the first utterance that cannot be stored."""
+    for id, array in zip(ids, packed.arrays(0, len(ids)), strict=True):
+        where = f"utterance {id!r}, feature {feature.name!r}"
+        converted(array if feature.time_axis == 0 else array[0], is_bfloat16, feature, where)
+
+
+# Arrays as the bytes that containers store: in blocks, encoded where there is a codec.
+
+
+def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks | None) -> EncodedArray:
+    """Return an array (rows, *dims), storage dtype, as it is stored.
+
+    Raises `FeatureError`, naming utterance and feature, for numbers that a codec cannot hold.
+    """
+    rows = len(array)
+    if feature.codec is None or blocks is None or array.size == 0:
+        return bytes_of(array)
+    size = blocks.rows or rows
+    if blocks.padded and rows % size:
+        filling = np.zeros((size - rows % size, *feature.dims), array.dtype)
+        array = np.concatenate([array, filling])
+    cut = (array[start : start + size] for start in range(0, len(array), size))
+    try:
+        return EncodedArray(rows, tuple(map(feature.codec.encode, cut)))
+    except FeatureError as error:
+        raise FeatureError(f"utterance {id!r}, feature {feature.name!r}: {error}") from error
+
+
+def encoded_all(
+    ids: Sequence[str],
+    arrays: PreparedArrays,
+    feature: FeatureSpec,
+    blocks: Blocks | None,
+) -> EncodedArrays:
+    """Return arrays of several utterances as they are stored: those that are not are encoded."""
+    if isinstance(arrays, EncodedArrays):
+        return arrays
+    return EncodedArrays.of(
+        [
+            each if isinstance(each, EncodedArray) else encoded(id, each, feature, blocks)
+            for id, each in zip(ids, arrays, strict=True)
+        ]
+    )
+
+
+def bytes_of(array: Array) -> EncodedArray:
+    """Return an array (rows, *dims) as it is stored without a codec."""
+    if array.size == 0:
+        return EncodedArray(len(array), ())
+    return EncodedArray(len(array), (array.reshape(-1).view(np.uint8).data,))
+
+
+def pieces_of(packed: Array, lengths: Sequence[int]) -> EncodedArrays:
+    """Return arrays that lie one behind the other, (rows, *dims), as they are stored raw."""
+    rows = np.array(lengths, np.int64)
+    nbytes = rows * (packed.nbytes // max(len(packed), 1))
+    blocks = (nbytes > 0).astype(np.int64)
+    return EncodedArrays(rows, blocks, nbytes[nbytes > 0], [packed.reshape(-1).view(np.uint8).data])
+
+
+# Shapes that look like mistakes: a batch axis left in, vectors as frames, no frames at all.
+#
+# Lengths that contradict `frame_s` are such, too.
+
+_ALIKE = 5  # utterances of one length that are no chance
+_log = logging.getLogger("featcache")
+
+
+class FirstShapes:
+    """Refuses batches of one at a writer's first utterances, where no dims are declared.
+
+    The first that looks like one is only warned of, since a single frame looks the same; if the
+    next does, too, it is refused, and so are all until one looks right. Utterances without frames
+    are stored, since cutting away silence leaves some, but told.
+
+    Args:
+        features: the declarations.
+
+    Attributes:
+        trusting: True takes all shapes: those of arrays that were stored before.
+        has_times: True where `check_times` has anything to compare.
+    """
+
+    def __init__(self, features: Mapping[str, FeatureStorageConfig]) -> None:
+        self.trusting = False
+        self._times = {
+            name: FrameTimes(each.frame_s, each.offset_s)
+            for name, each in features.items()
+            if each.frame_s is not None and each.time_axis is not None
+        }
+        self.has_times = len(self._times) > 1
+        frames_s = [each.frame_s for each in self._times.values()]
+        self._many_s = MANY_FRAMES * max(frames_s, default=0.0)
+        self._warned: dict[str, bool] = {}  # per feature; False: one has looked right
+        self._single: dict[str, tuple[int, int]] = {}  # per feature: a length, and how many had it
+        self._empty: dict[str, tuple[int, str]] = {}  # per feature: how many, and the first
+
+    def check_times(self, ids: Sequence[str], lengths: Mapping[str, Sequence[int]]) -> None:
+        """Raise `FeatureError` for an utterance whose features cannot all end where they do."""
+        if self.trusting or not self.has_times:
+            return
+        if len(ids) == 1:  # the plain look costs a twentieth of the one at many
+            first, last = math.inf, -math.inf
+            for name, times in self._times.items():
+                end = times.offset_s + lengths[name][0] * times.frame_s
+                first, last = min(first, end), max(last, end)
+            if last - first <= self._many_s:
+                return
+        columns = {name: np.array(lengths[name], np.int64) for name in self._times}
+        found = first_contradiction(self._times, columns)
+        if found is not None:
+            raise FeatureError(
+                f"utterance {ids[found[0]]!r}: {found[1]}, which cannot both be right; declare the "
+                "right frame_s and offset_s, see whether both are of the same audio and without "
+                "padding, or leave out the frame_s of one"
+            )
+
+    def check_many(
+        self,
+        ids: Sequence[str],
+        feature: FeatureStorageConfig,
+        lengths: Sequence[int],
+        dims: tuple[int, ...],
+    ) -> None:
+        """Note arrays (length, *dims) of utterances, as `check` does."""
+        if self.trusting:
+            return
+        for id, length in zip(ids, lengths, strict=True):
+            if not length or not self._is_settled(feature, dims):
+                self.check(id, feature, (length, *dims))
+
+    def _is_settled(self, feature: FeatureStorageConfig, dims: tuple[int, ...]) -> bool:
+        """Tell whether nothing is to be noted of more arrays of such frames, if they have any."""
+        counted = feature.dims is None and feature.time_axis == 0 and not dims
+        watches = counted and self._single.get(feature.name, (0, 0))[1] >= 0
+        return self._warned.get(feature.name) is False and not watches
+
+    def check(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
+        """Note an array (frames, *dims); raises `FeatureError` for a second batch of one."""
+        if self.trusting:
+            return
+        if shape[0] == 0:
+            count, first = self._empty.get(feature.name, (0, id))
+            self._empty[feature.name] = count + 1, first
+        self._note_vectors(id, feature, shape)
+        warned = self._warned.get(feature.name)
+        if warned is False:
+            return
+        sentence = feature.looks_wrong(shape)
+        self._warned[feature.name] = sentence is not None
+        if sentence is None:
+            return
+        message = f"utterance {id!r}, feature {feature.name!r}: {sentence}"
+        if warned:
+            raise FeatureError(message)
+        warnings.warn(message, stacklevel=2)
+
+    def _note_vectors(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
+        """Warn where the first utterances all have as many frames, each of a single number."""
+        vectors = len(shape) == 1 and shape[0] > 1 and "float" in feature.dtype
+        length, count = self._single.get(feature.name, (shape[0], 0))
+        if not vectors or feature.dims is not None or feature.time_axis is None or count < 0:
+            return
+        same = shape[0] == length
+        self._single[feature.name] = length, count + 1 if same and count + 1 < _ALIKE else -1
+        if same and count + 1 == _ALIKE:
+            warnings.warn(
+                f"utterance {id!r}, feature {feature.name!r}: it has {length} frames of a single "
+                f"number, as the {count} before; is it one vector an utterance? declare "
+                "time_axis: null, or dims: [] if it is right",
+                stacklevel=2,
+            )
+
+    def tell(self, path: Path) -> None:
+        """Log how many utterances of each feature had no frames, or were vectors all alike."""
+        for name, (length, count) in self._single.items():
+            if count > 1:  # fewer than it takes to warn of them while they are written
+                _log.warning(
+                    "the %d utterances written to %r all have %d frames of a single number of "
+                    "feature %r; is it one vector an utterance? declare time_axis: null, or "
+                    "dims: [] if it is right",
+                    count,
+                    str(path),
+                    length,
+                    name,
+                )
+        for name, (count, first) in self._empty.items():
+            _log.warning(
+                "%d of the utterances written to %r have no frames of feature %r, the first is %r; "
+                "see why, or leave them out",
+                count,
+                str(path),
+                name,
+                first,
+            )
