@@ -75,9 +75,9 @@ _HOMES = {
 }
 _MODULES = ("espnet", "inspect", "registry", "samplers", "testing", "workers")
 
-__all__ = sorted(
-    [*_HOMES, "FeatcacheError", "KeyNotFoundError", "StaleCacheError", "errors", "samplers"]
-)
+_ERRORS = ("FeatcacheError", "KeyNotFoundError", "StaleCacheError")
+
+__all__ = sorted([*_HOMES, *_ERRORS, "errors", "samplers"])
 __version__ = "0.1.0"
 
 
@@ -88,7 +88,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     try:
         value = getattr(import_module(_HOMES[name]), name)
-    except MissingDependencyError as error:  # of use, not of a look: help() and autodoc look at all
+    except (
+        errors.MissingDependencyError
+    ) as error:  # of use, not of a look: help() and autodoc look at all
         return _raising(name, str(error))
     globals()[name] = value
     return value
@@ -98,7 +100,7 @@ def _raising(name: str, message: str) -> Callable[..., NoReturn]:
     """Stand in for a function whose library is not installed."""
 
     def stand_in(*args: object, **kwargs: object) -> NoReturn:
-        raise MissingDependencyError(message)
+        raise errors.MissingDependencyError(message)
 
     stand_in.__name__ = stand_in.__qualname__ = name
     stand_in.__doc__ = f"Not usable here: {message}."

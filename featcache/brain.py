@@ -158,7 +158,7 @@ class FeatureCacheMixin:
             check: utterances to load and compute again, each alone, and to compare with the cache:
                 "probe" takes the four that are kept with it, a number more, "all" all, None none.
             accept: keeps the cache after a change of code or settings, if the utterances kept with
-                it come out the same to the bit. `featcache.inspect.made_from` tells what was accepted.
+                it come out the same to the bit; `featcache.inspect.made_from` tells what was.
             parallel: computes on Dask's workers: a `ParallelConfig` or such a mapping, or a client
                 of `get_client`, by which several splits share the workers. Each gets a copy of this
                 object as it is now, and uses its GPU if it has one. The dataset must show its ids;

@@ -322,7 +322,7 @@ def open(
         check_reads: compare whatever is read with its checksum: whole arrays by their own, windows
             by those of the pages that they lie on. The index is compared when the cache is opened.
         expect: the fingerprint that the features should have, plain data as `brain.expectation()`
-            and `featcache.inspect.provenance(function).fingerprint({})` return it: each key of it is
+            and `featcache.inspect.provenance(function).fingerprint({})` return it: each key is
             compared with the cache's. Without it, a cache that nothing has compared in this process
             is told of in the log, once.
         version: a tag: the generation that it names is opened, not the current one.

@@ -217,7 +217,8 @@ def test_workers_that_cannot_be_started_say_why() -> None:
             "this is a worker itself, which may not start processes"
             in client.submit(start_workers_here).result()
         )
-    script = "import featcache\nif __name__ == '__main__':\n    with featcache.workers.get_client(): pass\n"
+    call = "with featcache.workers.get_client(): pass"
+    script = f"import featcache\nif __name__ == '__main__':\n    {call}\n"
     ran = subprocess.run(
         [sys.executable, "-"], input=script, capture_output=True, text=True, timeout=60, check=False
     )

@@ -324,8 +324,8 @@ def convert(
 
     Values stay as they are, to the bit, unless a declaration asks for less: a smaller dtype, or a
     lossy codec. Then the largest difference of a number is measured, and kept under "converted" in
-    `featcache.inspect.made_from(dst)["recorded"]`. All that was written is compared with the source before
-    the cache is published as complete. Stopped or killed at any moment, the same call goes on.
+    `featcache.inspect.made_from(dst)["recorded"]`. All that was written is compared with the source
+    before the cache is published as complete. Stopped or killed at any moment, the same call goes on.
     Called again, it brings what was added to the source, and annotations that were corrected there;
     an array that has changed is an error.
 
