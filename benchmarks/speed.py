@@ -87,7 +87,9 @@ class Figures:
                 pass
 
     def fingerprint(self) -> None:
-        self.featcache.provenance(Encoder())
+        from featcache.staleness.provenance import provenance
+
+        provenance(Encoder())
 
 
 NAMES = [name for name in vars(Figures) if not name.startswith("_")]

@@ -88,9 +88,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'featcache' has no attribute {name!r}")
     try:
         value = getattr(import_module(_HOMES[name]), name)
-    except (
-        errors.MissingDependencyError
-    ) as error:  # of use, not of a look: help() and autodoc look at all
+    except errors.MissingDependencyError as error:  # at its use: help() looks at all
         return _raising(name, str(error))
     globals()[name] = value
     return value

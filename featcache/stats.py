@@ -120,8 +120,8 @@ class FeatureStats:
 
     @classmethod
     def _of_block(cls, block: NDArray[Any]) -> FeatureStats:
-        values = _as_float64(block)
         with _nan_and_infinity_allowed():
+            values = _as_float64(block)
             mean = _summed(values) / len(block)
             values -= mean  # squares of values far from zero would swallow the variance
             np.multiply(values, values, out=values)

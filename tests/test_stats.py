@@ -310,3 +310,9 @@ def test_many_merge_to_the_bit_as_one_after_the_other() -> None:
 def test_frames_too_large_for_memory_are_refused_with_their_shape() -> None:
     with pytest.raises(FeatureError, match=r"frames of shape \(33554436, 33554436\)"):
         FeatureStats.empty((33554436, 33554436))
+
+
+@pytest.mark.parametrize("frames", [3, 5000])  # of one block, and in one pass
+def test_signalling_nan_is_a_nan_without_a_warning(frames: int) -> None:
+    array = np.full((frames, 2), 0x7F800001, np.uint32).view(np.float32)
+    assert np.isnan(FeatureStats.of(array).mean).all()

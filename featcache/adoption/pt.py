@@ -9,10 +9,10 @@ import struct
 import zipfile
 import zlib
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import IO, NamedTuple, cast
 
 import numpy as np
 
@@ -58,6 +58,8 @@ VALUES = {
 }  # fmt: skip
 CONSTANTS = {"NEWTRUE": True, "NEWFALSE": False, "NONE": None, "EMPTY_TUPLE": ()}
 IGNORED = {"PROTO", "FRAME", "STOP"}
+_PUT, _GET = {"BINPUT", "LONG_BINPUT"}, {"BINGET", "LONG_BINGET"}
+_OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
 MOST_BYTES, MOST_STEPS = 1 << 20, 100_000  # of a pickle: of two thousand tensors, say
 MOST_NUMBERS = 1 << 56
 
@@ -169,6 +171,9 @@ _ACTIONS: dict[str, Callable[[_Machine], object]] = {
 }
 
 
+_KNOWN = VALUES | CONSTANTS.keys() | IGNORED | _PUT | _GET | {"GLOBAL"} | _ACTIONS.keys()
+
+
 def saved(data: bytes) -> object:
     """Return what a pickle holds, a `SavedTensor` for each tensor.
 
@@ -178,13 +183,26 @@ def saved(data: bytes) -> object:
         raise ValueError(f"its pickle has {len(data):,} bytes")
     machine = _Machine()
     try:
-        for opcode, argument, _ in islice(pickletools.genops(data), MOST_STEPS):
-            _step(machine, opcode.name, argument)
-        if opcode.name != "STOP":
-            raise ValueError(f"its pickle has more than {MOST_STEPS:,} steps")
+        for name, argument in _steps(io.BytesIO(data)):
+            _step(machine, name, argument)
         return machine.last(1)[0]
     except (IndexError, KeyError, TypeError) as error:
         raise ValueError(f"its pickle is damaged: {error!r}") from None
+
+
+def _steps(file: IO[bytes]) -> Iterator[tuple[str, object]]:
+    """Yield opcodes and arguments; those that no tensor has are refused before they are decoded."""
+    for _ in range(MOST_STEPS):
+        code = file.read(1)
+        if code not in _OPCODES:
+            raise ValueError("its pickle is damaged, or ends early")
+        opcode = _OPCODES[code]
+        if opcode.name not in _KNOWN:
+            raise ValueError(f"its pickle has the opcode {opcode.name}")
+        yield opcode.name, opcode.arg.reader(file) if opcode.arg else None
+        if opcode.name == "STOP":
+            return
+    raise ValueError(f"its pickle has more than {MOST_STEPS:,} steps")
 
 
 def _step(machine: _Machine, name: str, argument: object) -> None:
@@ -196,12 +214,10 @@ def _step(machine: _Machine, name: str, argument: object) -> None:
         _ACTIONS[name](machine)
     elif name == "GLOBAL":
         machine.stack.append(_name(str(argument)))
-    elif name in ("BINPUT", "LONG_BINPUT"):
+    elif name in _PUT:
         machine.put(cast(int, argument))
-    elif name in ("BINGET", "LONG_BINGET"):
+    elif name in _GET:
         machine.get(cast(int, argument))
-    elif name not in IGNORED:
-        raise ValueError(f"its pickle has the opcode {name}")
 
 
 def _tuple(values: list[object]) -> tuple[object, ...]:

@@ -23,6 +23,7 @@ from featcache.errors import CacheLockedError
 NAME = "writer.lock"
 SOFT_NAME = "writer.lock.soft"
 HOLDER = "writer.json"
+FILES = {NAME, SOFT_NAME, HOLDER}
 PATIENCE_S = 0.1  # `is_locked` holds a lock for the moment in which it looks
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)
 _log = logging.getLogger("featcache")

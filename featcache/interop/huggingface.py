@@ -68,8 +68,8 @@ def cutset_from_huggingface(
         dataset_id: for `datasets.load_dataset`, or the directory of a data set that was saved to
             disk.
         split: which split; needed if there are several.
-        client: a `dask.distributed.Client`, see `featcache.workers.get_client`; its workers load the
-            data set themselves, and write to the same disk. None works in this process.
+        client: a `dask.distributed.Client`, see `featcache.workers.get_client`; its workers load
+            the data set themselves, and write to the same disk. None works in this process.
         audio_folder: None is a folder beside the data set's own Arrow files.
 
     Raises `ConfigError` for what cannot work, `ComputeError` with the number of the row where a row

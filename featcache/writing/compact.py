@@ -22,6 +22,7 @@ from featcache.format.columns import ColumnFile, ends_of, save_columns
 from featcache.format.files import make_directory, pack_json, write_durably
 from featcache.format.index import Index, read_index
 from featcache.format.journal import Header
+from featcache.format.lock import FILES as LOCK_FILES
 from featcache.format.lock import WriterLock, is_locked
 from featcache.format.manifest import (
     MANIFESTS,
@@ -424,16 +425,23 @@ def _check_gone(cache: Path, manifest: Manifest) -> None:
 
     Parts that were begun meanwhile hold nothing that was deleted: those that live are told as such.
     """
+    found = entries(cache / PARTS)
+    for part in (part for part in found if PART_NAME.fullmatch(part.name)):
+        with contextlib.suppress(FileNotFoundError):  # its writer has removed it
+            if not (part / SEAL).exists() and is_locked(part):
+                raise still_written(part)
     kept = [read_manifest(cache, manifest_file(name)) for name in {*manifest.tags.values()}]
     named = {entry.name for each in (manifest, *kept) for entry in each.parts}
     named.update(part.entry.name for part in sealed_parts(cache, manifest))
-    left = [path.name for path in entries(cache / PARTS) if path.name not in named]
-    for part in (cache / PARTS / name for name in filter(PART_NAME.fullmatch, left)):
-        with contextlib.suppress(FileNotFoundError):  # its writer has removed it
-            if is_locked(part):
-                raise still_written(part)
-    if left := [name for name in left if os.path.lexists(cache / PARTS / name)]:
+    if left := [part.name for part in found if part.name not in named and _holds_anything(part)]:
         raise CacheError(
             f"cache {str(cache)!r} is compacted, but these directories in {PARTS!r} belong to no "
             f"generation, and may hold what was deleted: {', '.join(map(repr, left))}; remove them"
         )
+
+
+def _holds_anything(path: Path) -> bool:
+    """Return whether anything lies there; not so in a part that was made and is not yet locked."""
+    if path.is_dir() and not path.is_symlink():
+        return any(each.name not in LOCK_FILES for each in entries(path))
+    return os.path.lexists(path)

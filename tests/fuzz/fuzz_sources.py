@@ -12,6 +12,7 @@ import json
 import re
 import struct
 import tarfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -361,7 +362,11 @@ def _other_zip(data: bytes, chance: Random) -> bytes:
         at = max(at, 0)
         return data[:at] + _other_words(data[at : at + 46], chance) + data[at + 46 :]
     out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(data)) as old,
+        zipfile.ZipFile(out, "w") as new,
+        warnings.catch_warnings(action="ignore", category=UserWarning),  # of one name twice
+    ):
         infos = old.infolist()
         chosen = chance.choice([info.filename for info in infos] + [infos[0].filename] * 4)
         for info in infos:

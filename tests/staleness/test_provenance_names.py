@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import featcache.staleness
 from featcache.staleness.members import is_pythons
 from featcache.staleness.provenance import CONTAINERS, provenance
 
+transformers = pytest.importorskip("transformers")
 NAMES = 2000  # drawn over all places
 SEED = 23
 # of the tables that once left out whatever is called so

@@ -325,9 +325,9 @@ def convert(
     Values stay as they are, to the bit, unless a declaration asks for less: a smaller dtype, or a
     lossy codec. Then the largest difference of a number is measured, and kept under "converted" in
     `featcache.inspect.made_from(dst)["recorded"]`. All that was written is compared with the source
-    before the cache is published as complete. Stopped or killed at any moment, the same call goes on.
-    Called again, it brings what was added to the source, and annotations that were corrected there;
-    an array that has changed is an error.
+    before the cache is published as complete. Stopped or killed at any moment, the same call goes
+    on. Called again, it brings what was added to the source, and annotations that were corrected
+    there; an array that has changed is an error.
 
     Annotations, stamps, failed ids, the record of what made the features and the fingerprint are
     those of the source. So `extract` and `cache_features`, with the new declarations, go on with a

@@ -249,6 +249,30 @@ def test_what_was_set_aside_is_told_of(path: Path) -> None:
     check_cache(path, LEFT)
 
 
+@pytest.mark.parametrize("content", [None, "array.bin"])
+def test_a_part_that_a_writer_has_only_just_made_is_in_nobodys_way(
+    path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    """Made, and not yet locked: another thread or process begins it while this one compacts."""
+    part = path / PARTS / "20300101T000000-00000000"
+    synced = compacting.sync_directory
+
+    def begin_a_part(directory: Path) -> None:
+        part.mkdir(exist_ok=True)
+        if content is not None:
+            (part / content).touch()
+        synced(directory)
+
+    cache = deleted(path)
+    monkeypatch.setattr(compacting, "sync_directory", begin_a_part)
+    if content is None:
+        cache.compact()
+    else:
+        with pytest.raises(CacheError, match="may hold what was deleted: '20300101T000000-0000000"):
+            cache.compact()
+    assert part.is_dir()
+
+
 def test_parts_of_an_overwrite_that_was_given_up_go(path: Path) -> None:
     writer = CacheWriter(path, two_features(), {"model": "new"}, overwrite=True)
     write(writer, GONE)
