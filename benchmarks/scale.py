@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
-from featcache.format.annotations import Column as AnnotationColumn
+from featcache.format.annotations import AnnotationColumn as AnnotationColumn
 from featcache.format.annotations import stored_columns
 from featcache.format.columns import Strings, save_columns
 from featcache.format.files import make_directory

@@ -24,7 +24,7 @@ from featcache.extraction.brain_job import (
     taking_loaders,
 )
 from featcache.extraction.changed_inputs import ChangedInputs
-from featcache.extraction.checking import Checking, Record, check_of
+from featcache.extraction.checking import Checking, RunRecord, check_of
 from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_source, visible_ids, visible_lengths
@@ -209,7 +209,7 @@ class FeatureCacheMixin:
                 source = probe_source_of(
                     self, dataset, stage, kwargs, to, parallel, mentioned=made_with.mentioned
                 )
-                record = Record(to, partial(witnesses, made_with, self, dataset))
+                record = RunRecord(to, partial(witnesses, made_with, self, dataset))
                 checking = Checking(to, source, check, record, accept)
                 first = beside if share is found[0] else None  # annotations are stored once
                 run = Run(

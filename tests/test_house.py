@@ -68,3 +68,13 @@ def test_each_direct_dependency_is_pinned() -> None:
     """Without a pin `make setup` installs what is newest that day, and `make floor` nothing."""
     pinned = {name.lower().replace("_", "-") for name in pinned_versions()}
     assert {name.lower().replace("_", "-") for name in lowest_versions()} <= pinned
+
+
+def test_no_two_classes_have_one_name() -> None:
+    classes = [
+        node.name
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert {name for name in classes if classes.count(name) > 1} == set()

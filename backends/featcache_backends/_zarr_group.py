@@ -22,7 +22,7 @@ LITTLE_ENDIAN: Json = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 @dataclass(frozen=True)
-class Values:
+class ZarrValues:
     """Numbers or strings of an array, as its `zarr.json` describes them."""
 
     data_type: str
@@ -48,8 +48,8 @@ class Values:
         }
 
 
-INT64 = Values("int64", 0, [LITTLE_ENDIAN])
-STRINGS = Values("string", "", [{"name": "vlen-utf8", "configuration": {}}])
+INT64 = ZarrValues("int64", 0, [LITTLE_ENDIAN])
+STRINGS = ZarrValues("string", "", [{"name": "vlen-utf8", "configuration": {}}])
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Group:
         self._write_json("", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
 
     def _write_column(
-        self, name: str, values: Values, data: bytes, attributes: Json | None = None
+        self, name: str, values: ZarrValues, data: bytes, attributes: Json | None = None
     ) -> None:
         (self.path / name).mkdir()  # its name is durable with that of the group's zarr.json
         count = len(self._lengths)
@@ -152,7 +152,7 @@ class Group:
             "index_location": "end",
         }
         codecs = [{"name": "sharding_indexed", "configuration": sharding}]
-        return Values(dtype.name, np.zeros((), dtype).item(), codecs).document(
+        return ZarrValues(dtype.name, np.zeros((), dtype).item(), codecs).document(
             [self._rows, *feature.dims],
             [grid.chunk_rows * grid.shard_chunks, *inner],
             [

@@ -24,7 +24,7 @@ from featcache.adoptable.placed_arrays import (
 )
 from featcache.adoption.npy_files import NpyHeader, npy_header_of, read_npy_header
 from featcache.adoption.place import GatheredValues, Window
-from featcache.adoption.webdataset.tar_walk import Member, members
+from featcache.adoption.webdataset.tar_walk import TarMember, members
 from featcache.errors import AdoptionError, ConfigError, FeatcacheError, describe
 from featcache.registry import get_kind
 
@@ -325,7 +325,7 @@ class LhotseStorage:
         self._open: dict[str, NamedArrays] = {}
         self._sizes: dict[str, int] = {}
         self._chunk_frames: dict[str, int] = {}
-        self._members: dict[str, dict[str, Member]] = {}
+        self._members: dict[str, dict[str, TarMember]] = {}
         self._absolutes: dict[str, str] = {}
         self._ways: dict[str, Callable[[StoredArray], tuple[str, PlacedArray]]] = {
             "numpy_hdf5": self._numpy_hdf5,
@@ -423,7 +423,7 @@ class LhotseStorage:
             header = read_npy_header(source.read, member.offset, member.nbytes, where)
         return stored.path, _npy(header, member.offset)
 
-    def _data_members(self, path: str) -> dict[str, Member]:
+    def _data_members(self, path: str) -> dict[str, TarMember]:
         with self._place.open(path) as source:
             found = {
                 member.name.rpartition(".")[0]: member

@@ -57,7 +57,7 @@ class Job(NamedTuple):
     task: ShardTask
 
 
-class LocalExecutor:
+class LocalCollection:
     """This process alone."""
 
     def __init__(self, maker: ShardMaker) -> None:
@@ -115,7 +115,7 @@ def _deadly(batch: list[int]) -> ComputeError:
 @contextmanager
 def executor_for(
     provider: EnvironmentProvider, parallel: ParallelConfig | Client | None, attempts: Path
-) -> Iterator[LocalExecutor | DaskExecutor]:
+) -> Iterator[LocalCollection | DaskExecutor]:
     """Yield this process, new workers, which end with the block, or those of a client.
 
     All parts of the cache are sealed in the end, also on errors. `attempts` is a directory for the
@@ -124,7 +124,7 @@ def executor_for(
     if parallel is None:
         maker = ShardMaker(provider.build_env_local())
         with closed_after(maker.share.finish):
-            yield LocalExecutor(maker)
+            yield LocalCollection(maker)
         return
     from featcache.workers.dispatch import Dispatch
     from featcache.workers.workers import workers_of

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 import torch
 
 from featcache.errors import ConfigError
-from featcache.extraction.checking import Checking, Record, check_of
+from featcache.extraction.checking import Checking, RunRecord, check_of
 from featcache.extraction.computation import features_of
 from featcache.extraction.dataset_batches import check_loader_kwargs
 from featcache.extraction.datasets import check_ids, check_source, is_map_style, visible_ids
@@ -317,7 +317,7 @@ def compare(
             source = probe_source_of(
                 extractor, dataset, stage, kwargs, to, mentioned=made_with.mentioned
             )
-            record = Record(to, partial(witnesses, made_with, extractor, dataset))
+            record = RunRecord(to, partial(witnesses, made_with, extractor, dataset))
             checking = Checking(to, source, check_of(check), record)
             checking.compare_only(made_with.fingerprint(made_from))
 

@@ -112,7 +112,7 @@ _NOT_COMPARED = {"batch_size", "sampler", "batch_sampler", "collate_fn"}
 _log = logging.getLogger("featcache")
 
 
-class Found(NamedTuple):
+class ChangedUtterances(NamedTuple):
     """Utterances that are unlike what their features were computed from, or only look so."""
 
     changed: Sequence[str] = ()
@@ -161,7 +161,7 @@ class ChangedInputs:
         remembered: Mapping[str, int] | None = None,
         *,
         seed: int | None = None,
-    ) -> Found:
+    ) -> ChangedUtterances:
         """Find the utterances of cache `path` that have changed.
 
         Args:
@@ -175,7 +175,7 @@ class ChangedInputs:
         """
         self._ids, self._seed = ids, seed
         if stored is None or not self._entries:
-            return Found()
+            return ChangedUtterances()
         there = np.flatnonzero(stored.entry)
         now = self._entries.stamps(there.tolist())
         suspects = np.flatnonzero((now != stored.entry[there]) & (now != 0))
@@ -191,7 +191,7 @@ class ChangedInputs:
 
     def _look(
         self, path: Path, ids: Sequence[str], before: NDArray[np.uint64], entries: dict[int, int]
-    ) -> Found:
+    ) -> ChangedUtterances:
         """Load the utterances whose entries have changed, by number, and compare their inputs."""
         alike: dict[str, Stamps] = {}
         changed: list[int] = []
@@ -213,7 +213,7 @@ class ChangedInputs:
                 "features stay as they are"
             )
             _log.warning(text, counted(len(unknown)), str(path), named(unknown, 3))
-        return Found([ids[number] for number in changed], alike)
+        return ChangedUtterances([ids[number] for number in changed], alike)
 
     def _inputs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Iterate over numbers and the stamps of their inputs of now, 0 where there is none."""

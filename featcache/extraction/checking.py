@@ -105,7 +105,7 @@ MOST_LINES = 12  # of changed code that an error shows
 _CONTEXT = 1
 
 
-class Record:
+class RunRecord:
     """The record of a cache, and that of this run.
 
     Args:
@@ -214,7 +214,7 @@ def changed_fields(to: Destination, fingerprint: Mapping[str, object]) -> list[D
 
 def accept_changes(
     to: Destination,
-    record: Record,
+    record: RunRecord,
     fingerprint: Mapping[str, object],
     comparison: Comparison | None,
 ) -> None:
@@ -283,7 +283,7 @@ class Checking:
     destination: Destination
     source: ProbeSource
     check: Check
-    record: Record
+    record: RunRecord
     accept: bool = False
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from featcache.errors import ComputeError, FeatureError, describe, nearest
-from featcache.extraction.dataset_batches import Batch, DatasetBatches, worker_failed
+from featcache.extraction.dataset_batches import DatasetBatches, LoadedBatch, worker_failed
 from featcache.extraction.datasets import named
 from featcache.extraction.outcomes import Failure, TaskProgress, failure_of
 from featcache.extraction.random_state import COMPUTING, seed_generators
@@ -118,7 +118,7 @@ class Computation:
         nbytes = self.writer.bytes_written - self._bytes_before
         return TaskProgress(task, self.processed, nbytes, len(self.failures))
 
-    def process(self, batch: Batch, tried: int = 0) -> None:
+    def process(self, batch: LoadedBatch, tried: int = 0) -> None:
         """Compute and write one batch, or what of it can be computed."""
         if batch.ids and all(map(self._was_known, batch.ids)):
             self._count(batch.ids)
@@ -139,13 +139,13 @@ class Computation:
         # out here, so that the next error does not come with this one
         self._failed(batch, error, tried)
 
-    def _compared(self, batch: Batch) -> Utterances:
+    def _compared(self, batch: LoadedBatch) -> Utterances:
         if self.filling is None:
             return self._features(batch)
         which = named(batch.ids) if batch.ids else "a batch"
         return self.filling.compute(which, partial(self._features, batch))
 
-    def _features(self, batch: Batch) -> Utterances:
+    def _features(self, batch: LoadedBatch) -> Utterances:
         if batch.error is not None:
             raise batch.error
         if self.seed is not None and batch.ids:
@@ -160,7 +160,7 @@ class Computation:
                 warnings.warn(sentence, stacklevel=2)
         return utterances
 
-    def _failed(self, batch: Batch, error: Exception, tried: int) -> None:
+    def _failed(self, batch: LoadedBatch, error: Exception, tried: int) -> None:
         several = len(batch.indices) > 1  # perhaps it is one of them, perhaps they were too many
         # a result of the wrong form is a fault of the code, which another try does not mend
         may_pass = tried < self.retries and not isinstance(error, FeatureError)

@@ -36,7 +36,7 @@ _SINGLE = -1  # the number of a batch that is none of the plan
 
 
 @dataclass(frozen=True)
-class Batch:
+class LoadedBatch:
     """One batch, or the error that loading it ended in."""
 
     data: Any
@@ -122,7 +122,7 @@ class DatasetBatches:
         if loading.mentioned is not None:
             stamp_items(self._loader, loading.mentioned)
 
-    def __iter__(self) -> Generator[Batch, None, None]:
+    def __iter__(self) -> Generator[LoadedBatch, None, None]:
         loaded = iter(self._loader)
         try:
             # a loader does not say what it failed on, but it keeps the order
@@ -141,7 +141,7 @@ class DatasetBatches:
         """Return the batch of these items."""
         return self._loader.collate_fn(items if self._batched else items[0])
 
-    def singly(self, batch: Batch) -> Iterator[Batch]:
+    def singly(self, batch: LoadedBatch) -> Iterator[LoadedBatch]:
         """Load the utterances of a batch that failed one by one."""
         for index in batch.indices:
             if self._stamps is not None:
@@ -154,11 +154,11 @@ class DatasetBatches:
 
     def _batch(
         self, number: int, indices: Sequence[int], data: Any, error: Exception | None
-    ) -> Batch:
+    ) -> LoadedBatch:
         stamps = {} if self._stamps is None else self._stamps.end(number, indices, data)
         data, shown = unstamped(data), self._ids
         ids = ids_of_batch(data) if shown is None else [shown[index] for index in indices]
-        return Batch(data, ids, error, indices, stamps)
+        return LoadedBatch(data, ids, error, indices, stamps)
 
 
 def _begin(batches: Batches, stamps: BatchStamps | None, number: int) -> list[int]:
@@ -204,7 +204,7 @@ def wanted_batches(
 
 def batches_of_stream(
     source: Any, loader_kwargs: Mapping[str, Any], mentioned: frozenset[str] | None = None
-) -> Generator[Batch, None, None]:
+) -> Generator[LoadedBatch, None, None]:
     """Iterate over the batches of a loader as it is, or of an iterable dataset.
 
     They have stamps where `mentioned` keys are given and the loader lets its items be seen.
@@ -217,7 +217,7 @@ def batches_of_stream(
     try:
         for data in loaded:
             found = {} if stamps is None else stamps.of(data)
-            yield Batch(unstamped(data), ids_of_batch(unstamped(data)), stamps=found)
+            yield LoadedBatch(unstamped(data), ids_of_batch(unstamped(data)), stamps=found)
     finally:
         if is_ours or not getattr(source, "persistent_workers", False):
             end_workers(loaded)

@@ -25,7 +25,7 @@ from featcache.errors import (
 )
 from featcache.extraction.changed_inputs import (
     ChangedInputs,
-    Found,
+    ChangedUtterances,
     OtherSplits,
     refuse_another,
     remember,
@@ -128,7 +128,7 @@ def view_of(
 # Shares of a declaration: the features of each set that a cache has, and those to be added.
 
 
-class Share(NamedTuple):
+class FeatureShare(NamedTuple):
     """Features that are stored together."""
 
     path: Path
@@ -137,24 +137,24 @@ class Share(NamedTuple):
     others_added: bool = False
 
 
-def shares_of(storage: FeatureStorage, split: str, *, overwrite: bool) -> list[Share]:
+def shares_of(storage: FeatureStorage, split: str, *, overwrite: bool) -> list[FeatureShare]:
     """Cut the declared features of a split into those of each set; new ones come last.
 
     A plain cache that is overwritten takes the new ones, too: all is computed anyway.
     """
     cache, rest = storage.path(split), dict(storage.features)
-    shares: list[Share] = []
+    shares: list[FeatureShare] = []
     for directory, manifest in stored_sets(cache):
         mine = {name: rest.pop(name) for name in [*rest] if name in manifest.features}
         if not mine:
             continue
         whole = directory == cache and rest and manifest.features.keys() <= mine.keys()
         if whole and (overwrite or not holds_any(cache)):
-            return [Share(cache, storage.features)]
-        shares.append(Share(directory, mine))
+            return [FeatureShare(cache, storage.features)]
+        shares.append(FeatureShare(directory, mine))
     if rest:
         shares = [share._replace(others_added=True) for share in shares]
-        shares.append(Share(directory_of(cache, rest), rest))
+        shares.append(FeatureShare(directory_of(cache, rest), rest))
     return shares
 
 
@@ -257,14 +257,14 @@ class Destination:
     append: bool
     shared: bool
     inputs: ChangedInputs = field(default_factory=partial(ChangedInputs, None))
-    share: Share | None = None
+    share: FeatureShare | None = None
 
     def __post_init__(self) -> None:
         self.fingerprint: Mapping[str, object] = {}  # of the run, from `open` on
         self.full = False  # whether the cache was complete before
         self.accepted: frozenset[str] = frozenset()  # failed before, and are left out now
         self.seed: int | None = None  # of random features
-        share = self.share or Share(self.storage.path(self.split), self.storage.features)
+        share = self.share or FeatureShare(self.storage.path(self.split), self.storage.features)
         self.path, self.features = share.path, share.features
         self._rows_of_ids = RowsOfIds()
         self._others = OtherSplits(self.storage.root, self.split, self.features)
@@ -338,7 +338,7 @@ class Destination:
         # of a stream; others have been looked at before
         if self.ids is not None and not len(self.ids):
             raise ConfigError(EMPTY)
-        missing, found = self.ids, Found()
+        missing, found = self.ids, ChangedUtterances()
         if not overwrite and (cache := self.current(fingerprint)) is not None:
             self.full = cache.complete
             if self.skip_failures and len(cache) and (resume or self.full):
@@ -373,7 +373,7 @@ class Destination:
             refuse_another(self.path, self.ids, self.split)
 
     def _begin(
-        self, writer: CacheWriter, found: Found, checks: Admission, *, overwrite: bool
+        self, writer: CacheWriter, found: ChangedUtterances, checks: Admission, *, overwrite: bool
     ) -> None:
         """Check what a cache holds, and make way for what is computed again."""
         with contextlib.ExitStack() as stack:
@@ -383,19 +383,19 @@ class Destination:
             if not self.full:  # what a killed run left has been recovered, and is compared, too
                 found = self.compared(None, overwrite=overwrite)
                 if not checks.admit(found.changed, writer, overwrite=overwrite):
-                    found = Found([id for id in self.ids or () if id in writer])
+                    found = ChangedUtterances([id for id in self.ids or () if id in writer])
             # first: of utterances that are gone nobody could tell that they had changed
             checks.keep(writer)
             found.apply(writer)
             stack.pop_all()  # it stays open
 
-    def compared(self, cache: Cache | None, *, overwrite: bool = False) -> Found:
+    def compared(self, cache: Cache | None, *, overwrite: bool = False) -> ChangedUtterances:
         """Find what has changed of the utterances of a cache, or of the build that is written.
 
         With `overwrite` nothing is refused: all is to be computed anew.
         """
         if self.ids is None:
-            return Found()
+            return ChangedUtterances()
         if cache is None:
             stored: StampColumns | None = stored_stamps(self.path, self.ids)
         else:
@@ -404,7 +404,7 @@ class Destination:
         inputs = replace(self.inputs, on_changed="recompute") if overwrite else self.inputs
         return inputs.find(self.path, self.ids, stored, known, seed=self.seed)
 
-    def _restamp(self, cache: Cache, found: Found) -> None:
+    def _restamp(self, cache: Cache, found: ChangedUtterances) -> None:
         """Store new stamps of utterances that only look changed; remember them if that is refused.
 
         A cache in which nothing is missing may well be one that nobody here can write to.

@@ -12,7 +12,7 @@ import torch
 from featcache._checks import directory, whole_number
 from featcache.declaration import Features
 from featcache.extraction.changed_inputs import ChangedInputs
-from featcache.extraction.checking import Checking, Record, check_of
+from featcache.extraction.checking import Checking, RunRecord, check_of
 from featcache.extraction.datasets import check_ids, check_source, visible_lengths
 from featcache.extraction.destination import Destination, shares_of
 from featcache.extraction.environment import EnvironmentProvider
@@ -180,7 +180,7 @@ def extract(
                 executor = WorkersExecutor(
                     to, client, build, of_plan, retries, publish_every_s, lengths
                 )
-            checking = Checking(to, source, check, Record(to, lambda: made_in), accept)
+            checking = Checking(to, source, check, RunRecord(to, lambda: made_in), accept)
             first = None if runs else beside  # annotations are stored once
             runs.append(Run(to, executor, checking, publish_every_s, progressbar, None, first))
         made_from = watch.fingerprint

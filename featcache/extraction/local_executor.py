@@ -14,8 +14,8 @@ from featcache._closing import close_after
 from featcache.errors import ConfigError
 from featcache.extraction.computation import Computation
 from featcache.extraction.dataset_batches import (
-    Batch,
     DatasetBatches,
+    LoadedBatch,
     batches_of_stream,
     learnt_ids,
 )
@@ -85,7 +85,7 @@ class LocalExecutor:
         filling = self._filling
         self._writer.ask_before(commits=filling.vouch, seals=filling.may_seal)
         stack.push(self._check_after)
-        self._batches: DatasetBatches | Generator[Batch, None, None]
+        self._batches: DatasetBatches | Generator[LoadedBatch, None, None]
         if missing is None:
             self._batches = batches_of_stream(self.source, self.loader_kwargs, to.loading.mentioned)
             return

@@ -16,7 +16,7 @@ import torch
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import ComputeError, FeatureError, describe
 from featcache.extraction.computation import checked_result
-from featcache.extraction.dataset_batches import Batch, DatasetBatches, Loading, worker_failed
+from featcache.extraction.dataset_batches import DatasetBatches, LoadedBatch, Loading, worker_failed
 from featcache.extraction.datasets import (
     IdNumbers,
     counted,
@@ -170,7 +170,7 @@ class ProbeSource:
             return torch.cuda.get_device_name(device)
         return f"{device.type} {_processor()}"
 
-    def _singly(self, numbers: Ints, seed: int) -> Iterable[Batch]:
+    def _singly(self, numbers: Ints, seed: int) -> Iterable[LoadedBatch]:
         if not len(numbers):
             return []
         return DatasetBatches(self._items(), numbers, self._options, self.ids, Loading(seed=seed))
@@ -179,7 +179,7 @@ class ProbeSource:
         entries = Entries(dataset_of(self.source))
         return cast(list[int], entries.stamps(numbers.tolist()).tolist())
 
-    def _alone(self, batch: Batch, seed: int) -> tuple[str, Probed | Failed]:
+    def _alone(self, batch: LoadedBatch, seed: int) -> tuple[str, Probed | Failed]:
         (id,) = batch.ids or ("",)
         if batch.error is not None:
             return id, Failed(batch.error, loading=True)
@@ -189,7 +189,7 @@ class ProbeSource:
         except Exception as error:
             return id, Failed(error, loading=False)
 
-    def _computed(self, batch: Batch, id: str) -> Probed:
+    def _computed(self, batch: LoadedBatch, id: str) -> Probed:
         inputs = input_digests(batch.data, id, self.mentioned)  # before anybody works in place
         with torch.no_grad():
             ((_, arrays),) = checked_result(self.compute(batch.data), [id])

@@ -19,7 +19,7 @@ from featcache.interface import Ints
 from featcache.reading.generation import Generation
 from featcache.reading.opening import open_generation
 from featcache.store import Cache, CachePath, cache_as_of
-from featcache.tables.blocks import Block, Blocks, Member
+from featcache.tables.blocks import Block, BlockMember, TableBlocks
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
 
@@ -162,7 +162,9 @@ def table_of(source: FeatureTable | Cache | CachePath) -> FeatureTable:
         Block([_checking(member) for member in block.members])
         for block in table.selection.blocks.blocks
     ]
-    return FeatureTable(Selection(Blocks(blocks), table.selection.row_map, table.selection.cuts))
+    return FeatureTable(
+        Selection(TableBlocks(blocks), table.selection.row_map, table.selection.cuts)
+    )
 
 
 def is_adopted(opened: Generation) -> bool:
@@ -170,7 +172,7 @@ def is_adopted(opened: Generation) -> bool:
     return any(ADOPTED in each.manifest.requires for each in (opened, *opened.sets.values()))
 
 
-def _checking(member: Member) -> Member:
+def _checking(member: BlockMember) -> BlockMember:
     """Return a member that compares what it reads with its checksums."""
     opened = member.opened
     if is_adopted(opened) or opened.check_reads:
@@ -179,4 +181,4 @@ def _checking(member: Member) -> Member:
     path, expectation, settings = cache.__getstate__()
     checking = Cache.__new__(Cache)
     checking.__setstate__((path, expectation, settings._replace(check_reads=True)))
-    return Member(checking, checking.opened, member.rows)
+    return BlockMember(checking, checking.opened, member.rows)

@@ -285,7 +285,7 @@ Body = Numbers | Lists | Strings | Codes
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class AnnotationColumn:
     """One annotation of all rows."""
 
     kind: str
@@ -296,7 +296,7 @@ class Column:
         return len(self.body)
 
     @classmethod
-    def of(cls, values: Sequence[Value | None], kind: str) -> Column:
+    def of(cls, values: Sequence[Value | None], kind: str) -> AnnotationColumn:
         """Make a column of values, all of one kind."""
         null = np.fromiter((value is None for value in values), np.uint8, len(values))
         mask = null if null.any() else None
@@ -312,17 +312,19 @@ class Column:
         return cls(kind, np.array(numbers, dtype), mask)
 
     @classmethod
-    def missing(cls, count: int, kind: str) -> Column:
+    def missing(cls, count: int, kind: str) -> AnnotationColumn:
         """Make a column of rows without a value."""
         return cls.of([None] * 0, kind).take(np.full(count, -1))
 
-    def take(self, rows: Ints) -> Column:
+    def take(self, rows: Ints) -> AnnotationColumn:
         """Return the column of some rows, in that order; -1 stands for one without a value."""
         there = rows >= 0
         null = (~there).astype(np.uint8)
         if self.null is not None:
             null[there] = self.null[rows[there]]
-        return Column(self.kind, _taken(self.body, rows, there), null if null.any() else None)
+        return AnnotationColumn(
+            self.kind, _taken(self.body, rows, there), null if null.any() else None
+        )
 
     def values(self, start: int = 0, stop: int | None = None) -> list[Value | None]:
         """Return the values of rows from `start` to before `stop`, None where there is none."""
@@ -354,7 +356,7 @@ class Column:
         return [body.values[begin:end].tolist() for begin, end in pairwise(ends.tolist())]
 
 
-def joined(columns: Sequence[Column], kind: str) -> Column:
+def joined(columns: Sequence[AnnotationColumn], kind: str) -> AnnotationColumn:
     """Put columns one after the other; those of int become float where `kind` is that."""
     if len(columns) == 1 and columns[0].kind == kind:
         return columns[0]
@@ -372,11 +374,11 @@ def joined(columns: Sequence[Column], kind: str) -> Column:
     else:
         numbers = cast(list[Numbers], bodies)
         body = np.concatenate([np.empty(0, dtype), *numbers]).astype(dtype, copy=False)
-    return Column(kind, body, mask if mask.any() else None)
+    return AnnotationColumn(kind, body, mask if mask.any() else None)
 
 
 def stored_columns(
-    name: str, column: Column, *, always: bool = False
+    name: str, column: AnnotationColumn, *, always: bool = False
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Give the columns of a file that an annotation becomes; none if no row has a value.
 
@@ -385,7 +387,7 @@ def stored_columns(
     if column.null is not None and column.null.all():
         if not always:
             return
-        column = Column.missing(len(column), column.kind)
+        column = AnnotationColumn.missing(len(column), column.kind)
     null, body = column.null, column.body
     if null is not None:
         yield f"{PREFIX}{name}/null", null
@@ -423,7 +425,7 @@ def stored_kinds(file: ColumnFile) -> dict[str, str]:
     return kinds
 
 
-def read_column(file: ColumnFile, name: str, kind: str, rows: int) -> Column:
+def read_column(file: ColumnFile, name: str, kind: str, rows: int) -> AnnotationColumn:
     """Take an annotation out of a file of columns; raises `CorruptCacheError` if it does not fit.
 
     Args:
@@ -450,10 +452,10 @@ def read_column(file: ColumnFile, name: str, kind: str, rows: int) -> Column:
             f"{str(file.path)!r} is damaged: the columns of annotation {name!r} do not fit the "
             "index, or each other"
         )
-    return Column(kind, body, null)
+    return AnnotationColumn(kind, body, null)
 
 
-def read_whole_column(file: ColumnFile, name: str, kind: str, rows: int) -> Column:
+def read_whole_column(file: ColumnFile, name: str, kind: str, rows: int) -> AnnotationColumn:
     """Take an annotation out of a file as `read_column` does, once its checksums are compared."""
     columns = (f"{PREFIX}{name}/{what}" for what in _COLUMNS)
     if damage := file.damage(filter(file.__contains__, columns)):

@@ -25,7 +25,7 @@ from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.format import journal
 from featcache.format.annotations import (
-    Column,
+    AnnotationColumn,
     Values,
     kinds_of,
     read_whole_column,
@@ -94,14 +94,14 @@ def index_of(
     )
 
 
-class Rows(NamedTuple):
+class MergedRows(NamedTuple):
     """Rows of several indexes, numbered through, in the canonical order, and their ids."""
 
     order: Ints
     ids: Strings
 
 
-def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> Rows:
+def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> MergedRows:
     """Put the rows of indexes, but for those that are left out of each, into the canonical order.
 
     Of equal ids, the one in the earliest index comes first.
@@ -116,7 +116,7 @@ def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> Rows:
         stays[out] = False
         order = order[stays[order]]
     data, ends = take(id_bytes, id_ends, order)
-    return Rows(order, Strings(ends, data))
+    return MergedRows(order, Strings(ends, data))
 
 
 def hashes_of(indexes: Sequence[Index], order: Ints) -> Hashes:
@@ -124,7 +124,7 @@ def hashes_of(indexes: Sequence[Index], order: Ints) -> Hashes:
     return _joined([index.hashes_of_rows() for index in indexes], np.uint64)[order]
 
 
-def doubled_rows(indexes: Sequence[Index], rows: Rows) -> list[Ints]:
+def doubled_rows(indexes: Sequence[Index], rows: MergedRows) -> list[Ints]:
     """Return, for each of the indexes, the rows whose id an earlier one has, too, ascending."""
     hashes = hashes_of(indexes, rows.order)
     candidates = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
@@ -136,7 +136,10 @@ def doubled_rows(indexes: Sequence[Index], rows: Rows) -> list[Ints]:
 
 
 def index_columns(
-    indexes: Sequence[Index], rows: Rows, names: Sequence[str], stats: Mapping[str, FeatureStats]
+    indexes: Sequence[Index],
+    rows: MergedRows,
+    names: Sequence[str],
+    stats: Mapping[str, FeatureStats],
 ) -> Columns:
     """Join indexes into one, and give its columns one by one: together they may be gigabytes.
 
@@ -189,7 +192,7 @@ def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order:
     kinds = kinds_of(zip(ids, annotations, strict=True))
     for name, kind in sorted(kinds.items()):
         values = [annotations[row].get(name) for row in order.tolist()]
-        yield from stored_columns(name, Column.of(values, kind))
+        yield from stored_columns(name, AnnotationColumn.of(values, kind))
 
 
 def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
@@ -295,7 +298,7 @@ class SealedPart:
             raise CorruptCacheError(f"{str(file.path)!r} is damaged: it has not a stamp each row")
         return replace(index, stamps=columns)
 
-    def annotation(self, cache: Path, name: str, kind: str) -> Column:
+    def annotation(self, cache: Path, name: str, kind: str) -> AnnotationColumn:
         """Read an annotation of all rows; raises `CorruptCacheError` if it was changed."""
         with self.open_columns(cache) as file:
             return read_whole_column(file, name, kind, self.entry.rows)

@@ -116,7 +116,7 @@ class Clip(Mapping[str, Any]):
         return 4
 
 
-class Rows:
+class AudioRows:
     """The rows of a data set as dicts, with a `Clip` in each column of audio.
 
     Decodes with lhotse and soundfile: torchcodec, which `datasets` asks for, need not be installed.

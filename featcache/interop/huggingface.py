@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from featcache.errors import ComputeError, ConfigError, MissingDependencyError, describe, nearest
-from featcache.interop.audio import Clip, Rows, as_float32
+from featcache.interop.audio import AudioRows, Clip, as_float32
 
 if TYPE_CHECKING:
     from lhotse import CutSet, MonoCut, Recording
@@ -134,7 +134,7 @@ class _Source(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _open(source: _Source) -> Rows:
+def _open(source: _Source) -> AudioRows:
     """Open a data set, once in each process of a run."""
     dataset_id, split, length, _ = source
     if any((Path(dataset_id) / file).is_file() for file in ("state.json", "dataset_dict.json")):
@@ -150,7 +150,7 @@ def _open(source: _Source) -> Rows:
         raise ConfigError(f"{dataset_id!r} has several splits, give one: {splits}")
     if len(loaded) < length:
         raise ConfigError(f"{dataset_id!r} has {len(loaded)} rows, not {length}")
-    return Rows(loaded)
+    return AudioRows(loaded)
 
 
 def _cuts(

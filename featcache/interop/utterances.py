@@ -18,10 +18,10 @@ from featcache.extraction.datasets import is_map_style, visible_ids, visible_len
 from featcache.extraction.run import values_of
 from featcache.extraction.stamping import Entries
 from featcache.format.files import as_id
-from featcache.interop.audio import Clip, Rows, as_float32
+from featcache.interop.audio import AudioRows, Clip, as_float32
 
 
-class Utterance(TypedDict):
+class UtteranceItem(TypedDict):
     """An item of `Utterances`."""
 
     id: str
@@ -64,7 +64,7 @@ class Utterances:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, index: int) -> Utterance:
+    def __getitem__(self, index: int) -> UtteranceItem:
         samples, rate = self._load(index)
         return {"id": self.ids[index], "samples": samples, "sample_rate_hz": rate}
 
@@ -170,7 +170,7 @@ def _of_huggingface(source: Any, audio: str, id: str | None) -> Utterances:
         id = "id"
     ids = list(map(_as_id, range(len(source)) if id is None else source.with_format(None)[id]))
     column = source.select_columns(audio)
-    rows = Rows(column)
+    rows = AudioRows(column)
     load, measure = partial(_load_item, rows, audio), partial(_sizes_of_column, rows, audio)
     return Utterances(ids, load, measure, column, partial(values_of, source))
 

@@ -103,12 +103,12 @@ def _copied(arrays: Mapping[str, ArrayLike]) -> dict[str, Array]:
 
 def _unlike(id: str, one: Mapping[str, Array], other: Mapping[str, Array]) -> str:
     """Say how two results differ, beyond the last bits; empty if they do not."""
-    from featcache.staleness.probe import Rows, spread, tolerance, unlike
+    from featcache.staleness.probe import ProbeRows, spread, tolerance, unlike
 
     if one.keys() != other.keys():
         return f"its features are {[*one]}, then {[*other]}"
     for name, array in one.items():
-        before, now = (Rows(each, len(each)) for each in (array, other[name]))
+        before, now = (ProbeRows(each, len(each)) for each in (array, other[name]))
         limit = tolerance("fp32", same_device=True)
         size = np.abs(array[np.isfinite(array)]).max(initial=0)
         found = unlike((id, name), before, now, spread([array]), limit, _LAST_BITS * size)

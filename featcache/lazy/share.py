@@ -252,7 +252,7 @@ class MadeFrom:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FillPlan:
     """The cache that is filled, and with what: the same in all processes."""
 
     path: Path
@@ -281,7 +281,7 @@ class Share:
         forget: calls off that it is closed when the process ends.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: FillPlan) -> None:
         self._plan = plan
         self._lock = threading.RLock()
         self._live = LiveCache.opened(plan.path, plan.known_names, plan.features, plan.fingerprint)

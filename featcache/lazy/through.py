@@ -24,7 +24,7 @@ from featcache.format.manifest import read_manifest
 from featcache.lazy.arguments import Arguments, Call
 from featcache.lazy.data_sets import MadeFromItems, check_item, ids_of_items
 from featcache.lazy.live_cache import ABSENT, accept_if_same
-from featcache.lazy.share import MadeFrom, Plan, Share
+from featcache.lazy.share import FillPlan, MadeFrom, Share
 from featcache.writing.background import close_at_exit
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ReadThrough:
     """
 
     def __init__(
-        self, compute: Callable[..., object], plan: Plan, *, takes_only_id: bool = False
+        self, compute: Callable[..., object], plan: FillPlan, *, takes_only_id: bool = False
     ) -> None:
         self.path = plan.path
         self._compute = compute
@@ -287,12 +287,12 @@ def plan_of(
     compute: object,
     features: Features | None,
     fingerprint: Mapping[str, object] | None,
-) -> Plan:
+) -> FillPlan:
     """Return the plan to fill a cache, of which all but these is as usual."""
     if not isinstance(fingerprint or {}, Mapping):
         raise ConfigError(f"the fingerprint is a dict of JSON values, not {fingerprint!r:.80}")
     own = getattr(compute, "__name__", "")
-    return Plan(
+    return FillPlan(
         path=directory(cache, "a cache").absolute(),
         features=None if features is None else by_name(features),
         names=(own if _NAME.fullmatch(own) and own != "id" else _UNNAMED,),
@@ -340,7 +340,7 @@ class ReadThroughDataset(Dataset[object]):
     then read by several threads, or pickled, too.
     """
 
-    def __init__(self, dataset: SizedItems, plan: Plan, ids: Sequence[str] | None) -> None:
+    def __init__(self, dataset: SizedItems, plan: FillPlan, ids: Sequence[str] | None) -> None:
         size = len(dataset)
         self.dataset = dataset
         self.ids = ids_of_items(dataset) if ids is None else list(ids)

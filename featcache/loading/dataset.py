@@ -89,7 +89,7 @@ Transform = Callable[[Item], Item]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """Contents of a batch, known before anything is read."""
 
     rows: Ints
@@ -222,7 +222,7 @@ class FeatureDataset(Dataset[Item]):
         """Hand on a batch, and pad a list of items: the `collate_fn` of a DataLoader."""
         return pad(batch) if isinstance(batch, list) else dict(batch)
 
-    def plan(self, indices: Sequence[Index]) -> Plan:
+    def plan(self, indices: Sequence[Index]) -> BatchPlan:
         """Return the rows, frames and size of a batch, without reading any array."""
         if isinstance(indices, str) or not isinstance(indices, Sized):
             raise ConfigError(f"a batch is a list of row numbers or ids, not {indices!r}")
@@ -244,7 +244,7 @@ class FeatureDataset(Dataset[Item]):
                 shape = (int(lengths.max()), *shape)
             spans[name], shapes[name] = (starts, lengths), (len(rows), *shape)
             nbytes += math.prod(shapes[name]) * dtype.itemsize
-        return Plan(rows, spans, shapes, nbytes)
+        return BatchPlan(rows, spans, shapes, nbytes)
 
     def require_rows(self, numbers: object) -> None:
         """Raise `ConfigError` for a batch or a sampler whose numbers count other utterances."""
@@ -254,7 +254,7 @@ class FeatureDataset(Dataset[Item]):
                 require_rows_of(self.table, numbering)
             self._proof = numbering.proof
 
-    def read(self, plan: Plan, allocate: Allocate) -> Batch:
+    def read(self, plan: BatchPlan, allocate: Allocate) -> Batch:
         """Read a planned batch into tensors that `allocate` makes."""
         if self._transform is None:
             batch = self._read(plan, allocate)
@@ -265,7 +265,7 @@ class FeatureDataset(Dataset[Item]):
             return batch
         return pad(list(self._items(self._read(plan, fresh))), allocate, self._listed)
 
-    def _read(self, plan: Plan, allocate: Allocate) -> Batch:
+    def _read(self, plan: BatchPlan, allocate: Allocate) -> Batch:
         batch: Batch = {"id": [self.table.id(row) for row in plan.rows.tolist()]}
         for name, dtype in self._dtypes.items():
             stored = torch_dtype(self.table.dtype(name))

@@ -22,7 +22,7 @@ from typing_extensions import TypeVar
 
 from featcache._checks import named_settings, number_in_state, whole_number
 from featcache.errors import ClosedError, ConfigError, StateError
-from featcache.loading.dataset import Dtype, FeatureDataset, Index, Plan, Transform, dataset_of
+from featcache.loading.dataset import BatchPlan, Dtype, FeatureDataset, Index, Transform, dataset_of
 from featcache.loading.memory import (
     Allocate,
     Recycler,
@@ -558,7 +558,7 @@ class FeatureLoader(Generic[T]):
             plan = self.dataset.plan(indices)
             yield plan.nbytes, partial(self._read, plan)
 
-    def _read(self, plan: Plan) -> T:
+    def _read(self, plan: BatchPlan) -> T:
         return self.collate_fn(self.dataset.read(plan, self._allocate))
 
 

@@ -129,7 +129,7 @@ class _SegmentTensor(torch.Tensor):
     segment: _Segment | None  # None: small
 
 
-class Segments:
+class SharedTensors:
     """Gives out uninitialised tensors in shared memory of this process."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Segments:
 @cache
 def worker_memory() -> Allocate:
     """Return the memory for the batches of a DataLoader's worker, the same at each call."""
-    return Segments() if AVAILABLE else fresh
+    return SharedTensors() if AVAILABLE else fresh
 
 
 def _reduce(tensor: _SegmentTensor) -> Any:

@@ -24,7 +24,7 @@ HOLDS = ("batch_sampler", "sampler", "dataset")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """The batches of all ranks from a position on, in steps of one batch for each rank."""
 
     batches: Batches
@@ -51,9 +51,9 @@ class Iteration(Iterator[list[int] | list[str]]):
     it then also sets `ended`.
     """
 
-    def __init__(self, begin: Callable[[Iteration], Share]) -> None:
+    def __init__(self, begin: Callable[[Iteration], RankShare]) -> None:
         self._begin = begin
-        self._share: Share | None = None
+        self._share: RankShare | None = None
         self._steps = 0  # of the share: asking for its length costs as much as a batch
         self._taken = 0
         self.delivered: int | None = None
@@ -72,7 +72,7 @@ class Iteration(Iterator[list[int] | list[str]]):
         return self._share[step]
 
     @property
-    def share(self) -> Share:
+    def share(self) -> RankShare:
         """The batches of this iteration, which has begun."""
         assert self._share is not None
         return self._share
@@ -307,7 +307,7 @@ class EpochSampler(ABC):
         self._waiting = False  # a newer one was made, and has not begun
         # an epoch, and its batches of all ranks together
         self._batches: tuple[int, Batches] | None = None
-        self._share: tuple[tuple[int, ...], Share] | None = None
+        self._share: tuple[tuple[int, ...], RankShare] | None = None
 
     @property
     def rank(self) -> int:
@@ -420,7 +420,7 @@ class EpochSampler(ABC):
             return self.epoch + (not newest.told), 0
         return (self.epoch + 1, 0) if self._ended else (self.epoch, self._start)
 
-    def _begin(self, iteration: Iteration) -> Share:
+    def _begin(self, iteration: Iteration) -> RankShare:
         epoch, start = self._coming()
         share = self._shared(epoch, start)
         if share.world_size > 1:
@@ -441,7 +441,7 @@ class EpochSampler(ABC):
             self._batches = epoch, self.epoch_batches(epoch)
         return self._batches[1]
 
-    def _shared(self, epoch: int, start: int) -> Share:
+    def _shared(self, epoch: int, start: int) -> RankShare:
         """Return an epoch's batches from a position on: one step takes `world_size` in a row."""
         rank, world_size = self._rank_of_size()
         wanted = epoch, start, rank, world_size
@@ -449,7 +449,7 @@ class EpochSampler(ABC):
             batches = self._epoch(epoch)
             ends = share_out(batches.ends, start, world_size, self.drop_last)
             left = Batches(batches.items, ends, batches.keys, batches.numbering)
-            self._share = wanted, Share(left, rank, world_size)
+            self._share = wanted, RankShare(left, rank, world_size)
         return self._share[1]
 
     def _identity(self) -> State:

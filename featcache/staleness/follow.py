@@ -33,8 +33,16 @@ from featcache.staleness.members import (
     step_into,
     within,
 )
-from featcache.staleness.modules import Described, describe_module
-from featcache.staleness.names import Chain, Names, Step, Way, first_written, is_changed, names_of
+from featcache.staleness.modules import ModuleDescription, describe_module
+from featcache.staleness.names import (
+    Chain,
+    MentionedNames,
+    Step,
+    Way,
+    first_written,
+    is_changed,
+    names_of,
+)
 from featcache.staleness.values import MISSING, Values, proxied
 
 # Reading of one function: what the chains of names in it stand for.
@@ -81,7 +89,7 @@ class FunctionReading:
         if isinstance(wrapped, FunctionType):
             self._to.function(wrapped, self._owner)
 
-    def _read(self, names: Names) -> None:
+    def _read(self, names: MentionedNames) -> None:
         self._to.text |= names.text
         for chain, way in names.written:
             self._note_written(chain, way)
@@ -297,7 +305,7 @@ class Function:
     label: str
     name: str  # as it is shown: a function inside of another one has a name that does not count
     code: Code
-    names: Names
+    names: MentionedNames
     owner: type | None  # the class that it is a method of
 
 
@@ -394,7 +402,7 @@ class Follower:
         """Tell whether followed code mentions an attribute of an object."""
         return name in self.names_of(type(value))  # as it is: patterns are of their own objects
 
-    def module(self, module: torch.nn.Module, values: Values) -> Described:
+    def module(self, module: torch.nn.Module, values: Values) -> ModuleDescription:
         """Describe a torch module."""
         return describe_module(module, values)
 
@@ -516,7 +524,7 @@ class Follower:
         name += f" ({held})" if held else ""
         code = code_of(function)
         if code.tree is None:
-            names = Names(parameters=[*function.__code__.co_varnames])
+            names = MentionedNames(parameters=[*function.__code__.co_varnames])
             names.read = [Chain(each) for each in function.__code__.co_names]
             self.free.update(function.__code__.co_names)
             names.text = {each for each in function.__code__.co_consts if isinstance(each, str)}

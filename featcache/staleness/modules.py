@@ -73,7 +73,7 @@ class Weights:
         return digest(json.dumps(self.digests).encode())
 
 
-class Described:
+class ModuleDescription:
     """A module's description: its weights and its settings by path."""
 
     def __init__(self, weights: Weights, settings: Mapping[str, object]) -> None:
@@ -139,7 +139,7 @@ def _children(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
             yield name, child
 
 
-def describe_module(module: torch.nn.Module, values: Values) -> Described:
+def describe_module(module: torch.nn.Module, values: Values) -> ModuleDescription:
     """Describe a module; `values` describes its attributes."""
     settings: dict[str, object] = {}
     unread: set[str] = set()
@@ -154,7 +154,7 @@ def describe_module(module: torch.nn.Module, values: Values) -> Described:
             found = values.describe(value, f"{prefix}{name}")
             if found is not NOTHING:
                 settings[prefix + name] = found
-    return Described(Weights(unwrapped(module), unread), settings)
+    return ModuleDescription(Weights(unwrapped(module), unread), settings)
 
 
 def _order(part: torch.nn.Module) -> list[str] | None:

@@ -169,7 +169,7 @@ _NAME_FIELDS = ("id", "attr", "arg", "name")  # of nodes that name a variable or
 
 
 @dataclass
-class Names:
+class MentionedNames:
     """Names that the code of a function mentions."""
 
     read: list[Chain] = field(default_factory=list)
@@ -177,7 +177,7 @@ class Names:
     passed: list[Chain] = field(default_factory=list)  # to what is called
     with_all: list[Chain] = field(default_factory=list)  # whose attributes are all read
     # what is done where `x.training` holds
-    in_training: list[tuple[Chain, Names]] = field(default_factory=list)
+    in_training: list[tuple[Chain, MentionedNames]] = field(default_factory=list)
     # arguments given by name, with the name of what is called
     given: set[tuple[str | None, str]] = field(default_factory=set)
     spread: bool = False  # whether any are given by `**`
@@ -188,7 +188,9 @@ class Names:
     operators: set[str] = field(default_factory=set)  # of Python's syntax tree: Add
 
 
-def names_of(tree: FunctionNode, qualname: str, training: frozenset[str] = frozenset()) -> Names:
+def names_of(
+    tree: FunctionNode, qualname: str, training: frozenset[str] = frozenset()
+) -> MentionedNames:
     """Return the names in a function; `training`: methods that tell whether it is trained.
 
     `qualname` is its qualified name: in a class `self.__gain` stands for `self._Class__gain`.
@@ -246,7 +248,7 @@ class _Mangler(ast.NodeTransformer):
 
 class _Reader(ast.NodeVisitor):
     def __init__(self, tree: FunctionNode, training: frozenset[str]) -> None:
-        self.found = Names()
+        self.found = MentionedNames()
         self._training = training
         self._alone: ast.expr | None = None  # what a statement consists of
         arguments = tree.args
@@ -458,7 +460,7 @@ class _Reader(ast.NodeVisitor):
         if asked is None:
             return True
         self.visit(node.test)
-        outer, self.found = self.found, Names(local=self.found.local)
+        outer, self.found = self.found, MentionedNames(local=self.found.local)
         for each in node.body:
             self.visit(each)
         outer.in_training += [(chain, self.found)] if (chain := self._chain(asked)) else []
@@ -585,7 +587,7 @@ def _methods(cls: type) -> dict[str, FunctionType]:
     return found
 
 
-def _names(function: FunctionType, asking: frozenset[str]) -> Names | None:
+def _names(function: FunctionType, asking: frozenset[str]) -> MentionedNames | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     except (OSError, TypeError, SyntaxError):

@@ -23,7 +23,7 @@ MOST_BYTES = 64 << 20  # of a probe that is kept
 _HEADER_BYTES = 1 << 20  # set aside for the text: ids, names and digests
 
 
-class Rows(NamedTuple):
+class ProbeRows(NamedTuple):
     """An array of a probe, or of a long one its first rows."""
 
     array: Array  # shape (rows, ...); one number has one row
@@ -41,7 +41,7 @@ class Probed:
     """
 
     inputs: Mapping[str, str]
-    features: Mapping[str, Rows]
+    features: Mapping[str, ProbeRows]
     entry: int = 0
 
 
@@ -113,7 +113,7 @@ class Probe:
 _SETTINGS = ("device", "precision", "seed", "repeatable", "batched")
 
 
-def as_rows(value: Any) -> Rows:
+def as_rows(value: Any) -> ProbeRows:
     """Return what `compute_features` gives for a feature, in memory; bfloat16 as float32."""
     if hasattr(value, "detach"):
         tensor = value.detach().cpu()
@@ -123,7 +123,7 @@ def as_rows(value: Any) -> Rows:
         raise TypeError(f"no array of numbers: {array.dtype}")
     # a copy: whoever computed it may use its memory again
     copied = np.array(array, array.dtype.newbyteorder("<"), order="C")
-    return Rows(copied, len(copied))
+    return ProbeRows(copied, len(copied))
 
 
 def _first_rows(array: Array, nbytes: int) -> Array:
@@ -137,13 +137,13 @@ class _Arrays:
     def __init__(self, data: memoryview) -> None:
         self._data = data
 
-    def take(self, dtype: str, shape: list[int], total: int) -> Rows:
+    def take(self, dtype: str, shape: list[int], total: int) -> ProbeRows:
         kind = np.dtype(dtype)
         if kind.kind not in "fiub":
             raise ValueError(f"no dtype of a feature: {dtype!r}")
         nbytes = kind.itemsize * math.prod(shape)
         taken, self._data = self._data[:nbytes], self._data[nbytes:]
-        return Rows(np.frombuffer(taken, kind).reshape(shape), total)
+        return ProbeRows(np.frombuffer(taken, kind).reshape(shape), total)
 
 
 def seen_frames(probe: Mapping[str, Probed], feature: str) -> Iterator[Array]:
@@ -224,8 +224,8 @@ def spread(arrays: Iterable[Array]) -> float:
 
 def unlike(
     named: tuple[str, str],
-    before: Rows,
-    now: Rows,
+    before: ProbeRows,
+    now: ProbeRows,
     spread: float,
     tolerance: Tolerance,
     slack: Any = 0.0,

@@ -37,7 +37,7 @@ from featcache.staleness.code import code_digest, is_users, tree_digest
 from featcache.staleness.follow import Follower, Function
 from featcache.staleness.members import functions_in, is_method, is_pythons, step_into
 from featcache.staleness.modules import unwrapped
-from featcache.staleness.names import Chain, Names, Step
+from featcache.staleness.names import Chain, MentionedNames, Step
 from featcache.staleness.values import (
     MISSING,
     NOTHING,
@@ -281,7 +281,7 @@ class KeptParameters:
         return {*mine, *self._text}
 
 
-def _with_inner(names: Names) -> Iterator[Names]:
+def _with_inner(names: MentionedNames) -> Iterator[MentionedNames]:
     """Yield the names of a function, and those of what it does in training only."""
     yield names
     for _, inner in names.in_training:

@@ -49,7 +49,7 @@ def is_array(value: object) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Array:
+class LaterArray:
     """An array or tensor that is to be read later."""
 
     value: Any
@@ -405,7 +405,7 @@ _CALLABLE = (
 )
 
 
-class Code(Protocol):
+class CodeSeen(Protocol):
     """Knows the code that values refer to."""
 
     extractor: object
@@ -436,7 +436,7 @@ class Values:
     `data` are none of them: a data set and its ids, however they are reached.
     """
 
-    code: Code
+    code: CodeSeen
     data: Sequence[object] = ()
     opaque: list[str] = field(default_factory=list)
 
@@ -447,7 +447,7 @@ class Values:
         self._known: dict[int, tuple[object, object]] = {}  # keeps the value, and so its id
 
     def describe(self, value: Any, name: str = "") -> object:
-        """Return a tree of dicts, lists, plain values and `Array`; `NOTHING` if none counts.
+        """Return a tree of dicts, lists, plain values and `LaterArray`; `NOTHING` if none counts.
 
         Raises `RecursionError` for what is nested too deep.
         """
@@ -506,8 +506,12 @@ class Values:
             return {"shape": list(value.shape), "items": self.items(value.ravel().tolist(), name)}
         if isinstance(value, np.ma.MaskedArray):
             mask = np.ma.getmaskarray(value)
-            return {"class": "MaskedArray", "values": Array(value.filled(0)), "mask": Array(mask)}
-        return Array(value)
+            return {
+                "class": "MaskedArray",
+                "values": LaterArray(value.filled(0)),
+                "mask": LaterArray(mask),
+            }
+        return LaterArray(value)
 
     def _member(self, value: enum.Enum, name: str) -> object:
         """Describe a member of an enumeration: a library's by its name."""
@@ -642,7 +646,7 @@ def wrapped_by(value: Any) -> tuple[Any, list[str]]:
 
 def settled(tree: object) -> Any:
     """Return a description as plain JSON: arrays read, large parts as digests."""
-    if isinstance(tree, Array):
+    if isinstance(tree, LaterArray):
         return tree.digest()
     if hasattr(tree, "to_json"):  # a module
         return tree.to_json()

@@ -28,7 +28,7 @@ import torch
 from featcache.errors import ConfigError
 from featcache.format.fingerprint import ABSENT, canonical, differences
 from featcache.staleness.code import is_users, is_users_module, nested
-from featcache.staleness.modules import Described, parts_of
+from featcache.staleness.modules import ModuleDescription, parts_of
 from featcache.staleness.provenance import Provenance, TooDeepError
 
 MOST_ITEMS = 1000  # of a dict or list; longer ones are compared with the fingerprint alone
@@ -221,8 +221,8 @@ def _digests(made_with: Provenance, given: Mapping[str, object]) -> dict[str, di
     return found
 
 
-def _modules_in(tree: object, path: str) -> Iterator[tuple[str, Described]]:
-    if isinstance(tree, Described):
+def _modules_in(tree: object, path: str) -> Iterator[tuple[str, ModuleDescription]]:
+    if isinstance(tree, ModuleDescription):
         yield path, tree
         tree = tree.settings
     if isinstance(tree, Mapping | list):

@@ -23,7 +23,7 @@ import torch
 from featcache.format.files import digest
 from featcache.staleness.code import is_users_module, parsed
 from featcache.staleness.follow import Follower
-from featcache.staleness.modules import Described
+from featcache.staleness.modules import ModuleDescription
 from featcache.staleness.provenance import Provenance, hparams_of
 from featcache.staleness.values import NOTHING, Values, settled
 
@@ -223,7 +223,9 @@ def _with_change(line: str, was: object, now: object) -> str:
 def _weights(provenance: Provenance) -> dict[str, dict[str, str]]:
     """Return digests of the tensors of each module that were read."""
     parts = {
-        name: each for name, each in provenance.described.items() if isinstance(each, Described)
+        name: each
+        for name, each in provenance.described.items()
+        if isinstance(each, ModuleDescription)
     }
     return {name: each.weights.digests for name, each in parts.items() if each.weights.digests}
 

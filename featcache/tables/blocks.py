@@ -156,10 +156,10 @@ class RowMap:
         return RowMap, (self._shared, self._back)
 
 
-# `Member`: a cache of a block, with the rows of it that count.
+# `BlockMember`: a cache of a block, with the rows of it that count.
 
 
-class Member(NamedTuple):
+class BlockMember(NamedTuple):
     """A cache of a block, and the rows of it in the order of the block; None: all, in order.
 
     All is read from the generation that was open when the table was made: the cache may be
@@ -171,7 +171,7 @@ class Member(NamedTuple):
     rows: RowMap | None = None
 
     @classmethod
-    def of(cls, cache: Cache) -> Member:
+    def of(cls, cache: Cache) -> BlockMember:
         """Return the member of all rows of a cache as it is open now."""
         return cls(cache, cache.opened)
 
@@ -190,7 +190,7 @@ class Member(NamedTuple):
         return rows if self.rows is None else self.rows.below[rows]
 
 
-# `Block` and `Blocks`: caches side by side, and such blocks one after another.
+# `Block` and `TableBlocks`: caches side by side, and such blocks one after another.
 #
 # Here row numbers become those of caches. Views and segments lie above, in `FeatureTable`.
 
@@ -203,7 +203,7 @@ class Block:
         features: the member that has each feature, by name.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[BlockMember]) -> None:
         self.members = tuple(members)
         if len({len(member) for member in members}) != 1:
             raise ConfigError(
@@ -236,7 +236,7 @@ class Block:
         return column if member.rows is None else column[member.rows.below]
 
     @property
-    def annotations(self) -> dict[str, Member]:
+    def annotations(self) -> dict[str, BlockMember]:
         """The first member that has each annotation, by name."""
         return {
             name: member
@@ -286,7 +286,7 @@ class Block:
         return ids if rows is None else digest((ids + rows.digest).encode())
 
 
-class Blocks:
+class TableBlocks:
     """Blocks one after another, with rows counted through; all have the same features.
 
     Attributes:
@@ -473,7 +473,7 @@ def opened(source: Cache | CachePath, needed: str) -> Cache:
 # The caches below a table, taken together: the only one, and whether all are complete.
 
 
-def only_cache(blocks: Blocks, said: str) -> Cache:
+def only_cache(blocks: TableBlocks, said: str) -> Cache:
     """Return the one cache of blocks; raises `ConfigError`, as `said`, where there are several."""
     caches = [*dict.fromkeys(cache for block in blocks.caches for cache in block)]
     if len(caches) > 1:
@@ -482,12 +482,12 @@ def only_cache(blocks: Blocks, said: str) -> Cache:
     return caches[0]
 
 
-def all_complete(blocks: Blocks) -> bool:
+def all_complete(blocks: TableBlocks) -> bool:
     """Tell whether all caches are complete."""
     return all(cache.complete for cache in blocks.as_opened)
 
 
-def require_all_complete(blocks: Blocks) -> None:
+def require_all_complete(blocks: TableBlocks) -> None:
     """Raise `IncompleteError` for a cache that its writer has not finished."""
     for cache in blocks.as_opened:
         check_complete(cache)

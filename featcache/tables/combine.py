@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.format.annotations import Column, joined, wider_kind
+from featcache.format.annotations import AnnotationColumn, joined, wider_kind
 from featcache.format.columns import Strings, joined_ends
 from featcache.format.fingerprint import Difference, differences
 from featcache.format.index import Hashes
 from featcache.interface import Ints
 from featcache.reading.feature_arrays import FeatureArrays
 from featcache.store import Cache, CachePath
-from featcache.tables.blocks import Block, Blocks, Member, RowMap
+from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
 from featcache.tables.segments import Cuts
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
@@ -219,7 +219,7 @@ def _joined_spans(selections: Sequence[Selection], feature: str) -> tuple[Ints, 
     return np.concatenate(starts), np.concatenate(lengths)
 
 
-def _joined_annotation(selections: Sequence[Selection], name: str) -> Column:
+def _joined_annotation(selections: Sequence[Selection], name: str) -> AnnotationColumn:
     having = {
         number: each.annotation(name)
         for number, each in enumerate(selections)
@@ -234,7 +234,9 @@ def _joined_annotation(selections: Sequence[Selection], name: str) -> Column:
             )
         kind = wider
     columns = [
-        having[number].column() if number in having else Column.missing(len(each), str(kind))
+        having[number].column()
+        if number in having
+        else AnnotationColumn.missing(len(each), str(kind))
         for number, each in enumerate(selections)
     ]
     return joined(columns, str(kind))
@@ -284,7 +286,7 @@ def join(
     return _side_by_side([table.selection.blocks for table in tables], below)
 
 
-def _side_by_side(sources: Sequence[Blocks], below: Sequence[Ints]) -> FeatureTable:
+def _side_by_side(sources: Sequence[TableBlocks], below: Sequence[Ints]) -> FeatureTable:
     """Join blocks: row r has the rows `below[source][r]` of each source."""
     numbers = [
         np.searchsorted(blocks.starts, rows, side="right") - 1
@@ -296,7 +298,7 @@ def _side_by_side(sources: Sequence[Blocks], below: Sequence[Ints]) -> FeatureTa
     made, places = [], []
     for combination in np.unique(apart) if len(apart) else [0]:
         here = np.flatnonzero(apart == combination)
-        members: list[Member] = []
+        members: list[BlockMember] = []
         for blocks, number, rows in zip(sources, numbers, below, strict=True):
             which = int(number[here[0]]) if len(here) else 0
             inner = rows[here] - blocks.starts[which]
@@ -305,16 +307,16 @@ def _side_by_side(sources: Sequence[Blocks], below: Sequence[Ints]) -> FeatureTa
         places.append(here)
     # the rows of the first block come first, wherever they were
     row_map = None if len(made) == 1 else RowMap(np.argsort(np.concatenate(places)))
-    return FeatureTable(Selection(Blocks(made), row_map))
+    return FeatureTable(Selection(TableBlocks(made), row_map))
 
 
-def _mapped(member: Member, rows: Ints) -> Member:
+def _mapped(member: BlockMember, rows: Ints) -> BlockMember:
     """Return a member of these rows of a member's block."""
     inner = member.inner(rows)
     every = len(member.opened.index)
     if len(inner) == every and bool((inner == np.arange(every)).all()):
-        return Member(member.cache, member.opened)
-    return Member(member.cache, member.opened, RowMap(inner))
+        return BlockMember(member.cache, member.opened)
+    return BlockMember(member.cache, member.opened, RowMap(inner))
 
 
 def concat(
@@ -356,7 +358,7 @@ def _one_after_another(tables: Sequence[FeatureTable]) -> FeatureTable:
     numbers = [
         [_number(block, blocks) for block in table.selection.blocks.blocks] for table in tables
     ]
-    made = Blocks(blocks)
+    made = TableBlocks(blocks)
     whole = all(table.selection.row_map is None for table in tables)
     if whole and len(blocks) == sum(map(len, numbers)):
         return FeatureTable(Selection(made))

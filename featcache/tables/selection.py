@@ -27,7 +27,7 @@ from featcache.reading.generation import Ids, PaddedFeatures, read_row, window
 from featcache.registry import RAW, get_codec
 from featcache.stats import FeatureStats
 from featcache.store import Cache
-from featcache.tables.blocks import Block, Blocks, Member, RowMap
+from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
 from featcache.tables.segments import Cuts, Segments
 from featcache.tables.times import require_times
 
@@ -50,7 +50,7 @@ class Selection:
     """
 
     def __init__(
-        self, blocks: Blocks, row_map: RowMap | None = None, cuts: Cuts | None = None
+        self, blocks: TableBlocks, row_map: RowMap | None = None, cuts: Cuts | None = None
     ) -> None:
         self.blocks = blocks
         self.row_map = row_map
@@ -271,8 +271,10 @@ def _unpickled(
                 f"{number}, now {cache.generation}), and its rows have other numbers now; open it "
                 "again"
             )
-    made = [Block([Member(cache, cache.opened, rows) for cache, rows in block]) for block in blocks]
-    return Selection(Blocks(made), row_map, cuts)
+    made = [
+        Block([BlockMember(cache, cache.opened, rows) for cache, rows in block]) for block in blocks
+    ]
+    return Selection(TableBlocks(made), row_map, cuts)
 
 
 # Statistics of a view: exact, by reading its arrays, or those that a cache has beside them.

@@ -20,8 +20,8 @@ from featcache.stats import FeatureStats
 from featcache.store import Cache, CachePath
 from featcache.tables.blocks import (
     Block,
-    Blocks,
-    Member,
+    BlockMember,
+    TableBlocks,
     all_complete,
     only_cache,
     opened,
@@ -78,7 +78,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         if isinstance(source, FeatureTable):
             return source
         needed = "a cache, its path, or caches put together by join or concat are needed"
-        return cls(Selection(Blocks([Block([Member.of(opened(source, needed))])])))
+        return cls(Selection(TableBlocks([Block([BlockMember.of(opened(source, needed))])])))
 
     def __repr__(self) -> str:
         return f"<FeatureTable: {self.selection.said} of {', '.join(self.features)}>"

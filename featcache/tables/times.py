@@ -16,7 +16,7 @@ from featcache.errors import ConfigError, UnknownNameError, WindowError, nearest
 from featcache.interface import Ints
 
 if TYPE_CHECKING:
-    from featcache.tables.blocks import Blocks
+    from featcache.tables.blocks import TableBlocks
     from featcache.tables.table import FeatureTable
 
 
@@ -157,7 +157,7 @@ class RecordingTimes:
         return found
 
 
-def require_times(blocks: Blocks, feature: str) -> None:
+def require_times(blocks: TableBlocks, feature: str) -> None:
     """Raise `ConfigError` for a feature with frames of which nothing says when they are."""
     if blocks.has_frames(feature) and blocks.frame_times(feature) is None:
         raise ConfigError(

@@ -30,7 +30,7 @@ def main(job: str) -> None:
     assert codec is not None
     blocks = [random_numbers(feature.dtype, shape) for shape in SHAPES]
     encoded = [(bytes(codec.encode(block)), block) for block in blocks]
-    limits = Limits(2 * max(len(data) for data, _ in encoded))
+    limits = GuardedMemory(2 * max(len(data) for data, _ in encoded))
     draw = random.Random(content["seed"])
     for data, block in itertools.islice(itertools.cycle(encoded), content["count"]):
         dims, rows = block.shape[1:], len(block)
@@ -42,7 +42,7 @@ def main(job: str) -> None:
         assert len(decoded) <= rows
 
 
-class Limits:
+class GuardedMemory:
     """Memory up to a page that does not exist: reading it ends the process (SIGBUS)."""
 
     def __init__(self, nbytes: int) -> None:

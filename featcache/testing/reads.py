@@ -43,7 +43,7 @@ for id in cache:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredCache:
     """A cache and what was written to it."""
 
     path: Path
@@ -56,9 +56,9 @@ class Reading:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def stored(cls, storage: Storage, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    def stored(cls, storage: Storage, tmp_path_factory: pytest.TempPathFactory) -> StoredCache:
         features = some_features(storage)
-        stored = Stored(
+        stored = StoredCache(
             tmp_path_factory.mktemp("stored") / "cache",
             features,
             some_utterances(features, LENGTHS),
@@ -66,7 +66,7 @@ class Reading:
         write(stored.path, stored.features, stored.utterances)
         return stored
 
-    def test_every_window_is_a_slice(self, stored: Stored) -> None:
+    def test_every_window_is_a_slice(self, stored: StoredCache) -> None:
         cache = featcache.open(stored.path)
         for id, feature in itertools.product(cache, ("fbank", "energy")):
             whole = cache.read(id, feature)
@@ -82,7 +82,7 @@ class Reading:
             )
 
     def test_a_window_reads_its_own_bytes_only(
-        self, storage: Storage, stored: Stored, monkeypatch: pytest.MonkeyPatch
+        self, storage: Storage, stored: StoredCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         cache = featcache.open(stored.path, mapped=False)
         pieces = record_reading(monkeypatch)
@@ -98,7 +98,7 @@ class Reading:
                     rows = blocks.rows or len(array)
                     assert len(pieces) == (-(-stop // rows) - start // rows if start < stop else 0)
 
-    def test_mapped_and_unmapped_reading_agree(self, stored: Stored) -> None:
+    def test_mapped_and_unmapped_reading_agree(self, stored: StoredCache) -> None:
         mapped, unmapped = featcache.open(stored.path), featcache.open(stored.path, mapped=False)
         for id, feature in itertools.product(mapped, mapped.features):
             assert mapped.read(id, feature).tobytes() == unmapped.read(id, feature).tobytes()
@@ -109,14 +109,14 @@ class Reading:
                     )
                     assert here.tobytes() == there.tobytes()
 
-    def test_what_is_read_belongs_to_the_reader(self, stored: Stored) -> None:
+    def test_what_is_read_belongs_to_the_reader(self, stored: StoredCache) -> None:
         cache = featcache.open(stored.path)
         for feature in cache.features:
             before = cache.read("short", feature)
             cache.read("short", feature).fill(1)
             assert cache.read("short", feature).tobytes() == before.tobytes()
 
-    def test_a_batch_is_the_arrays_padded_with_zeros(self, stored: Stored) -> None:
+    def test_a_batch_is_the_arrays_padded_with_zeros(self, stored: StoredCache) -> None:
         cache = featcache.open(stored.path)
         for ids in (["short", "none", "long", "short"], ["none"], ["none", "none"], []):
             for feature in ("fbank", "energy"):
@@ -140,20 +140,22 @@ class Reading:
                 speaker.tolist() for speaker in speakers
             ]
 
-    def test_lengths_are_numbers_of_frames(self, stored: Stored) -> None:
+    def test_lengths_are_numbers_of_frames(self, stored: StoredCache) -> None:
         cache = featcache.open(stored.path)
         assert cache.lengths("fbank").tolist() == [LENGTHS[id] for id in cache]
         assert cache.lengths("energy", ids=["long", "none"]).tolist() == [1203, 0]
         assert cache.reader("fbank").lengths(["one", "short"]) == [1, 6]
 
-    def test_a_pickled_reader_gives_tensors(self, stored: Stored) -> None:
+    def test_a_pickled_reader_gives_tensors(self, stored: StoredCache) -> None:
         cache = featcache.open(stored.path)
         for feature in stored.features:
             reader = pickle.loads(pickle.dumps(cache.reader(feature.name)))  # noqa: S301
             for id in stored.utterances:
                 assert_tensor(reader(id), cache.read(id, feature.name), feature.dtype)
 
-    def test_uncompressed_reading_needs_no_library(self, storage: Storage, stored: Stored) -> None:
+    def test_uncompressed_reading_needs_no_library(
+        self, storage: Storage, stored: StoredCache
+    ) -> None:
         if storage.codec != RAW:
             pytest.skip("a codec may need its library")
         loaded = packages(_READ, stored.path) - packages("import featcache.store")

@@ -21,7 +21,7 @@ from featcache.errors import ConfigError, DuplicateIdError, FeatureError, KeyNot
 from featcache.format.annotations import (
     MOST_BYTES,
     PREFIX,
-    Column,
+    AnnotationColumn,
     Value,
     check_annotations,
     check_name,
@@ -511,15 +511,17 @@ def _annotated(
     )
 
 
-def _changed(before: Manifest, file: ColumnFile, name: str, kind: str, given: Given) -> Column:
+def _changed(
+    before: Manifest, file: ColumnFile, name: str, kind: str, given: Given
+) -> AnnotationColumn:
     """Return the column of an annotation, with the values that are given now."""
     if name in before.annotations:
         column = read_column(file, name, before.annotations[name].kind, before.rows)
     else:
-        column = Column.missing(before.rows, kind)
+        column = AnnotationColumn.missing(before.rows, kind)
     rows = np.arange(before.rows)
     rows[given.rows] = before.rows + np.arange(len(given.rows))
-    return joined([column, Column.of(given.values, kind)], kind).take(rows)
+    return joined([column, AnnotationColumn.of(given.values, kind)], kind).take(rows)
 
 
 def _given(

@@ -17,7 +17,7 @@ import numpy as np
 
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.format.annotations import Column, stored_columns
+from featcache.format.annotations import AnnotationColumn, stored_columns
 from featcache.format.columns import ColumnFile, ends_of, save_columns
 from featcache.format.files import make_directory, pack_json, write_durably
 from featcache.format.index import Index, read_index
@@ -55,7 +55,7 @@ from featcache.writing.changes import Changes
 from featcache.writing.copies import CopiedPart, CopySource
 from featcache.writing.free_space import margin
 from featcache.writing.open_part import Declarations
-from featcache.writing.publish import Outcome, merged_stats, publish, sealed_parts
+from featcache.writing.publish import ExpectedIds, merged_stats, publish, sealed_parts
 from featcache.writing.recover import still_written
 
 # Groups of small parts that become one, so that many appends leave few parts.
@@ -153,7 +153,7 @@ def seal_adopted(
     header: Header,
     adopted: Adopted,
     index: Index,
-    annotations: Mapping[str, Column],
+    annotations: Mapping[str, AnnotationColumn],
     *,
     pages: Sequence[Pages] | None = None,
     left_out: Ints = _NOTHING,
@@ -303,7 +303,7 @@ def rewrite(
 # Afterwards no file of the cache holds a byte of what was deleted or replaced, or this is an
 # error.
 
-UNCHANGED = Outcome(complete=False, unchanged=True)
+UNCHANGED = ExpectedIds(complete=False, unchanged=True)
 _log = logging.getLogger("featcache")
 
 

@@ -39,7 +39,7 @@ BATCH_BYTES = 1 << 23  # looked at together: few enough to be near when they are
 BATCH_ROWS = 8192
 
 
-class Batch(NamedTuple):
+class CopiedRows(NamedTuple):
     """Some rows of an index, with all their features."""
 
     rows: Ints
@@ -72,14 +72,14 @@ class StoredArrays:
         first = np.minimum(columns.first[rows], len(columns.offset) - 1)
         return rows[np.lexsort((columns.offset[first], columns.container[first]))]
 
-    def batches(self, rows: Ints) -> Iterator[Batch]:
+    def batches(self, rows: Ints) -> Iterator[CopiedRows]:
         """Give the arrays of rows, in their order; another thread looks at the next ones meanwhile.
 
         Raises `CorruptCacheError` for an array that is not what was written.
         """
         return _one_ahead(self._batches(rows))
 
-    def _batches(self, rows: Ints) -> Iterator[Batch]:
+    def _batches(self, rows: Ints) -> Iterator[CopiedRows]:
         placed = None
         for following in self._places(rows):
             if placed is not None:
@@ -104,8 +104,10 @@ class StoredArrays:
             yield some, placed
             start = stop
 
-    def _batch(self, rows: Ints, placed: Mapping[str, _Placed]) -> Batch:
-        return Batch(rows, {name: self._read(name, rows, each) for name, each in placed.items()})
+    def _batch(self, rows: Ints, placed: Mapping[str, _Placed]) -> CopiedRows:
+        return CopiedRows(
+            rows, {name: self._read(name, rows, each) for name, each in placed.items()}
+        )
 
     def _sizes(self, columns: FeatureColumns) -> Ints:
         """Return the bytes of each array; refuses extents that no file has."""
@@ -166,7 +168,7 @@ class _Placed(NamedTuple):
         return cls(blocks, nbytes, sizes, runs)
 
 
-def _one_ahead(items: Iterator[Batch]) -> Iterator[Batch]:
+def _one_ahead(items: Iterator[CopiedRows]) -> Iterator[CopiedRows]:
     """Give items while another thread makes the next one."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, None)

@@ -58,7 +58,7 @@ from featcache.writing.changes import Changes
 from featcache.writing.compact import UNCHANGED, live_rows, refused_tags, seal_again
 from featcache.writing.compact import compact as compact_parts
 from featcache.writing.open_part import Declarations
-from featcache.writing.publish import Outcome, publish, sealed_parts
+from featcache.writing.publish import ExpectedIds, publish, sealed_parts
 from featcache.writing.session import WriteSession
 from featcache.writing.sets import check_none_left, write_together
 
@@ -461,14 +461,14 @@ def _is_whole(cache: Path, generation: str) -> bool:
     return False
 
 
-def _without(manifest: Manifest, failed: Collection[str], ids: Collection[str]) -> Outcome:
+def _without(manifest: Manifest, failed: Collection[str], ids: Collection[str]) -> ExpectedIds:
     """Say what is expected of a cache without some ids: the others.
 
     Where some were still to come, which ones they are is not known.
     """
     if manifest.expected is None or not manifest.complete:
-        return Outcome(manifest.complete, forgotten=ids)
-    return Outcome(complete=True, expected=tuple({*failed}.difference(ids)))
+        return ExpectedIds(manifest.complete, forgotten=ids)
+    return ExpectedIds(complete=True, expected=tuple({*failed}.difference(ids)))
 
 
 def _probes(cache: Path, manifest: Manifest, ids: Collection[str]) -> list[str]:

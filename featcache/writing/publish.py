@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError, CorruptCacheError, FeatureError
 from featcache.format.annotations import (
-    Column,
+    AnnotationColumn,
     joined,
     read_whole_column,
     stored_columns,
@@ -65,7 +65,7 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import (
     Columns,
-    Rows,
+    MergedRows,
     SealedPart,
     as_known,
     container_columns,
@@ -91,7 +91,7 @@ Stored = Sequence[tuple[Index, Ints]]  # of each part the index, and its rows th
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExpectedIds:
     """Ids that a writer expects, and those of them that failed."""
 
     complete: bool  # what the writer says, where no ids are expected
@@ -102,7 +102,7 @@ class Outcome:
 
 
 def failed_ids(
-    cache: Path, before: Manifest, manifest: Manifest, outcome: Outcome, stored: Stored
+    cache: Path, before: Manifest, manifest: Manifest, outcome: ExpectedIds, stored: Stored
 ) -> list[str]:
     """Return the ids that failed, now or earlier in this build, and are not stored, in order."""
     failed = set(outcome.failed)
@@ -116,7 +116,7 @@ def failed_ids(
 
 
 def completeness(
-    outcome: Outcome, before: Manifest, ids: Strings, failed: Sequence[str], stored: Stored
+    outcome: ExpectedIds, before: Manifest, ids: Strings, failed: Sequence[str], stored: Stored
 ) -> tuple[bool, Expected | None]:
     """Compare what is there with what is expected: these ids, and all that are there."""
     if outcome.unchanged:
@@ -176,14 +176,14 @@ class AnnotatedRows:
     part: str
     count: int
     kinds: Mapping[str, str]
-    column: Callable[[str], Column]
+    column: Callable[[str], AnnotationColumn]
     left_out: Callable[[], Ints]
 
     @classmethod
     def of_part(cls, cache: Path, part: SealedPart, index: Index) -> AnnotatedRows:
         """Return those of a sealed part."""
 
-        def column(name: str) -> Column:
+        def column(name: str) -> AnnotationColumn:
             return part.annotation(cache, name, index.annotations[name])
 
         return cls(
@@ -196,14 +196,14 @@ class AnnotatedRows:
         missing = np.zeros(self.count, np.uint8) if null is None else null
         return not np.delete(missing, self.left_out()).all()
 
-    def of_kind(self, name: str, kind: str) -> Column:
+    def of_kind(self, name: str, kind: str) -> AnnotationColumn:
         """Return an annotation of all rows, of its own kind.
 
         Of `kind`, and without any value, where there is none that `kind` can hold.
         """
         own = self.kinds.get(name)
         if own is None or wider_kind(own, kind) != kind:
-            return Column.missing(self.count, kind)
+            return AnnotationColumn.missing(self.count, kind)
         return self.column(name)
 
 
@@ -275,7 +275,7 @@ class GenerationAnnotations:
         before: Manifest,
         parts: Sequence[SealedPart],
         indexes: Sequence[Index],
-        rows: Rows,
+        rows: MergedRows,
     ) -> None:
         self.entries: dict[str, AnnotationEntry] = {}
         self._cache = cache
@@ -298,7 +298,7 @@ class GenerationAnnotations:
                 self.entries[name] = AnnotationEntry(kind, name in self._carried)
                 yield stored
 
-    def _joined(self, name: str, kind: str) -> Column:
+    def _joined(self, name: str, kind: str) -> AnnotationColumn:
         column = joined([each.of_kind(name, kind) for each in self._annotated], kind)
         if name not in self._carried:
             return column.take(self._rows.order)
@@ -307,7 +307,7 @@ class GenerationAnnotations:
         chosen = np.where(own | (its_rows < 0), self._rows.order, its_rows + len(column))
         return joined([column, earlier], kind).take(chosen)
 
-    def _of_before(self, name: str) -> Column:
+    def _of_before(self, name: str) -> AnnotationColumn:
         with self._open_before() as file:
             kind = self._before.annotations[name].kind
             return read_whole_column(file, name, kind, self._before.rows)
@@ -481,7 +481,7 @@ def sealed_parts(cache: Path, manifest: Manifest) -> list[SealedPart]:
 
 
 def publish(
-    cache: Path, manifest: Manifest, outcome: Outcome, changes: Changes = _NO_CHANGES
+    cache: Path, manifest: Manifest, outcome: ExpectedIds, changes: Changes = _NO_CHANGES
 ) -> Manifest:
     """Publish the sealed parts of the build that `manifest` is building; return the new manifest.
 
@@ -491,7 +491,7 @@ def publish(
     return write_generation(cache, prepared(cache, manifest, outcome, changes))
 
 
-def prepared(cache: Path, manifest: Manifest, outcome: Outcome, changes: Changes) -> Manifest:
+def prepared(cache: Path, manifest: Manifest, outcome: ExpectedIds, changes: Changes) -> Manifest:
     """Make all durable that a generation names, and return its manifest, which is not written.
 
     What `manifest` says of the generation before is taken from the disk: an earlier publish may
@@ -541,7 +541,7 @@ def write_generation(cache: Path, manifest: Manifest) -> Manifest:
 
 def _without_doubled(
     cache: Path, parts: list[SealedPart], indexes: Sequence[Index], manifest: Manifest
-) -> tuple[list[SealedPart], Rows]:
+) -> tuple[list[SealedPart], MergedRows]:
     """Leave out of the parts what an earlier one holds; return them with the rows that count."""
     rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     doubled = doubled_rows(indexes, rows)
@@ -554,7 +554,7 @@ def _without_doubled(
 
 def _columns(
     indexes: Sequence[Index],
-    rows: Rows,
+    rows: MergedRows,
     parts: Sequence[SealedPart],
     names: Sequence[str],
     stats: Mapping[str, FeatureStats],

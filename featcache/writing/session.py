@@ -42,7 +42,7 @@ from featcache.writing.compact import UNCHANGED, merge_small
 from featcache.writing.open_part import Declarations
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.publish import (
-    Outcome,
+    ExpectedIds,
     prepared,
     publish,
     remove_superseded,
@@ -163,7 +163,7 @@ class WriteSession:
             if self._manifest.complete:
                 name_set(self.path)
 
-    def without(self, outcome: Outcome, changes: Changes) -> Manifest:
+    def without(self, outcome: ExpectedIds, changes: Changes) -> Manifest:
         """Delete utterances that are stored in sealed parts; the caller writes the manifest."""
         with explained(self.path, _kept):
             return prepared(self.path, self._manifest, outcome, changes)
@@ -191,10 +191,10 @@ class WriteSession:
         with explained(self.path, _kept):
             self.files.keep(role, data)
 
-    def _outcome(self, complete: bool) -> Outcome:
-        return Outcome(complete, self.expected, frozenset(self.failed))
+    def _outcome(self, complete: bool) -> ExpectedIds:
+        return ExpectedIds(complete, self.expected, frozenset(self.failed))
 
-    def _publish(self, outcome: Outcome, changes: Changes) -> None:
+    def _publish(self, outcome: ExpectedIds, changes: Changes) -> None:
         self._manifest = publish(self.path, self._manifest, outcome, changes)
         self.stamps = {}
         self.files.published()
@@ -250,7 +250,7 @@ class WriteSession:
         if new and not self.is_aside:
             # copies of what is stored change nothing
             copied = all(part.header.replaces for part in new)
-            outcome = UNCHANGED if copied else Outcome(complete=False)
+            outcome = UNCHANGED if copied else ExpectedIds(complete=False)
             self._manifest = publish(self.path, self._manifest, outcome)
 
     def _merge_small(self) -> None:
@@ -303,7 +303,7 @@ class WriteSession:
             manifest = replace(manifest, building_fingerprint=digest, fingerprint=content)
             manifest = replace(manifest, files=files if empty else manifest.files)
             if any(each.path[0] == "features" for each in changed):  # the index has other columns
-                return publish(self.path, manifest, Outcome(complete=False))
+                return publish(self.path, manifest, ExpectedIds(complete=False))
             manifest = write_manifest(self.path, manifest)
         return manifest
 
@@ -320,7 +320,7 @@ class WriteSession:
         parts = (find_tombstones(self.path, each, fresh) for each in sealed_parts(self.path, fresh))
         deleted = tuple(part.entry for part in parts if part.entry.tombstones)
         fresh = replace(fresh, building_parts=deleted)
-        return publish(self.path, fresh, Outcome(complete=False))
+        return publish(self.path, fresh, ExpectedIds(complete=False))
 
 
 def _cure(before: Manifest, content: Mapping[str, Any], changed: Sequence[Difference]) -> str:
@@ -398,7 +398,7 @@ def _publish(cache: Path, complete: bool | None, expected: Collection[str] | Non
     if complete is None:
         complete = manifest.complete
     if _is_news(cache, manifest, complete, expected):
-        manifest = publish(cache, manifest, Outcome(complete, expected))
+        manifest = publish(cache, manifest, ExpectedIds(complete, expected))
         merge_small(cache, features, manifest)
 
 

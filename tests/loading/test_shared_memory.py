@@ -14,7 +14,7 @@ from torch import multiprocessing as mp
 from torch.utils.data import DataLoader
 
 from featcache import CacheWriter, FeatureDataset, FeatureStorageConfig
-from featcache.loading.memory import AVAILABLE, MOST_FREE, Segments
+from featcache.loading.memory import AVAILABLE, MOST_FREE, SharedTensors
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="no memfd or no /proc on this system"),
@@ -42,7 +42,7 @@ def filled(tensor: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def test_memory_is_free_once_nothing_here_refers_to_it() -> None:
-    take = Segments()
+    take = SharedTensors()
     tensor = take((200, 300), torch.float32)
     where, view = tensor.data_ptr(), tensor[1:].numpy()
     del tensor
@@ -53,14 +53,14 @@ def test_memory_is_free_once_nothing_here_refers_to_it() -> None:
 
 def test_what_is_computed_from_it_is_an_ordinary_tensor() -> None:
     for shape in ((2, 3), (200, 300)):
-        tensor = Segments()(shape, torch.float32)
+        tensor = SharedTensors()(shape, torch.float32)
         assert {
             type(found) for found in (tensor[0], tensor + 1, tensor.long(), tensor.clone())
         } == {torch.Tensor}
 
 
 def test_memory_that_nobody_holds_is_bounded() -> None:
-    take = Segments()
+    take = SharedTensors()
     tensors = [take((1 << 20,), torch.uint8) for _ in range(3 * MOST_FREE)]
     del tensors
     take((5 << 20,), torch.uint8)
@@ -82,7 +82,7 @@ def test_what_the_other_process_holds_is_not_written_over() -> None:
 
 
 def numbered(queue: Any, done: Any) -> None:
-    take = Segments()
+    take = SharedTensors()
     for number in range(60):
         queue.put((number, filled(take((1000, 50), torch.float32), number)))
     queue.put(None)
@@ -91,7 +91,7 @@ def numbered(queue: Any, done: Any) -> None:
 
 def test_memory_that_came_back_is_used_again() -> None:
     def one_after_another(queue: Any, done: Any) -> None:
-        take = Segments()
+        take = SharedTensors()
         for _ in range(20):
             queue.put(take((1000, 50), torch.float32))
             done.wait(60)
@@ -109,7 +109,7 @@ def test_tensors_of_all_sizes_and_also_twice_arrive_as_they_are() -> None:
     shapes = [(0, 3), (), (2, 3), (300, 400)]
 
     def send(queue: Any, done: Any) -> None:
-        take = Segments()
+        take = SharedTensors()
         for shape in shapes:
             for dtype in (torch.bfloat16, torch.bool, torch.int64):
                 tensor = filled(take(shape, dtype), 1)

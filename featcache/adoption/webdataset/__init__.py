@@ -18,7 +18,7 @@ from featcache.adoptable import CONVERT, Found, FoundFeature, Options, Place, on
 from featcache.adoption.npy_files import read_npy_header
 from featcache.adoption.place import GatheredValues, Window
 from featcache.adoption.webdataset.samples import annotation_of, id_of, samples
-from featcache.adoption.webdataset.tar_walk import Member
+from featcache.adoption.webdataset.tar_walk import TarMember
 from featcache.errors import AdoptionError
 
 LOOK_AT = 100  # files of a folder
@@ -97,7 +97,7 @@ class _Shards:
             self._others |= seen
 
     def _add_array(
-        self, shard: int, number: int, key: str, name: str, member: Member, file: Window
+        self, shard: int, number: int, key: str, name: str, member: TarMember, file: Window
     ) -> None:
         feature = name.rpartition(".")[0] or self._feature
         where = f"member {member.name!r} of {file.path!r}"

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from featcache.adoptable import CONVERT
 from featcache.adoption.place import Window
-from featcache.adoption.webdataset.tar_walk import Member, members
+from featcache.adoption.webdataset.tar_walk import TarMember, members
 from featcache.errors import AdoptionError
 
 KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
@@ -24,10 +24,10 @@ TEXT = frozenset({"txt", "text", "transcript"})  # as webdataset decodes fields 
 NUMBER = frozenset({"cls", "cls2", "class", "count", "index", "inx"})
 
 
-def samples(file: Window) -> Iterator[tuple[str, list[tuple[str, Member]]]]:
+def samples(file: Window) -> Iterator[tuple[str, list[tuple[str, TarMember]]]]:
     """Go through the samples of a shard: the key, and field and member of each."""
     key = ""
-    fields: list[tuple[str, Member]] = []
+    fields: list[tuple[str, TarMember]] = []
     for member in members(file):
         match = KEY.fullmatch(member.name)
         if match is None or NO_SAMPLE.match(member.name):
@@ -41,7 +41,7 @@ def samples(file: Window) -> Iterator[tuple[str, list[tuple[str, Member]]]]:
         yield key, fields
 
 
-def annotation_of(field: str, member: Member, file: Window, key: str) -> dict[str, object]:
+def annotation_of(field: str, member: TarMember, file: Window, key: str) -> dict[str, object]:
     """Return the values of a member of text, a number or JSON; none of any other."""
     stem, _, suffix = field.rpartition(".")
     if not member.is_plain or suffix not in TEXT | NUMBER | {"json", "jsn"}:

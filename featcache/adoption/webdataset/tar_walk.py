@@ -21,7 +21,7 @@ FILES = b"0\0" + b"7"  # types of an ordinary file
 LINKS, SPARSE = b"12", b"S"
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """A member that is a file, or a link to one."""
 
     name: str
@@ -30,7 +30,7 @@ class Member(NamedTuple):
     is_plain: bool  # False: a link, or its bytes are not side by side
 
 
-def members(file: Window) -> Iterator[Member]:
+def members(file: Window) -> Iterator[TarMember]:
     """Go through the members of a tar file; directories and the like are left out.
 
     Raises `AdoptionError` where the tar file is damaged, or has no end.
@@ -53,7 +53,7 @@ def members(file: Window) -> Iterator[Member]:
         elif kind in FILES or kind in LINKS + SPARSE:
             name = said.get("path") or _name(block)
             is_plain = kind in FILES and not any(key.startswith("GNU.sparse") for key in said)
-            yield Member(name.decode("utf-8", "replace"), begin, size, is_plain)
+            yield TarMember(name.decode("utf-8", "replace"), begin, size, is_plain)
             said = {}
         elif kind not in (b"g", b"K"):
             said = {}

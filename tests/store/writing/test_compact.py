@@ -22,6 +22,7 @@ from store_helpers import (
 
 import featcache
 from featcache import CacheWriter
+from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
 from featcache.format.index import Stamps
 from featcache.format.manifest import PARTS, read_manifest
@@ -255,7 +256,7 @@ def test_a_part_that_a_writer_has_only_just_made_is_in_nobodys_way(
 ) -> None:
     """Made, and not yet locked: another thread or process begins it while this one compacts."""
     part = path / PARTS / "20300101T000000-00000000"
-    synced = compacting.sync_directory
+    synced = sync_directory
 
     def begin_a_part(directory: Path) -> None:
         part.mkdir(exist_ok=True)
