@@ -29,8 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import featcache
 from featcache import FeatureDataset
-from featcache.format.annotations import AnnotationColumn as AnnotationColumn
-from featcache.format.annotations import stored_columns
+from featcache.format.annotations import AnnotationValues, stored_columns
 from featcache.format.columns import Strings, save_columns
 from featcache.format.files import make_directory
 from featcache.format.index import DIGEST_BYTES, ContainerColumns, FeatureColumns, Index
@@ -102,7 +101,7 @@ def timed(make: Callable[[], object], times: int = 5) -> list[float]:
 
 
 def write_cache(
-    path: Path, count: int, annotations: Mapping[str, AnnotationColumn] | None = None
+    path: Path, count: int, annotations: Mapping[str, AnnotationValues] | None = None
 ) -> None:
     """Write a cache whose arrays are holes in sparse files."""
     annotations = annotations or {}

@@ -16,7 +16,7 @@ from featcache.espnet.by_size import (
     unsorted_batches,
 )
 from featcache.espnet.categories import (
-    BatchLimits,
+    CategoryLimits,
     balanced_batches,
     categorized,
     category_pools,
@@ -220,7 +220,7 @@ def build_category_batch_sampler(
     if type == "catbel":
         size = count("batch_size", batch_size)
         return found.batches(balanced_batches(members, size, seed)), arguments
-    limits = BatchLimits.of(batch_bins, min_batch_size, max_batch_size, drop_last)
+    limits = CategoryLimits.of(batch_bins, min_batch_size, max_batch_size, drop_last)
     frames, scaling = found.shapes[0].lengths, dataset_scaling_factor
     if type == "catpow":
         pools = category_pools(frames, members, upsampling_factor, scaling)

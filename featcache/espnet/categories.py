@@ -344,7 +344,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class BatchLimits:
+class CategoryLimits:
     """Size of a batch: it ends with the utterance that makes it larger than `bins` frames."""
 
     bins: int
@@ -355,7 +355,7 @@ class BatchLimits:
     @classmethod
     def of(
         cls, bins: int | None, minimum: int, maximum: int | None, drop_last: bool
-    ) -> BatchLimits:
+    ) -> CategoryLimits:
         """Check ESPnet's arguments."""
         most = None if maximum is None else count("max_batch_size", maximum)
         return cls(count("batch_bins", bins), count("min_batch_size", minimum), most, drop_last)
@@ -375,7 +375,7 @@ class Pools:
     frames: int  # to draw
 
 
-def power_batches(lengths: Ints, pools: Pools, limits: BatchLimits, epoch: int) -> Batches:
+def power_batches(lengths: Ints, pools: Pools, limits: CategoryLimits, epoch: int) -> Batches:
     """Draw the batches of an epoch; raises `ConfigError` if not one can be filled."""
     members = pools.members
     places = permutation_by(
@@ -469,7 +469,7 @@ def _crossed(rows_in_all: int, members: Members, datasets: Members) -> tuple[Int
     return found // len(members), Members(rows[once][order], np.append(0, ends[found + 1]))
 
 
-def drawn_batches(lengths: Ints, pools: Pools, limits: BatchLimits, epoch: int) -> Batches:
+def drawn_batches(lengths: Ints, pools: Pools, limits: CategoryLimits, epoch: int) -> Batches:
     """Draw from shuffled pools and cut into batches.
 
     Each pool is drawn in turn from its first utterance on and around.

@@ -285,7 +285,7 @@ Body = Numbers | Lists | Strings | Codes
 
 
 @dataclass(frozen=True, slots=True)
-class AnnotationColumn:
+class AnnotationValues:
     """One annotation of all rows."""
 
     kind: str
@@ -296,7 +296,7 @@ class AnnotationColumn:
         return len(self.body)
 
     @classmethod
-    def of(cls, values: Sequence[Value | None], kind: str) -> AnnotationColumn:
+    def of(cls, values: Sequence[Value | None], kind: str) -> AnnotationValues:
         """Make a column of values, all of one kind."""
         null = np.fromiter((value is None for value in values), np.uint8, len(values))
         mask = null if null.any() else None
@@ -312,17 +312,17 @@ class AnnotationColumn:
         return cls(kind, np.array(numbers, dtype), mask)
 
     @classmethod
-    def missing(cls, count: int, kind: str) -> AnnotationColumn:
+    def missing(cls, count: int, kind: str) -> AnnotationValues:
         """Make a column of rows without a value."""
         return cls.of([None] * 0, kind).take(np.full(count, -1))
 
-    def take(self, rows: Ints) -> AnnotationColumn:
+    def take(self, rows: Ints) -> AnnotationValues:
         """Return the column of some rows, in that order; -1 stands for one without a value."""
         there = rows >= 0
         null = (~there).astype(np.uint8)
         if self.null is not None:
             null[there] = self.null[rows[there]]
-        return AnnotationColumn(
+        return AnnotationValues(
             self.kind, _taken(self.body, rows, there), null if null.any() else None
         )
 
@@ -356,7 +356,7 @@ class AnnotationColumn:
         return [body.values[begin:end].tolist() for begin, end in pairwise(ends.tolist())]
 
 
-def joined(columns: Sequence[AnnotationColumn], kind: str) -> AnnotationColumn:
+def joined(columns: Sequence[AnnotationValues], kind: str) -> AnnotationValues:
     """Put columns one after the other; those of int become float where `kind` is that."""
     if len(columns) == 1 and columns[0].kind == kind:
         return columns[0]
@@ -374,11 +374,11 @@ def joined(columns: Sequence[AnnotationColumn], kind: str) -> AnnotationColumn:
     else:
         numbers = cast(list[Numbers], bodies)
         body = np.concatenate([np.empty(0, dtype), *numbers]).astype(dtype, copy=False)
-    return AnnotationColumn(kind, body, mask if mask.any() else None)
+    return AnnotationValues(kind, body, mask if mask.any() else None)
 
 
 def stored_columns(
-    name: str, column: AnnotationColumn, *, always: bool = False
+    name: str, column: AnnotationValues, *, always: bool = False
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Give the columns of a file that an annotation becomes; none if no row has a value.
 
@@ -387,7 +387,7 @@ def stored_columns(
     if column.null is not None and column.null.all():
         if not always:
             return
-        column = AnnotationColumn.missing(len(column), column.kind)
+        column = AnnotationValues.missing(len(column), column.kind)
     null, body = column.null, column.body
     if null is not None:
         yield f"{PREFIX}{name}/null", null
@@ -425,7 +425,7 @@ def stored_kinds(file: ColumnFile) -> dict[str, str]:
     return kinds
 
 
-def read_column(file: ColumnFile, name: str, kind: str, rows: int) -> AnnotationColumn:
+def read_column(file: ColumnFile, name: str, kind: str, rows: int) -> AnnotationValues:
     """Take an annotation out of a file of columns; raises `CorruptCacheError` if it does not fit.
 
     Args:
@@ -452,10 +452,10 @@ def read_column(file: ColumnFile, name: str, kind: str, rows: int) -> Annotation
             f"{str(file.path)!r} is damaged: the columns of annotation {name!r} do not fit the "
             "index, or each other"
         )
-    return AnnotationColumn(kind, body, null)
+    return AnnotationValues(kind, body, null)
 
 
-def read_whole_column(file: ColumnFile, name: str, kind: str, rows: int) -> AnnotationColumn:
+def read_whole_column(file: ColumnFile, name: str, kind: str, rows: int) -> AnnotationValues:
     """Take an annotation out of a file as `read_column` does, once its checksums are compared."""
     columns = (f"{PREFIX}{name}/{what}" for what in _COLUMNS)
     if damage := file.damage(filter(file.__contains__, columns)):

@@ -25,7 +25,7 @@ from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CorruptCacheError, FormatVersionError
 from featcache.format import journal
 from featcache.format.annotations import (
-    AnnotationColumn,
+    AnnotationValues,
     Values,
     kinds_of,
     read_whole_column,
@@ -192,7 +192,7 @@ def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order:
     kinds = kinds_of(zip(ids, annotations, strict=True))
     for name, kind in sorted(kinds.items()):
         values = [annotations[row].get(name) for row in order.tolist()]
-        yield from stored_columns(name, AnnotationColumn.of(values, kind))
+        yield from stored_columns(name, AnnotationValues.of(values, kind))
 
 
 def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
@@ -298,7 +298,7 @@ class SealedPart:
             raise CorruptCacheError(f"{str(file.path)!r} is damaged: it has not a stamp each row")
         return replace(index, stamps=columns)
 
-    def annotation(self, cache: Path, name: str, kind: str) -> AnnotationColumn:
+    def annotation(self, cache: Path, name: str, kind: str) -> AnnotationValues:
         """Read an annotation of all rows; raises `CorruptCacheError` if it was changed."""
         with self.open_columns(cache) as file:
             return read_whole_column(file, name, kind, self.entry.rows)

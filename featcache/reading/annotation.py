@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featcache.errors import ConfigError, RowError
-from featcache.format.annotations import AnnotationColumn, Value, joined
+from featcache.format.annotations import AnnotationValues, Value, joined
 from featcache.format.columns import Codes, Strings
 from featcache.interface import Ints
 
@@ -24,7 +24,7 @@ _NUMBERS = {"int": (int,), "float": (int, float), "bool": (bool,)}
 class BlockRows(NamedTuple):
     """Rows of one cache, in the order of a table."""
 
-    column: AnnotationColumn | None  # of all rows of the cache; None: it has not the annotation
+    column: AnnotationValues | None  # of all rows of the cache; None: it has not the annotation
     rows: Ints | None  # which of them; None: all in their order
     number: int  # how many they are
 
@@ -177,7 +177,7 @@ class Annotation(Sequence[Value | None]):
         numbers[there] = places[codes[there]]
         return numbers, [all_texts[number] for number in in_order]
 
-    def column(self, rows: Ints | None = None) -> AnnotationColumn:
+    def column(self, rows: Ints | None = None) -> AnnotationValues:
         """Return the column of some rows, or of all; nothing is copied for those of one cache."""
         if rows is None:
             rows = self._rows
@@ -210,11 +210,11 @@ class Annotation(Sequence[Value | None]):
             raise ConfigError(f"annotation {self.name!r} is a list of numbers, which has no order")
 
 
-def _taken(block: BlockRows, kind: str, rows: Ints | None) -> AnnotationColumn:
+def _taken(block: BlockRows, kind: str, rows: Ints | None) -> AnnotationValues:
     inner = block.rows if rows is None or block.rows is None else block.rows[rows]
     inner = rows if block.rows is None else inner
     if block.column is None:
-        return AnnotationColumn.missing(block.number if rows is None else len(rows), kind)
+        return AnnotationValues.missing(block.number if rows is None else len(rows), kind)
     return block.column if inner is None else block.column.take(inner)
 
 

@@ -24,7 +24,7 @@ from featcache.errors import (
     WindowError,
     nearest,
 )
-from featcache.format.annotations import AnnotationColumn, read_column
+from featcache.format.annotations import AnnotationValues, read_column
 from featcache.format.columns import ColumnFile, Strings
 from featcache.format.feature_sets import stored_sets
 from featcache.format.files import from_storage
@@ -200,7 +200,7 @@ class Generation:
         self.check_reads = check_reads
         opened = opened_columns(path, mapped, check_reads, name)
         self.manifest, self.index, self.failed, self._file = opened
-        self._annotations: dict[str, AnnotationColumn] = {}
+        self._annotations: dict[str, AnnotationValues] = {}
         columns = self.index.containers
         adopted = AdoptedFiles.of(path, self.manifest.parts, columns, roots)
         self.containers = Containers.of(path, columns, mapped, adopted, check_reads)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from featcache.errors import ConfigError
-from featcache.format.annotations import AnnotationColumn, joined, wider_kind
+from featcache.format.annotations import AnnotationValues, joined, wider_kind
 from featcache.format.columns import Strings, joined_ends
 from featcache.format.fingerprint import Difference, differences
 from featcache.format.index import Hashes
@@ -219,7 +219,7 @@ def _joined_spans(selections: Sequence[Selection], feature: str) -> tuple[Ints, 
     return np.concatenate(starts), np.concatenate(lengths)
 
 
-def _joined_annotation(selections: Sequence[Selection], name: str) -> AnnotationColumn:
+def _joined_annotation(selections: Sequence[Selection], name: str) -> AnnotationValues:
     having = {
         number: each.annotation(name)
         for number, each in enumerate(selections)
@@ -236,7 +236,7 @@ def _joined_annotation(selections: Sequence[Selection], name: str) -> Annotation
     columns = [
         having[number].column()
         if number in having
-        else AnnotationColumn.missing(len(each), str(kind))
+        else AnnotationValues.missing(len(each), str(kind))
         for number, each in enumerate(selections)
     ]
     return joined(columns, str(kind))

@@ -18,7 +18,7 @@ from featcache.declaration import Seconds64
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError, WindowError
 from featcache.format.annotations import (
     NONE,
-    AnnotationColumn,
+    AnnotationValues,
     Body,
     Lists,
     Values,
@@ -55,7 +55,7 @@ class SharedColumn:
     arrays: Mapping[str, SharedArray[Any]]
 
     @classmethod
-    def of(cls, column: AnnotationColumn) -> SharedColumn:
+    def of(cls, column: AnnotationValues) -> SharedColumn:
         """Take the arrays of a column."""
         arrays: dict[str, NDArray[Any]] = {}
         body = column.body
@@ -71,7 +71,7 @@ class SharedColumn:
         return cls(column.kind, {name: SharedArray(array) for name, array in arrays.items()})
 
     @cached_property
-    def column(self) -> AnnotationColumn:
+    def column(self) -> AnnotationValues:
         """The column; nothing is copied."""
         arrays = {name: shared.values for name, shared in self.arrays.items()}
         body: Body = arrays["values"]
@@ -80,7 +80,7 @@ class SharedColumn:
             body = Codes(arrays["codes"], body) if "codes" in arrays else body
         elif "ends" in arrays:
             body = Lists(arrays["ends"], arrays["values"])
-        return AnnotationColumn(self.kind, body, arrays.get("null"))
+        return AnnotationValues(self.kind, body, arrays.get("null"))
 
     @cached_property
     def digest(self) -> str:
@@ -176,7 +176,7 @@ class Cuts:
         cls,
         ids: Strings,
         spans: Mapping[str, tuple[Ints, Ints]],
-        own: Mapping[str, AnnotationColumn],
+        own: Mapping[str, AnnotationValues],
     ) -> Cuts:
         """Take the ids of rows, per feature their frames, and their own annotations."""
         return cls(
@@ -295,7 +295,7 @@ class SegmentList:
     recordings: list[str]
     start_s: Seconds64
     stop_s: Seconds64
-    annotations: Mapping[str, AnnotationColumn]
+    annotations: Mapping[str, AnnotationValues]
 
     @classmethod
     def of(
@@ -363,7 +363,7 @@ def _checked(
     except FeatureError as error:
         raise ConfigError(f"{where}: {error}") from error
     columns = {
-        name: AnnotationColumn.of([values.get(name) for values in told.values()], kinds[name])
+        name: AnnotationValues.of([values.get(name) for values in told.values()], kinds[name])
         for name in names
         if name in kinds
     }
@@ -433,7 +433,7 @@ class Segments(NamedTuple):
     rows: Ints
     ids: Strings
     spans: Spans
-    annotations: Mapping[str, AnnotationColumn]
+    annotations: Mapping[str, AnnotationValues]
 
 
 @dataclass(frozen=True)

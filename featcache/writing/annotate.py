@@ -21,7 +21,7 @@ from featcache.errors import ConfigError, DuplicateIdError, FeatureError, KeyNot
 from featcache.format.annotations import (
     MOST_BYTES,
     PREFIX,
-    AnnotationColumn,
+    AnnotationValues,
     Value,
     check_annotations,
     check_name,
@@ -513,15 +513,15 @@ def _annotated(
 
 def _changed(
     before: Manifest, file: ColumnFile, name: str, kind: str, given: Given
-) -> AnnotationColumn:
+) -> AnnotationValues:
     """Return the column of an annotation, with the values that are given now."""
     if name in before.annotations:
         column = read_column(file, name, before.annotations[name].kind, before.rows)
     else:
-        column = AnnotationColumn.missing(before.rows, kind)
+        column = AnnotationValues.missing(before.rows, kind)
     rows = np.arange(before.rows)
     rows[given.rows] = before.rows + np.arange(len(given.rows))
-    return joined([column, AnnotationColumn.of(given.values, kind)], kind).take(rows)
+    return joined([column, AnnotationValues.of(given.values, kind)], kind).take(rows)
 
 
 def _given(

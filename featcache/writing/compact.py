@@ -17,7 +17,7 @@ import numpy as np
 
 from featcache.container_files import PAGE_BYTES, Pages, sync_directory
 from featcache.errors import CacheError, CorruptCacheError, StorageFullError
-from featcache.format.annotations import AnnotationColumn, stored_columns
+from featcache.format.annotations import AnnotationValues, stored_columns
 from featcache.format.columns import ColumnFile, ends_of, save_columns
 from featcache.format.files import make_directory, pack_json, write_durably
 from featcache.format.index import Index, read_index
@@ -153,7 +153,7 @@ def seal_adopted(
     header: Header,
     adopted: Adopted,
     index: Index,
-    annotations: Mapping[str, AnnotationColumn],
+    annotations: Mapping[str, AnnotationValues],
     *,
     pages: Sequence[Pages] | None = None,
     left_out: Ints = _NOTHING,

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from featcache.declaration import FeatureStorageConfig
-from featcache.format.annotations import AnnotationColumn
+from featcache.format.annotations import AnnotationValues
 from featcache.format.part import SealedPart, as_known, header_for, read_part
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
@@ -152,8 +152,8 @@ class PartCopies:
 
 
 def _as_source(opened: Generation) -> CopySource:
-    def column(name: str) -> AnnotationColumn:
-        return cast(AnnotationColumn, opened.annotation(name).column)
+    def column(name: str) -> AnnotationValues:
+        return cast(AnnotationValues, opened.annotation(name).column)
 
     kinds = {name: entry.kind for name, entry in opened.manifest.annotations.items()}
     annotated = AnnotatedRows(

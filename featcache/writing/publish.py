@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError, CorruptCacheError, FeatureError
 from featcache.format.annotations import (
-    AnnotationColumn,
+    AnnotationValues,
     joined,
     read_whole_column,
     stored_columns,
@@ -176,14 +176,14 @@ class AnnotatedRows:
     part: str
     count: int
     kinds: Mapping[str, str]
-    column: Callable[[str], AnnotationColumn]
+    column: Callable[[str], AnnotationValues]
     left_out: Callable[[], Ints]
 
     @classmethod
     def of_part(cls, cache: Path, part: SealedPart, index: Index) -> AnnotatedRows:
         """Return those of a sealed part."""
 
-        def column(name: str) -> AnnotationColumn:
+        def column(name: str) -> AnnotationValues:
             return part.annotation(cache, name, index.annotations[name])
 
         return cls(
@@ -196,14 +196,14 @@ class AnnotatedRows:
         missing = np.zeros(self.count, np.uint8) if null is None else null
         return not np.delete(missing, self.left_out()).all()
 
-    def of_kind(self, name: str, kind: str) -> AnnotationColumn:
+    def of_kind(self, name: str, kind: str) -> AnnotationValues:
         """Return an annotation of all rows, of its own kind.
 
         Of `kind`, and without any value, where there is none that `kind` can hold.
         """
         own = self.kinds.get(name)
         if own is None or wider_kind(own, kind) != kind:
-            return AnnotationColumn.missing(self.count, kind)
+            return AnnotationValues.missing(self.count, kind)
         return self.column(name)
 
 
@@ -298,7 +298,7 @@ class GenerationAnnotations:
                 self.entries[name] = AnnotationEntry(kind, name in self._carried)
                 yield stored
 
-    def _joined(self, name: str, kind: str) -> AnnotationColumn:
+    def _joined(self, name: str, kind: str) -> AnnotationValues:
         column = joined([each.of_kind(name, kind) for each in self._annotated], kind)
         if name not in self._carried:
             return column.take(self._rows.order)
@@ -307,7 +307,7 @@ class GenerationAnnotations:
         chosen = np.where(own | (its_rows < 0), self._rows.order, its_rows + len(column))
         return joined([column, earlier], kind).take(chosen)
 
-    def _of_before(self, name: str) -> AnnotationColumn:
+    def _of_before(self, name: str) -> AnnotationValues:
         with self._open_before() as file:
             kind = self._before.annotations[name].kind
             return read_whole_column(file, name, kind, self._before.rows)

@@ -14,7 +14,7 @@ from places import REFERENCE as SHARED
 from featcache.errors import ConfigError
 from featcache.espnet import build_batch_sampler, build_category_batch_sampler
 from featcache.espnet.categories import (
-    BatchLimits,
+    CategoryLimits,
     Members,
     dataset_pools,
     drawn_batches,
@@ -142,7 +142,7 @@ def drawn_from(args: Entry, shuffled: dict[str, dict[str, list[str]]]) -> Batche
     assert [
         set(rows.tolist()) for rows in np.split(pools.members.rows, pools.members.ends[1:-1])
     ] == list(map(set, lists))
-    limits = BatchLimits(
+    limits = CategoryLimits(
         args["batch_bins"],
         args["min_batch_size"],
         args["max_batch_size"],
