@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from featcache import errors as errors
+from featcache._loading import load
 from featcache.errors import FeatcacheError as FeatcacheError
 from featcache.errors import KeyNotFoundError as KeyNotFoundError
 from featcache.errors import StaleCacheError as StaleCacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from featcache import espnet as espnet
     from featcache import inspect as inspect
     from featcache import registry as registry
@@ -84,25 +83,8 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> object:
     if name in _MODULES:
         return import_module(f"featcache.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'featcache' has no attribute {name!r}")
-    try:
-        value = getattr(import_module(_HOMES[name]), name)
-    except errors.MissingDependencyError as error:  # at its use: help() looks at all
-        return _raising(name, str(error))
-    globals()[name] = value
+    value = globals()[name] = load("featcache", _HOMES, name)
     return value
-
-
-def _raising(name: str, message: str) -> Callable[..., NoReturn]:
-    """Stand in for a function whose library is not installed."""
-
-    def stand_in(*args: object, **kwargs: object) -> NoReturn:
-        raise errors.MissingDependencyError(message)
-
-    stand_in.__name__ = stand_in.__qualname__ = name
-    stand_in.__doc__ = f"Not usable here: {message}."
-    return stand_in
 
 
 def __dir__() -> list[str]:

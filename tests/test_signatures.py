@@ -17,11 +17,11 @@ EXCEPTIONS = {
     "espnet.CollectStatsRunner": "ESPnet3's class",
     "espnet.build_batch_sampler": "ESPnet's function",
     "espnet.build_category_batch_sampler": "ESPnet's function",
-    "iterators.CategoryChunkIterFactory": "ESPnet's class",
-    "iterators.CategoryIterFactory": "ESPnet's class",
-    "iterators.ChunkIterFactory": "ESPnet's class",
-    "iterators.IterFactory": "a protocol, which nobody makes",
-    "iterators.SequenceIterFactory": "ESPnet's class",
+    "espnet.CategoryChunkIterFactory": "ESPnet's class",
+    "espnet.CategoryIterFactory": "ESPnet's class",
+    "espnet.ChunkIterFactory": "ESPnet's class",
+    "espnet.IterFactory": "a protocol, which nobody makes",
+    "espnet.SequenceIterFactory": "ESPnet's class",
 }
 METHODS = {
     "Cache.read": "start and stop follow the utterance and the feature, as in a slice",

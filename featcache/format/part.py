@@ -94,14 +94,14 @@ def index_of(
     )
 
 
-class MergedRows(NamedTuple):
+class RowIds(NamedTuple):
     """Rows of several indexes, numbered through, in the canonical order, and their ids."""
 
     order: Ints
     ids: Strings
 
 
-def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> MergedRows:
+def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> RowIds:
     """Put the rows of indexes, but for those that are left out of each, into the canonical order.
 
     Of equal ids, the one in the earliest index comes first.
@@ -116,7 +116,7 @@ def rows_of(indexes: Sequence[Index], left_out: Sequence[Ints]) -> MergedRows:
         stays[out] = False
         order = order[stays[order]]
     data, ends = take(id_bytes, id_ends, order)
-    return MergedRows(order, Strings(ends, data))
+    return RowIds(order, Strings(ends, data))
 
 
 def hashes_of(indexes: Sequence[Index], order: Ints) -> Hashes:
@@ -124,7 +124,7 @@ def hashes_of(indexes: Sequence[Index], order: Ints) -> Hashes:
     return _joined([index.hashes_of_rows() for index in indexes], np.uint64)[order]
 
 
-def doubled_rows(indexes: Sequence[Index], rows: MergedRows) -> list[Ints]:
+def doubled_rows(indexes: Sequence[Index], rows: RowIds) -> list[Ints]:
     """Return, for each of the indexes, the rows whose id an earlier one has, too, ascending."""
     hashes = hashes_of(indexes, rows.order)
     candidates = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
@@ -136,10 +136,7 @@ def doubled_rows(indexes: Sequence[Index], rows: MergedRows) -> list[Ints]:
 
 
 def index_columns(
-    indexes: Sequence[Index],
-    rows: MergedRows,
-    names: Sequence[str],
-    stats: Mapping[str, FeatureStats],
+    indexes: Sequence[Index], rows: RowIds, names: Sequence[str], stats: Mapping[str, FeatureStats]
 ) -> Columns:
     """Join indexes into one, and give its columns one by one: together they may be gigabytes.
 

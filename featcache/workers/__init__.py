@@ -3,6 +3,29 @@
 Knows neither features nor caches.
 """
 
-from featcache.workers.client import get_client as get_client
-from featcache.workers.worker_env import with_worker_env as with_worker_env
-from featcache.workers.worker_env import worker_env as worker_env
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from featcache._loading import load
+
+if TYPE_CHECKING:
+    from featcache.workers.client import get_client as get_client
+    from featcache.workers.worker_env import with_worker_env as with_worker_env
+    from featcache.workers.worker_env import worker_env as worker_env
+
+_HOMES = {
+    "get_client": "featcache.workers.client",
+    "with_worker_env": "featcache.workers.worker_env",
+    "worker_env": "featcache.workers.worker_env",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> object:
+    value = globals()[name] = load("featcache.workers", _HOMES, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -65,7 +65,7 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import (
     Columns,
-    MergedRows,
+    RowIds,
     SealedPart,
     as_known,
     container_columns,
@@ -275,7 +275,7 @@ class GenerationAnnotations:
         before: Manifest,
         parts: Sequence[SealedPart],
         indexes: Sequence[Index],
-        rows: MergedRows,
+        rows: RowIds,
     ) -> None:
         self.entries: dict[str, AnnotationEntry] = {}
         self._cache = cache
@@ -541,7 +541,7 @@ def write_generation(cache: Path, manifest: Manifest) -> Manifest:
 
 def _without_doubled(
     cache: Path, parts: list[SealedPart], indexes: Sequence[Index], manifest: Manifest
-) -> tuple[list[SealedPart], MergedRows]:
+) -> tuple[list[SealedPart], RowIds]:
     """Leave out of the parts what an earlier one holds; return them with the rows that count."""
     rows = rows_of(indexes, [part.tombstones(cache) for part in parts])
     doubled = doubled_rows(indexes, rows)
@@ -554,7 +554,7 @@ def _without_doubled(
 
 def _columns(
     indexes: Sequence[Index],
-    rows: MergedRows,
+    rows: RowIds,
     parts: Sequence[SealedPart],
     names: Sequence[str],
     stats: Mapping[str, FeatureStats],

@@ -36,13 +36,14 @@ def run_without(libraries: str, program: str) -> str:
 @pytest.mark.parametrize(
     "look",
     [
-        "import pydoc; assert 'get_client' in pydoc.render_doc(featcache)",
+        "import pydoc; assert 'get_client' in pydoc.render_doc(featcache.workers)",
         "assert all(hasattr(featcache, name) for name in featcache.__all__)",
-        "import inspect; assert dict(inspect.getmembers(featcache))['get_client'].__doc__",
+        "import inspect; assert dict(inspect.getmembers(featcache.workers))['get_client'].__doc__",
         "from featcache import *",
-        "assert 'get_client' in dir(featcache)",
-        "import rlcompleter; assert rlcompleter.Completer(globals()).complete('featcache.get_cl', "
-        "0)",
+        "import pydoc; assert 'workers' in pydoc.render_doc(featcache)",
+        "assert 'get_client' in dir(featcache.workers)",
+        "import rlcompleter; completer = rlcompleter.Completer(globals()); "
+        "assert completer.complete('featcache.workers.get_cl', 0)",
         "import unittest.mock; unittest.mock.create_autospec(featcache)",
         "import inspect; inspect.signature(featcache.workers.get_client)",
     ],
