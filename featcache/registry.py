@@ -59,6 +59,11 @@ def get_codec(name: str) -> type[Codec]:
     return cast(type[Codec], _load(CODECS, "codec", name, _OF_CODECS))
 
 
+def is_lossless(codec: str) -> bool:
+    """Tell whether arrays come back from a codec as they were; those of no codec do."""
+    return codec == RAW or get_codec(codec).lossless
+
+
 def only_reads(codec: str) -> bool:
     """Tell whether a codec is for adopted stores alone: any format may declare it, none writes it.
 

@@ -316,3 +316,23 @@ def test_frames_too_large_for_memory_are_refused_with_their_shape() -> None:
 def test_signalling_nan_is_a_nan_without_a_warning(frames: int) -> None:
     array = np.full((frames, 2), 0x7F800001, np.uint32).view(np.float32)
     assert np.isnan(FeatureStats.of(array).mean).all()
+
+
+@pytest.mark.parametrize("level", [0.0, 7.5, 1e9])
+def test_frames_that_never_change_are_taken_away_exactly(level: float) -> None:
+    whole = FeatureStats.of(np.full((10, 2), level))
+    found = whole.without(FeatureStats.of(np.full((4, 2), level)))
+    assert found is not None
+    assert found.count == 6
+    assert (found.mean == level).all()
+    assert (found.m2 == 0).all()
+
+
+@given(st.integers(2, 40), st.integers(1, 39), st.floats(-1e3, 1e3))
+def test_what_is_taken_away_is_what_was_merged_or_nothing(rows: int, some: int, far: float) -> None:
+    frames = np.random.default_rng(rows).standard_normal((rows + some, 2)) + far
+    whole, part = FeatureStats.of(frames), FeatureStats.of(frames[rows:])
+    found = whole.without(part)
+    if found is not None:
+        np.testing.assert_allclose(found.mean, frames[:rows].mean(axis=0), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(found.var, frames[:rows].var(axis=0), rtol=1e-9)

@@ -24,7 +24,7 @@ from featcache.interface import Bytes, Ints
 from featcache.reading.annotation import Annotation
 from featcache.reading.feature_arrays import FeatureArrays, memory_for
 from featcache.reading.generation import Ids, PaddedFeatures, read_row, window
-from featcache.registry import RAW, get_codec
+from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
 from featcache.store import Cache
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
@@ -282,9 +282,6 @@ def _unpickled(
 _log = logging.getLogger("featcache")
 LONG_S = 5.0  # reading for longer is told
 AT_ONCE_BYTES = 16 << 20
-# Statistics are merged within 1e-12 (see `FeatureStats`). As many digits as the variance of what is
-# left is smaller are lost when statistics are taken away; at most these leave 9 of them.
-MOST_LOST = 1e3
 
 
 def stats_of_rows(selection: Selection, feature: str) -> FeatureStats:
@@ -323,29 +320,6 @@ def stats_of_rows(selection: Selection, feature: str) -> FeatureStats:
     return reduce(FeatureStats.merge, parts, FeatureStats.empty(selection.blocks.dims(feature)))
 
 
-def without(stats: FeatureStats, part: FeatureStats) -> FeatureStats | None:
-    """Return the statistics of the frames that are not in `part`; None where digits would be lost.
-
-    >>> whole = FeatureStats.of([[1.0], [3.0], [8.0]])
-    >>> rest = without(whole, FeatureStats.of([[8.0]]))
-    >>> rest.count, rest.mean.tolist(), rest.m2.tolist()
-    (2, [2.0], [2.0])
-    """
-    count = stats.count - part.count
-    if not count or not part.count:
-        return stats if not part.count else None
-    with np.errstate(invalid="ignore", over="ignore"):
-        # merge two (n, mean, M2): Chan, Golub & LeVeque, The American Statistician 37(3), 1983,
-        # solved for one of them
-        mean = stats.mean + (stats.mean - part.mean) * (part.count / count)
-        delta = part.mean - mean
-        m2 = stats.m2 - part.m2 - delta * delta * (count * part.count / stats.count)
-        spread = np.sqrt(stats.m2 / stats.count)
-        kept = (m2 * MOST_LOST >= stats.m2) & (np.abs(stats.mean) <= MOST_LOST * spread)
-        kept |= (stats.m2 == 0) & (part.m2 == 0) & (mean == stats.mean)  # it never changes
-    return FeatureStats(count, mean, m2) if bool(kept.all()) else None
-
-
 def _of_whole_rows(cache: Cache, feature: str, rows: Ints) -> tuple[FeatureStats, int]:
     """Return the statistics of some rows of a cache, and how many bytes were read for them."""
     whole, (opened, rows) = cache.stats(feature), cache.opened.in_set(feature, rows)
@@ -355,20 +329,15 @@ def _of_whole_rows(cache: Cache, feature: str, rows: Ints) -> tuple[FeatureStats
     lengths = arrays.all_lengths
     rest = np.delete(np.arange(number), rows)
     read_bytes = 0
-    if _is_lossless(cache, feature) and lengths[rest].sum() < lengths[rows].sum():
+    codec = cache.opened.manifest.features[feature]["codec"]
+    if is_lossless(codec) and lengths[rest].sum() < lengths[rows].sum():
         others, read_bytes = _read(arrays, rest, np.zeros_like(rest), lengths[rest])
-        left = without(whole, others)
+        left = whole.without(others)
         if left is not None:
             return left, read_bytes
     rows = np.sort(rows)  # about the order that they lie in
     stats, nbytes = _read(arrays, rows, np.zeros_like(rows), lengths[rows])
     return stats, nbytes + read_bytes
-
-
-def _is_lossless(cache: Cache, feature: str) -> bool:
-    """Tell whether what is read is what the statistics of the cache were taken of."""
-    codec = cache.opened.manifest.features[feature]["codec"]
-    return codec == RAW or get_codec(codec).lossless
 
 
 def _read(

@@ -21,7 +21,7 @@ from featcache.reading.feature_arrays import FeatureArrays
 from featcache.tables import selection
 from featcache.tables.blocks import RowMap
 from featcache.tables.segments import Cuts
-from featcache.tables.selection import Selection, without
+from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
 
 
@@ -105,9 +105,9 @@ def test_nothing_is_taken_away_where_digits_would_be_lost(tmp_path: Path) -> Non
 
 def test_statistics_that_cannot_be_taken_apart_are_not() -> None:
     whole = FeatureStats.of(np.random.default_rng(0).standard_normal((50, 2)))
-    assert without(whole, FeatureStats.empty((2,))) is whole
-    assert without(whole, whole) is None
-    assert without(whole, FeatureStats(40, whole.mean, whole.m2 * 0.9999)) is None
+    assert whole.without(FeatureStats.empty((2,))) is whole
+    assert whole.without(whole) is None
+    assert whole.without(FeatureStats(40, whole.mean, whole.m2 * 0.9999)) is None
 
 
 def test_of_several_caches_and_of_segments(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
