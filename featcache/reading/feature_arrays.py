@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +19,9 @@ from featcache.declaration import FrameTimes
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError, FormatVersionError
 from featcache.format.index import ContainerColumns, FeatureColumns, Index
 from featcache.format.manifest import Manifest
+from featcache.format.part import SealedPart
 from featcache.interface import Array, Bytes, Codec, EncodedArray, FeatureSpec, Ints, storage_dtype
-from featcache.reading.containers import Containers, Piece
+from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Piece, Roots
 from featcache.reading.verify import ContainerPages
 from featcache.registry import RAW, get_codec
 
@@ -142,21 +144,32 @@ class FeatureArrays:
     """Reads the arrays of one feature as they are stored.
 
     With `checks`, all bytes are compared with their checksums before they are given.
+
+    Args:
+        name: of the feature.
+        declared: its declaration, as a manifest has it.
+        dims: of a frame.
+        block_rows: frames a block, of each part that the index numbers.
+        index: where the arrays lie.
+        containers: their bytes.
+        checks: of these.
     """
 
     def __init__(
         self,
-        manifest: Manifest,
         name: str,
+        declared: Mapping[str, Any],
+        dims: tuple[int, ...],
+        block_rows: list[int],
         index: Index,
         containers: Containers,
         checks: Checks | None = None,
     ) -> None:
-        declared, columns = manifest.features[name], index.features[name]
+        columns = index.features[name]
         self.name = name
         self.declared_dtype: str = declared["dtype"]
         self.dtype = storage_dtype(self.declared_dtype)
-        self.dims = manifest.dims.get(name, ())
+        self.dims = dims
         self.has_frames = declared["time_axis"] is not None
         self.times = FrameTimes.declared(declared)
         self.lengths = columns.rows
@@ -172,7 +185,7 @@ class FeatureArrays:
         self._declared = declared
         self._is_raw = declared["codec"] == RAW
         self._part = index.containers.parts.data
-        self._block_rows = [part.block_rows[name] for part in manifest.parts]
+        self._block_rows = block_rows
         # of adopted arrays, row by row
         self._rows_blocks = None if columns.block_rows is None else columns.block_rows.data
         self._skip = None if columns.skip is None else columns.skip.data
@@ -427,3 +440,42 @@ class FeatureArrays:
                 "has the codec"
             )
         return kind(**options)
+
+
+def arrays_of(
+    manifest: Manifest, index: Index, containers: Containers, checks: Checks | None = None
+) -> dict[str, FeatureArrays]:
+    """Return what reads each feature of a generation."""
+    found = {}
+    for name, declared in manifest.features.items():
+        dims, rows = manifest.dims.get(name, ()), [part.block_rows[name] for part in manifest.parts]
+        found[name] = FeatureArrays(name, declared, dims, rows, index, containers, checks)
+    return found
+
+
+@dataclass(frozen=True)
+class OpenedPart:
+    """A sealed part, open for reading, whether or not a generation names it."""
+
+    index: Index
+    containers: Containers
+    arrays: Mapping[str, FeatureArrays]
+    adopted: AdoptedFiles | None  # of an adopted part
+
+    @classmethod
+    def of(
+        cls,
+        cache: Path,
+        part: SealedPart,
+        declared: Mapping[str, Mapping[str, Any]],
+        index: Index,
+        roots: Roots = NO_ROOTS,
+    ) -> OpenedPart:
+        """Open the features of a part that are `declared`; `index` is the part's."""
+        adopted = AdoptedFiles.of(cache, [part.entry], index.containers, roots)
+        containers = Containers.of(cache / part.directory, index.containers, adopted=adopted)
+        arrays = {}
+        for name, each in declared.items():
+            dims, rows = part.header.dims[name], [part.entry.block_rows[name]]
+            arrays[name] = FeatureArrays(name, each, dims, rows, index, containers)
+        return cls(index, containers, arrays, adopted)

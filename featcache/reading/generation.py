@@ -34,7 +34,7 @@ from featcache.format.manifest import Manifest, manifest_file, read_kept, read_m
 from featcache.interface import Array, Ints
 from featcache.reading.annotation import BlockRows
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
-from featcache.reading.feature_arrays import Checks, FeatureArrays
+from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
 from featcache.reading.verify import raise_damage
 
 # Manifest and columns of a generation, read while others may publish.
@@ -207,10 +207,9 @@ class Generation:
         if check_reads:
             self.check_collected("check_reads")
         checks = Checks(path, self.manifest, columns, self.containers) if check_reads else None
-        self.features: Mapping[str, FeatureArrays] = {
-            name: FeatureArrays(self.manifest, name, self.index, self.containers, checks)
-            for name in self.manifest.features
-        }
+        self.features: Mapping[str, FeatureArrays] = arrays_of(
+            self.manifest, self.index, self.containers, checks
+        )
 
     @classmethod
     def of_sets(

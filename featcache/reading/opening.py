@@ -62,7 +62,7 @@ from featcache.format.manifest import (
 )
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, Roots, check_roots
-from featcache.reading.feature_arrays import Checks, FeatureArrays
+from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
 from featcache.reading.generation import Generation, Joined
 from featcache.reading.verify import all_damage
 
@@ -343,9 +343,7 @@ def _arrays(opened: Generation, index: Index) -> dict[str, FeatureArrays]:
     checks = None
     if opened.check_reads:
         checks = Checks(opened.path, manifest, index.containers, containers)
-    return {
-        name: FeatureArrays(manifest, name, index, containers, checks) for name in manifest.features
-    }
+    return arrays_of(manifest, index, containers, checks)
 
 
 def _no_containers() -> ContainerColumns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +25,7 @@ from featcache.format.lock import HOLDER, holder, is_locked, may_live
 from featcache.format.manifest import PARTS, Manifest
 from featcache.format.part import PART_NAME, SEAL, SealedPart, as_known, checksum, read_part
 from featcache.interface import Array, EncodedArray, Ints
-from featcache.reading.containers import Containers
-from featcache.reading.feature_arrays import FeatureArrays, joined
+from featcache.reading.feature_arrays import FeatureArrays, OpenedPart, joined
 
 # The journal of a part that another process may be writing, read on as it grows.
 
@@ -218,9 +217,8 @@ class Unpublished:
 
     def _opened(self, part: SealedPart, manifest: Manifest) -> _Sealed:
         index = part.index(self._cache, list(self._features))
-        containers = Containers.of(self._cache / part.directory, index.containers)
-        alone = replace(manifest, parts=(part.entry,), dims=part.header.dims)
-        arrays = {name: FeatureArrays(alone, name, index, containers) for name in self._features}
+        declared = {name: manifest.features[name] for name in self._features}
+        arrays = OpenedPart.of(self._cache, part, declared, index).arrays
         return _Sealed(index, part.tombstones(self._cache), arrays)
 
     def _forget(self, name: str) -> None:

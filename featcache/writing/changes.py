@@ -20,8 +20,8 @@ from featcache.format.index import StampColumns, Stamps, are_below
 from featcache.format.manifest import Manifest, Restamps, Tombstones
 from featcache.format.part import SealedPart, stats_columns
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
-from featcache.reading.feature_arrays import FeatureArrays
+from featcache.reading.containers import NO_ROOTS, Roots
+from featcache.reading.feature_arrays import FeatureArrays, OpenedPart
 from featcache.reading.verify import raise_damage
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
@@ -42,15 +42,13 @@ def remaining_stats(
     The smaller of what remains and what is left out is read, unless digits were lost then.
     """
     index = part.index(cache, [name])
-    alone = dataclasses.replace(manifest, dims=part.header.dims, parts=(part.entry,))
-    adopted = AdoptedFiles.of(cache, [part.entry], index.containers, roots)
-    containers = Containers.of(cache / part.directory, index.containers, adopted=adopted)
-    arrays = FeatureArrays(alone, name, index, containers)
+    declared = manifest.features[name]
+    arrays = OpenedPart.of(cache, part, {name: declared}, index, roots).arrays[name]
     nbytes = index.features[name].nbytes  # of extents, which are in the order of the rows
     first = index.features[name].first
     gone = sum(int(nbytes[first[row] : first[row + 1]].sum()) for row in left_out.tolist())
     dims = part.header.dims[name]
-    if 2 * gone < int(nbytes.sum()) and is_lossless(manifest.features[name]["codec"]):
+    if 2 * gone < int(nbytes.sum()) and is_lossless(declared["codec"]):
         found = index.stats[name].without(_stats_of(arrays, left_out.tolist(), dims))
         if found is not None:
             return found

@@ -50,8 +50,8 @@ from featcache.format.manifest import (
 )
 from featcache.format.part import SEAL, SealedPart, as_known
 from featcache.interface import Ints
-from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
-from featcache.reading.feature_arrays import FeatureArrays
+from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Roots
+from featcache.reading.feature_arrays import OpenedPart
 from featcache.reading.generation import Generation
 from featcache.stats import FeatureStats
 from featcache.writing.changes import Changes
@@ -124,13 +124,9 @@ class _Collected:
         roots: Roots,
     ) -> None:
         self._index = part.stamped_index(cache, list(features))
-        files = self._index.containers
-        adopted = AdoptedFiles.of(cache, [part.entry], files, roots)
-        alone = dataclasses.replace(manifest, dims=part.header.dims, parts=(part.entry,))
-        self._containers = Containers.of(cache / part.directory, files, adopted=adopted)
-        self._arrays = {
-            name: FeatureArrays(alone, name, self._index, self._containers) for name in features
-        }
+        declared = {name: manifest.features[name] for name in features}
+        opened = OpenedPart.of(cache, part, declared, self._index, roots)
+        self._containers, self._arrays = opened.containers, opened.arrays
         self._checksums = {name: np.zeros(len(self._index), np.uint64) for name in features}
         self._stats = {
             name: FeatureStats.empty(part.header.dims[name])
@@ -139,8 +135,9 @@ class _Collected:
         }
         self._not_finite: dict[str, list[str]] = {name: [] for name in features}
         self.pages: list[Pages] = []
-        if adopted is not None:
-            self._read(_ReadAhead(files.sizes, adopted, self.pages), live_rows(cache, part))
+        if opened.adopted is not None:
+            files = _ReadAhead(self._index.containers.sizes, opened.adopted, self.pages)
+            self._read(files, live_rows(cache, part))
         self._check_finite()
 
     def index(self) -> Index:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from featcache.errors import ConfigError, CorruptCacheError, FeatureError, KeyNo
 from featcache.extraction.table_rows import TableRows, is_adopted
 from featcache.format.annotations import Value, wider_kind
 from featcache.format.files import from_storage
-from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
+from featcache.format.fingerprint import fingerprint_digest
 from featcache.format.index import FeatureColumns, Index
 from featcache.format.manifest import read_manifest
 from featcache.format.part import SealedPart, as_known, checksum
 from featcache.interface import Ints
 from featcache.reading.containers import Containers
-from featcache.reading.feature_arrays import FeatureArrays, stored_blocks
+from featcache.reading.feature_arrays import FeatureArrays, OpenedPart, stored_blocks
 from featcache.reading.generation import Generation
 from featcache.reading.opening import ROLE, joined_mapping, witnesses
 from featcache.registry import RAW, get_codec
@@ -279,6 +279,7 @@ class ReadBack:
         was = {name: declaration_of(self.rows.table, name) for name in self.features}
         self._exact = {name: is_exact(was[name], each) for name, each in self.features.items()}
         self._same = {name: _same_bytes(was[name], each) for name, each in self.features.items()}
+        self._declared = {name: feature.to_json() for name, feature in self.features.items()}
         self.errors |= {name: 0.0 for name, exact in self._exact.items() if not exact}
 
     def sealed(self) -> list[SealedPart]:
@@ -369,15 +370,8 @@ class ReadBack:
         return found
 
     def _open(self, sealed: SealedPart, index: Index) -> _Part:
-        containers = Containers.of(self.cache / sealed.directory, index.containers)
-        manifest = replace(
-            read_manifest(self.cache),
-            fingerprint=cache_fingerprint(self.features, None),
-            dims=sealed.header.dims,
-            parts=(sealed.entry,),
-        )
-        arrays = {name: FeatureArrays(manifest, name, index, containers) for name in self.features}
-        return _Part(sealed.entry.name, index, containers, arrays)
+        opened = OpenedPart.of(self.cache, sealed, self._declared, index)
+        return _Part(sealed.entry.name, index, opened.containers, opened.arrays)
 
     def _compare(self, part: _Part, place: int, row: int, name: str) -> None:
         """Compare an array with the source's, and its bytes with their checksum."""
