@@ -68,7 +68,7 @@ def errors_about(what: str) -> Iterator[None]:
 
 
 def are_listed(ids: object) -> bool:
-    """Tell whether something can be a list of ids, and not one of them, or nothing of the kind."""
+    """Whether something can be a list of ids, and not one of them, or nothing of the kind."""
     return isinstance(ids, Iterable) and not isinstance(ids, str)
 
 
@@ -85,7 +85,7 @@ def listed_ids(ids: Iterable[str]) -> list[str]:
 
 
 def not_an_id(id: object) -> str:
-    """Say that something is no utterance id."""
+    """Return the error that something is no utterance id."""
     return (
         f"utterance ids are strings, not {id!r}; rows by number are what featcache.FeatureDataset "
         "gives"

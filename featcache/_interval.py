@@ -13,7 +13,7 @@ class Interval:
         self._last = time.monotonic()
 
     def due(self) -> bool:
-        """Say whether `seconds` have passed since this last said so."""
+        """Whether `seconds` have passed since this last said so."""
         now = time.monotonic()
         if self._seconds is None or now - self._last < self._seconds:
             return False

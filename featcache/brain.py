@@ -249,7 +249,7 @@ class FeatureCacheMixin:
         loader_kwargs: Mapping[str, object] | None = None,
         utterances: int = TRIAL_UTTERANCES,
     ) -> Estimate:
-        """Tell bytes and hours of `cache_features`, as `featcache.inspect.estimate` does."""
+        """Return bytes and hours of `cache_features`, as `featcache.inspect.estimate` does."""
         return estimate_of(self, dataset, stage, split, storage, loader_kwargs or {}, utterances)
 
     def expectation(

@@ -147,7 +147,7 @@ Shape = tuple[int, ...]
 
 
 def guess(dims: Shape, expected: Shape, rows: int | None, *, declared: bool) -> str:
-    """Say why frames have shape `dims`, not `expected`, and what to do, as the end of a message.
+    """Return why frames have shape `dims`, not `expected`, and what to do, as the end of a message.
 
     Args:
         dims: shape of a frame, or of the array where there is no time axis.
@@ -171,7 +171,7 @@ def guess(dims: Shape, expected: Shape, rows: int | None, *, declared: bool) -> 
 
 
 def looks_batched(shape: Shape) -> str | None:
-    """Say so if an array (frames, *dims) looks like a batch of one; nothing in it is certain.
+    """Return a hint if an array (frames, *dims) looks like a batch of one; nothing is certain.
 
     >>> looks_batched((700, 80)), looks_batched((1, 700, 80)) is None
     (None, False)
@@ -432,7 +432,7 @@ class FeatureStorageConfig:
         return FeatureSpec(self.name, self.dtype, dims, self.time_axis == 0, self.make_codec())
 
     def blocks(self, dims: tuple[int, ...]) -> Blocks | None:
-        """Say how arrays are cut for the codec; None for raw bytes."""
+        """Return how arrays are cut for the codec; None for raw bytes."""
         if only_reads(self.codec):
             raise ConfigError(f"codec {self.codec!r} only reads: write {self.name!r} with another")
         backend = self.make_backend()
@@ -487,7 +487,7 @@ class FeatureStorageConfig:
         )
 
     def looks_wrong(self, shape: tuple[int, ...]) -> str | None:
-        """Say what looks wrong with an array (frames, *dims), if anything does.
+        """Return what looks wrong with an array (frames, *dims), if anything does.
 
         A single frame of two axes or more looks like a batch of one. Where `dims` are declared,
         nothing looks wrong: `check_dims` is sure.

@@ -159,7 +159,7 @@ def describe(error: BaseException) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Say which known names are close to `name` in any case, or which there are: a message's end.
+    """Return which known names are close to `name` in any case, or all: a message's end.
 
     >>> nearest("HDF", ["hdf5", "zarr"])
     "did you mean 'hdf5'?"

@@ -96,7 +96,7 @@ def _recorded(opened: Generation) -> dict[str, object]:
 
 
 def _changed_code(was: object, now: object) -> Iterator[str]:
-    """Give the lines that differ, function by function."""
+    """Yield the lines that differ, function by function."""
     if not (isinstance(was, Mapping) and isinstance(now, Mapping) and was and now):
         return
     for name in sorted({*was, *now}):

@@ -113,7 +113,7 @@ class ContainerWriter(Protocol):
         """Finish the files, durably, so that the format's own tools open them; let go of them."""
 
     def abort(self) -> None:
-        """Let go of the files as they are; never raises."""
+        """Release the files as they are; never raises."""
 
 
 @runtime_checkable
@@ -199,7 +199,7 @@ class SupportsBlocks(Protocol):
     """A backend that can hold encoded blocks."""
 
     def blocks(self, feature: FeatureSpec) -> Blocks:
-        """Say how to cut the arrays of `feature`; only asked when `feature.codec` is set."""
+        """Return how to cut the arrays of `feature`; only asked when `feature.codec` is set."""
 
 
 @runtime_checkable

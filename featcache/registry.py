@@ -60,12 +60,12 @@ def get_codec(name: str) -> type[Codec]:
 
 
 def is_lossless(codec: str) -> bool:
-    """Tell whether arrays come back from a codec as they were; those of no codec do."""
+    """Whether arrays come back from a codec as they were; those of no codec do."""
     return codec == RAW or get_codec(codec).lossless
 
 
 def only_reads(codec: str) -> bool:
-    """Tell whether a codec is for adopted stores alone: any format may declare it, none writes it.
+    """Whether a codec is for adopted stores alone: any format may declare it, none writes it.
 
     Such a codec has `only_reads = True`, and its `encode` raises `ConfigError`.
     """

@@ -196,7 +196,7 @@ class FeatureStats:
 
     @property
     def is_finite(self) -> bool:
-        """Tell whether mean and spread are: then so are all numbers of the frames."""
+        """Whether mean and spread are: then so are all numbers of the frames."""
         return bool(np.isfinite(self.m2).all())
 
     @property

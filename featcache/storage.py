@@ -124,7 +124,7 @@ class FeatureStorage:
         allow_incomplete: bool = False,
         expect: Mapping[str, object] | None = None,
     ) -> None:
-        """Let a SpeechBrain `DynamicItemDataset` provide features (all, if None) by `id`.
+        """Make a SpeechBrain `DynamicItemDataset` provide features (all, if None) by `id`.
 
         Args:
             dataset: the data set.

@@ -125,7 +125,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         self.close()
 
     def close(self) -> None:
-        """Let go of the container files: arrays cannot be read any more, ids and lengths can.
+        """Release the container files: arrays cannot be read any more, ids and lengths can.
 
         A cache that nobody holds closes itself. Copies, readers and pickles open their own files.
         """
@@ -190,7 +190,7 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
     def annotate(
         self, source: AnnotationSource, *, unknown: Literal["raise", "skip"] = "raise"
     ) -> None:
-        """Give utterances annotations, atomically and durably, as a new generation.
+        """Annotate utterances, atomically and durably, as a new generation.
 
         `featcache.open` reads it; this one stays as it is. Annotations and utterances that are not
         in the source keep what they have; None, an empty cell, or "nan" in a column of numbers,

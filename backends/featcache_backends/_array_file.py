@@ -64,7 +64,7 @@ class ArrayFile:
         )
 
     def write_out(self) -> None:
-        """Let other processes read all arrays."""
+        """Show other processes all arrays."""
         self._file.write_out()
 
     def flush(self) -> None:

@@ -65,7 +65,7 @@ class TarSample:
         }
 
     def filled(self, arrays: Mapping[str, EncodedArray]) -> Iterator[bytes | memoryview]:
-        """Give all bytes of the sample, those of its arrays among them."""
+        """Yield all bytes of the sample, those of its arrays among them."""
         for name, (_, frame) in zip(self._names, self._frames, strict=False):
             yield frame
             yield from arrays[name].blocks
@@ -74,7 +74,7 @@ class TarSample:
     def lies_in(
         self, file: BinaryIO, begin: int, extents: Mapping[str, tuple[Extent, ...]]
     ) -> bool:
-        """Tell whether a shard holds the sample from `begin` on: compares all but the arrays."""
+        """Whether a shard holds the sample from `begin` on: compares all but the arrays."""
         return extents == self.extents(Path(file.name).name, begin) and all(
             bytes_at(file.fileno(), len(frame), begin + start) == frame
             for start, frame in self._frames

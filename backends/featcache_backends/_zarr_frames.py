@@ -55,7 +55,7 @@ class GroupWriter:
         return tuple(extents)
 
     def write_out(self) -> None:
-        """Let other processes read all frames."""
+        """Show other processes all frames."""
         if self._file is not None:
             self._file.write_out()
 
@@ -158,13 +158,13 @@ class _Shard:
         return Extent(self.path, offset, nbytes)
 
     def has_room(self, nbytes: int) -> bool:
-        """Tell whether bytes of several utterances, without a codec, fit."""
+        """Whether bytes of several utterances, without a codec, fit."""
         grid = self._group.grid
         room = grid.shard_chunks * grid.chunk_bytes - self.size
         return self._group.codec is None and nbytes <= room
 
     def is_full(self) -> bool:
-        """Tell whether the next frames go to the next shard."""
+        """Whether the next frames go to the next shard."""
         grid = self._group.grid
         if self._group.codec is None:
             return self.size == grid.shard_chunks * grid.chunk_bytes

@@ -100,7 +100,7 @@ class Group:
         self._rows += rows if self.codec is None else chunks * self.grid.chunk_rows
 
     def fits(self, rows: int, extents: Sequence[Extent]) -> bool:
-        """Tell whether rows take these extents: as many bytes, or with a codec as many chunks."""
+        """Whether rows take these extents: as many bytes, or with a codec as many chunks."""
         if self.codec is None:
             return sum(extent.nbytes for extent in extents) == rows * self.feature.row_bytes
         return len(extents) == -(-rows // self.grid.chunk_rows)

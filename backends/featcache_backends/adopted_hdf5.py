@@ -36,7 +36,7 @@ class AdoptedHdf5:
     takes_pattern = True
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether it is an HDF5 file, or the first files are called so and the first is."""
+        """Whether it is an HDF5 file, or the first files are called so and the first is."""
         try:
             paths = [what] if what else data_files(place, LOOK_AT)
             named = bool(what) or all(path.endswith(SUFFIXES) for path in paths)

@@ -124,7 +124,7 @@ class Hdf5Writer:
         return {name: Extents.of(each) for name, each in extents.items()}
 
     def write_out(self) -> None:
-        """Let other processes read the file as it is now."""
+        """Show other processes the file as it is now."""
         with system_errors(self._path):
             self._file.flush()
 

@@ -185,7 +185,7 @@ class WebDatasetWriter:
         return {name: Extents.of(found) for name, found in extents.items()}
 
     def write_out(self) -> None:
-        """Let other processes read all samples."""
+        """Show other processes all samples."""
         self._file.write_out()
 
     def flush(self) -> None:
@@ -216,7 +216,7 @@ def _size(rows: int, extents: Sequence[Extent]) -> tuple[int, int]:
 
 
 def _passes(size: int, nbytes: int, shard_bytes: int) -> bool:
-    """Tell whether a sample of `nbytes` goes to the next shard, if this one has `size`."""
+    """Whether a sample of `nbytes` goes to the next shard, if this one has `size`."""
     return bool(size) and size + nbytes + len(END) > shard_bytes
 
 

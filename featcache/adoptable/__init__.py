@@ -165,7 +165,7 @@ class Kind(Protocol):
     name: str  # as registered
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether the user means a store of this kind; a look at a few files at most.
+        """Whether the user means a store of this kind; a look at a few files at most.
 
         `what` is the file that the user named, relative to the place, or "" for all `files()`.
         Raises nothing: what it cannot read is not of its kind.
@@ -281,7 +281,7 @@ def one_piece(stored: Stored, container: ArrayLike, offset: ArrayLike) -> FoundF
 
 
 def _guess(shapes: set[tuple[int, ...]]) -> str:
-    """Say why frames of several shapes may differ, as the end of a message."""
+    """Return why frames of several shapes may differ, as the end of a message."""
     if all(shape[0] == 1 for shape in shapes) and len({shape[2:] for shape in shapes}) == 1:
         return "; was a batch axis left in? store array[0] of each"
     if all(len(shape) == 2 for shape in shapes) and len({shape[0] for shape in shapes}) == 1:

@@ -108,7 +108,7 @@ def refuse_features(
 
 
 def one_by_one(pattern: str, feature: str) -> str:
-    """Say how features are adopted that do not come together, as the end of a message."""
+    """Return how features are adopted that do not come together, as the end of a message."""
     alone = pattern.replace("{feature}", feature)
     return (
         f"adopt them one by one into one cache, as with pattern={alone!r} and feature={feature!r}: "
@@ -122,7 +122,7 @@ class _Guess(NamedTuple):
 
 
 def _guesses(names: Sequence[str]) -> Iterator[_Guess]:
-    """Give the ways in which a part of each name may be a feature."""
+    """Yield the ways in which a part of each name may be a feature."""
     if len(names) < 2 * FEWEST:
         return
     depth = min(name.count("/") for name in names)
@@ -149,7 +149,7 @@ def _folder(name: str, number: int) -> tuple[str, str]:
 def _guess(
     names: Sequence[str], pattern: str, split: Iterable[tuple[str, str]]
 ) -> Iterator[_Guess]:
-    """Give a guess, if few features go with nearly the same of many names."""
+    """Yield a guess, if few features go with nearly the same of many names."""
     places: dict[str, dict[str, int]] = {}
     for place, (feature, rest) in enumerate(split):
         known = places.setdefault(feature, {})
@@ -163,7 +163,7 @@ def _guess(
 
 
 def _go_together(guess: _Guess, rows: Ints) -> bool:
-    """Tell whether the lengths of a feature are those of another one, times a factor."""
+    """Whether the lengths of a feature are those of another one, times a factor."""
     first, *others = guess.places.values()
     for known in others:
         both = [rest for rest in first if rest in known]

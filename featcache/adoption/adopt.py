@@ -301,7 +301,7 @@ def _refuse_again(cache: Path, kind: str, feature: str) -> None:
 def _source_of(
     place: LocalPlace, containers: Iterable[str], kind: str, *, is_folder: bool
 ) -> Source:
-    """Say which files a cache reads, below the folder that the user named or their own."""
+    """Return which files a cache reads, below the folder that the user named or their own."""
     named = list(containers)
     whole = [place.absolute(path) for path in named]
     folders = {os.path.dirname(path) for path in whole}  # noqa: PTH120 (no object each)
@@ -344,7 +344,7 @@ def _declared(name: str, feature: FoundFeature, nonfinite: str) -> FeatureStorag
 
 
 def is_own(path: Path) -> bool:
-    """Tell whether a directory is a cache, or was begun to be one."""
+    """Whether a directory is a cache, or was begun to be one."""
     return (path / MANIFEST).exists() or all((path / name).is_dir() for name in (PARTS, MANIFESTS))
 
 
@@ -402,7 +402,7 @@ def _recognised(place: LocalPlace, what: str) -> Kind:
 
 
 def _what_it_is(place: LocalPlace) -> str:
-    """Say why nothing recognises a place; raises `AdoptionError` if its files cannot be listed."""
+    """Return why nothing recognises a place; `AdoptionError` if its files cannot be listed."""
     some = list(itertools.islice(place.files(), MOST_TOLD + 1))
     if not some:
         return "no file is there"
@@ -462,7 +462,7 @@ def as_cache(
 
 @contextmanager
 def _said_of_settings() -> Iterator[None]:
-    """Say where a caller who is not `adopt` gives the settings that refusals name."""
+    """Return where a caller who is not `adopt` gives the settings that refusals name."""
     try:
         yield
     except AdoptionError as error:

@@ -57,7 +57,7 @@ class ArkObject(NamedTuple):
 
     @property
     def is_raw(self) -> bool:
-        """Tell whether the numbers lie side by side, as they are."""
+        """Whether the numbers lie side by side, as they are."""
         return self.kind in RAW
 
 

@@ -27,7 +27,7 @@ class EspnetKind:
     name = "espnet"
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether this is an scp of `.npy` files, or a folder with some."""
+        """Whether this is an scp of `.npy` files, or a folder with some."""
         try:
             lines = [_first_line(place, what)] if what else [*_scps(place).values()]
         except AdoptionError:

@@ -32,7 +32,7 @@ class FairseqKind:
     name = "fairseq"
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether this is an array with lengths beside it, or a folder of them alone."""
+        """Whether this is an array with lengths beside it, or a folder of them alone."""
         try:
             arrays = _arrays(place, what)
             return len(arrays) > 0 and all(lengths_beside(place, path) for path in arrays)

@@ -49,7 +49,7 @@ class KaldiKind:
     name = "kaldi"
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether this is an scp of archives, or archives."""
+        """Whether this is an scp of archives, or archives."""
         try:
             path = what or _scp_or_ark(place)
             if path.endswith(".scp"):

@@ -92,7 +92,7 @@ def manifest_items(source: ByteSource) -> Iterator[Item]:
 
 
 def is_manifest(source: ByteSource) -> bool:
-    """Tell whether the first line of a file is a cut, or features."""
+    """Whether the first line of a file is a cut, or features."""
     try:
         fields = json.loads(next(_lines(source), b""))
     except (AdoptionError, ValueError, RecursionError):
@@ -512,7 +512,7 @@ class AdoptedLhotse:
     name = "lhotse"
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether the first line is a cut, or features, or it is a folder of Shar."""
+        """Whether the first line is a cut, or features, or it is a folder of Shar."""
         try:
             paths = [what] if what else _shards(place)
             if not paths or not paths[0].endswith(SUFFIXES):

@@ -27,7 +27,7 @@ class NpyFolder:
     takes_pattern = True
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether the first files of a folder are `.npy` files, with nothing to say more."""
+        """Whether the first files of a folder are `.npy` files, with nothing to say more."""
         if what:
             return False
         try:

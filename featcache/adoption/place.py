@@ -160,7 +160,7 @@ class Window:
 
 
 def is_pattern(path: str) -> bool:
-    """Tell whether a path stands for several files."""
+    """Whether a path stands for several files."""
     return "*" in path
 
 

@@ -288,7 +288,7 @@ class PtKind:
     takes_pattern = True
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether this is a folder of such files, or one."""
+        """Whether this is a folder of such files, or one."""
         if what:
             return what.endswith(END)
         try:

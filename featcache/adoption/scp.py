@@ -99,7 +99,7 @@ def read_annotations(place: Place, scp: str, ids: list[str]) -> dict[str, list[V
 
 
 def is_there(place: Place, path: str) -> bool:
-    """Tell whether a file is there and can be opened."""
+    """Whether a file is there and can be opened."""
     try:
         with place.open(path):
             return True

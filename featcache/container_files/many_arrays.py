@@ -90,7 +90,7 @@ class Extents:
         )
 
     def each(self) -> Iterator[tuple[Extent, ...]]:
-        """Give the extents of one array after the other."""
+        """Yield the extents of one array after the other."""
         paths = [self.containers[number] for number in self.container.tolist()]
         extents = map(Extent, paths, self.offset.tolist(), self.nbytes.tolist())
         return (tuple(islice(extents, count)) for count in self.counts.tolist())

@@ -40,7 +40,7 @@ class FeatureFile(SupportsPages, Protocol):
         """Write the array of one utterance behind that of the one before."""
 
     def write_out(self) -> None:
-        """Let other processes read all arrays; they need not be durable."""
+        """Show other processes all arrays; they need not be durable."""
 
     def flush(self) -> None:
         """Make all arrays durable."""
@@ -49,7 +49,7 @@ class FeatureFile(SupportsPages, Protocol):
         """Finish the file, durably."""
 
     def abort(self) -> None:
-        """Let go of the file as it is; never raises."""
+        """Release the file as it is; never raises."""
 
 
 @runtime_checkable
@@ -77,7 +77,7 @@ class FeatureFilesWriter:
         return {name: _append_many(self._files[name], ids, each) for name, each in arrays.items()}
 
     def write_out(self) -> None:
-        """Let other processes read all arrays."""
+        """Show other processes all arrays."""
         for file in self._files.values():
             file.write_out()
 
@@ -92,7 +92,7 @@ class FeatureFilesWriter:
             file.close()
 
     def abort(self) -> None:
-        """Let go of all files as they are."""
+        """Release all files as they are."""
         for file in self._files.values():
             file.abort()
 
@@ -180,7 +180,7 @@ class PagedFile:
         self._file.seek(self.size)
 
     def write_out(self) -> None:
-        """Let other processes read all that was added."""
+        """Show other processes all that was added."""
         self._write_gathered()
 
     def flush(self) -> None:

@@ -171,7 +171,7 @@ def sync_file(file: BinaryIO) -> None:
 
 
 def start_writing(file: BinaryIO, offset: int, nbytes: int) -> None:
-    """Have the system start to bring bytes of a file to the disk, without waiting for them.
+    """Ask the system to bring bytes of a file to the disk, without waiting for them.
 
     Else all of them wait for the next `sync_file`. Linux alone can be asked; `posix_fadvise` would
     drop from memory what is on the disk already.

@@ -179,7 +179,7 @@ def chunk_batches(
 def _drain(
     ready: list[Chunk[Source]], batch_size: int, state: np.random.RandomState, shuffle: bool
 ) -> Iterator[list[Chunk[Source]]]:
-    """Give full batches; what is left stays in `ready`."""
+    """Yield full batches; what is left stays in `ready`."""
     if shuffle:
         ready[:] = [ready[place] for place in state.permutation(len(ready)).tolist()]
     full = len(ready) // batch_size * batch_size
@@ -255,7 +255,7 @@ class Chunker(ABC):
         return "|".join(f"({name}[0-9]*)" for name in names)
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
-        """Give the batches of an epoch, counted from 1: ids and tensors (batch_size, chunk, ...).
+        """Yield the batches of an epoch, counted from 1: ids and tensors (batch_size, chunk, ...).
 
         Their number varies with the epoch. `shuffle` overrides that of the factory.
         """
@@ -279,7 +279,7 @@ class Chunker(ABC):
     def _measured(
         self, dataset: FeatureDataset, batches: BatchList
     ) -> Iterator[UtteranceToCut[int]]:
-        """Give rows and lengths of a `FeatureDataset`, without reading any frames."""
+        """Yield rows and lengths of a `FeatureDataset`, without reading any frames."""
         table = dataset.table
         lengths = {name: table.lengths(name) for name in _timed(dataset)}
         numbered = CATEGORY in dataset.features or SAMPLE_RATE in dataset.features
@@ -296,7 +296,7 @@ class Chunker(ABC):
             yield ids, _without_lengths(batch) if self.discard_short_samples else batch
 
     def _loaded(self, loader: Iterable[PaddedBatch]) -> Iterator[UtteranceToCut[_Loaded]]:
-        """Give whole utterances out of padded batches."""
+        """Yield whole utterances out of padded batches."""
         for ids, batch in loader:
             cut = [
                 name for name in batch if f"{name}_lengths" in batch and not self._excluded(name)

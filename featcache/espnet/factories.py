@@ -294,7 +294,7 @@ class CategoryChunkIterFactory(Chunker):
 
 
 def _other_than_one(batches: BatchList) -> Iterator[int]:
-    """Give the numbers of batches that have another size than 1."""
+    """Yield the numbers of batches that have another size than 1."""
     if isinstance(batches, Batches):
         yield from np.flatnonzero(batches.sizes != 1).tolist()
     else:
@@ -339,7 +339,7 @@ class MultipleIterFactory:
         self._seed, self._shuffle = seed, shuffle
 
     def build_iter(self, epoch: int, shuffle: bool | None = None) -> Iterator[PaddedBatch]:
-        """Give the batches of an epoch, from 1 on; `shuffle` overrides that of all factories."""
+        """Yield the batches of an epoch, from 1 on; `shuffle` overrides that of all factories."""
         shuffled = self._shuffle if shuffle is None else shuffle
         functions = self._build_funcs
         if shuffled:

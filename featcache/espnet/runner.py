@@ -81,7 +81,7 @@ class DaskExecutor:
     def run(
         self, work: Work[R], settings: StatsSettings, tasks: Iterable[ShardTask]
     ) -> Iterator[tuple[ShardTask, R]]:
-        """Have some work done on tasks; yields each that is done, with what came of it."""
+        """Run tasks; yields each that is done, with what came of it."""
         from featcache.workers.dispatch import LostAttempt
 
         deaths = Counter[tuple[str, int]]()

@@ -209,7 +209,7 @@ class ShardDirectory:
 
     @contextmanager
     def attempts(self) -> Iterator[Path]:
-        """Give a directory for the attempts of a run, which ends with it."""
+        """Yield a directory for the attempts of a run, which ends with it."""
         for left in self._split.glob(f"{RUN}*"):  # of a run that was killed
             shutil.rmtree(left, ignore_errors=True)
         directory = self._split / f"{RUN}{secrets.token_hex(4)}"

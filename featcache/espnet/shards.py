@@ -83,7 +83,7 @@ def _digests(directory: Path) -> dict[str, str]:
 
 
 def has_features(shard: Shard, writer: CacheWriter) -> bool:
-    """Say whether the features of a shard's utterances were collected, and all are in the cache."""
+    """Whether the features of a shard's utterances were collected, and all are in the cache."""
     keys = read_lines(shard.directory / FEAT_KEYS)
     lines = read_lines(shard.directory / f"{keys[0]}_shape") if keys else []
     return bool(keys) and all(line.partition(" ")[0] in writer for line in lines)

@@ -192,7 +192,7 @@ def evaluating(extractor: object, others: Iterable[torch.nn.Module]) -> Iterator
 
 @contextlib.contextmanager
 def computing(made_with: Provenance, again: Callable[[], Provenance]) -> Iterator[None]:
-    """Let an object compute: evaluate its modules, and note which of its settings that changes."""
+    """Set an object's modules to evaluation, and note which of its settings that changes."""
     with (
         noting_changes(made_with, again),
         evaluating(made_with.extractor, made_with.modules.values()),
@@ -266,7 +266,7 @@ def _again(extractor: object, collate: object) -> list[Provenance]:
 
 
 def _tell_device(extractor: Any, device: str) -> None:
-    """Let an object know where its modules are now; the precision of evaluation stays."""
+    """Set where an object's modules are now; the precision of evaluation stays."""
     before, now = torch.device(extractor.device).type, torch.device(device).type
     if str(extractor.device) != device:
         extractor.device = device

@@ -233,7 +233,7 @@ class ChangedInputs:
                     yield number, 0 if failed else input or self._entries.input_of(number)
 
     def _is_random(self, number: int) -> bool:
-        """Say whether an item is another each time that it is loaded."""
+        """Whether an item is another each time that it is loaded."""
         (first,), (second,) = (list(self._inputs([number])) for _ in range(2))
         return first != second
 

@@ -140,7 +140,7 @@ class RunRecord:
         writer.keep_file(ROLE, json.dumps({**self.now, **history}, indent=1).encode())
 
     def changes(self) -> list[str]:
-        """Say what has changed since the cache was made, the most telling first."""
+        """Return what has changed since the cache was made, the most telling first."""
         return changes(self.kept, self.now) if self.kept else []
 
     def changed_code(self) -> list[str]:
@@ -171,13 +171,13 @@ _log = logging.getLogger("featcache")
 
 
 def may_be_accepted(changed: Sequence[Difference], comparison: Comparison | None) -> bool:
-    """Tell whether differences are ones of code and settings, and the probe computes the same."""
+    """Whether differences are ones of code and settings, and the probe computes the same."""
     compared = comparison is not None and len(comparison.ids) > 0 and comparison.same_bits
     return compared and are_code_or_settings(changed)
 
 
 def are_code_or_settings(changed: Sequence[Difference]) -> bool:
-    """Tell whether differences are ones of code and settings, and none of weights.
+    """Whether differences are ones of code and settings, and none of weights.
 
     >>> are_code_or_settings(differences({"source": {"f": 1}}, {"source": {"f": 2}, "torch": {}}))
     True
@@ -191,7 +191,7 @@ def are_code_or_settings(changed: Sequence[Difference]) -> bool:
 
 
 def is_more_code(changed: Sequence[Difference]) -> bool:
-    """Tell whether differences are ones of code, which may change where it computes one more thing.
+    """Whether differences are ones of code, which may change where it computes one more thing.
 
     What it names besides may be new, but no setting that was there is another one.
 
@@ -391,7 +391,7 @@ class Checking:
         warnings.warn(f"cache {str(cache.path)!r}: {text}", stacklevel=2)
 
     def _unlike_stored(self, cache: Cache, but: Collection[str] = ()) -> str | None:
-        """Say which stored utterances are others than computed alone; None if none are."""
+        """Return which stored utterances are others than computed alone; None if none are."""
         probe, declared = self._now.probe, self.destination.features
         if self.check is None or not self.source.by_id or not probe.repeatable:
             return None
@@ -436,7 +436,7 @@ class Checking:
         self.end(cache)
 
     def _code_grew(self, fingerprint: Mapping[str, object]) -> bool:
-        """Tell whether code alone changed with features that were added, and computes the same."""
+        """Whether code alone changed with features that were added, and computes the same."""
         share = self.destination.share
         if share is None or not share.others_added:
             return False

@@ -65,7 +65,7 @@ def _relative_lengths(data: object) -> list[float]:
 
 
 def _is_here(lengths: object) -> bool:
-    """Say whether these are numbers in memory: on a GPU they would have to be waited for."""
+    """Whether these are numbers in memory: on a GPU they would have to be waited for."""
     device = getattr(lengths, "device", None)
     return hasattr(lengths, "tolist") and getattr(device, "type", "cpu") == "cpu"
 

@@ -62,7 +62,7 @@ AS_THEY_ARE = Loading()
 
 
 def worker_failed(error: Exception) -> bool:
-    """Say whether a loader's worker died or hangs.
+    """Whether a loader's worker died or hangs.
 
     Of a death PyTorch tells from a signal handler, at any moment.
     """

@@ -70,7 +70,7 @@ class IdNumbers:
         return map(int, self._order)
 
     def committed(self, cache: Path, parts: Iterable[str] | None = None) -> NDArray[np.bool_]:
-        """Say which utterances are committed in the build under way, or in some of its parts."""
+        """Return which utterances are committed in the build under way, or in some of its parts."""
         stored = np.zeros(len(self._ids), bool)
         stored[self.find(committed(cache, parts))] = True
         return stored
@@ -119,7 +119,7 @@ def check_source(source: object) -> None:
 
 
 def is_map_style(source: object) -> bool:
-    """Say whether something is a data set whose utterances can be picked by number."""
+    """Whether something is a data set whose utterances can be picked by number."""
     return hasattr(source, "__getitem__") and not isinstance(source, IterableDataset)
 
 
@@ -290,7 +290,7 @@ class DynamicItems:
 
 
 def is_dynamic(dataset: object) -> bool:
-    """Say whether something is a `DynamicItemDataset`, or made like one."""
+    """Whether something is a `DynamicItemDataset`, or made like one."""
     return hasattr(getattr(dataset, "pipeline", None), "key_to_node") and isinstance(
         getattr(dataset, "data", None), Mapping
     )

@@ -192,7 +192,7 @@ def retry_while_locked(do: Callable[[], T], unless: Callable[[], bool] = lambda:
 
 @contextlib.contextmanager
 def refusal_explained(path: Path, missing: Sequence[str] | None) -> Iterator[None]:
-    """Say what a cache lacks that cannot be written to."""
+    """Return what a cache lacks that cannot be written to."""
     try:
         yield
     except OSError as error:
@@ -224,7 +224,7 @@ def refusal_passed_over() -> Iterator[None]:
 
 
 def is_refused(error: OSError) -> bool:
-    """Say whether an error means that this user may not write there, or nobody may."""
+    """Whether an error means that this user may not write there, or nobody may."""
     refused = (errno.EACCES, errno.EPERM, errno.EROFS)
     return any(getattr(cause, "errno", None) in refused for cause in (error, error.__cause__))
 
@@ -422,7 +422,7 @@ class Destination:
             remember(cache, found.alike)
 
     def _name_set(self) -> None:
-        """Let all readers see a set that is whole, if its writer was killed before."""
+        """Show all readers a set that is whole, if its writer was killed before."""
         with refusal_passed_over():  # who declares its features sees it anyway
             name_set(self.path)
 
@@ -461,7 +461,7 @@ class Destination:
         note_failures(Cache(self.path), failures)
 
     def publish_early(self, writer: CacheWriter) -> None:
-        """Let readers see what is there so far, unless they still have the old cache, complete."""
+        """Show readers what is there so far, unless they still have the old cache, complete."""
         if not is_overwriting(self.path):
             writer.publish()
 

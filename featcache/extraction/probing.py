@@ -118,7 +118,7 @@ class ProbeSource:
         return visible_lengths(dataset_of(self.source))
 
     def forget(self) -> None:
-        """Let go of what computes: a model takes memory."""
+        """Release what computes: a model takes memory."""
         self.compute = lambda data: ()
         self._dataset = None
 
@@ -226,7 +226,7 @@ class ProbeSource:
 
 
 def on_this_device(parallel: object, device: torch.device | str | None) -> bool:
-    """Say whether workers compute on a device like this process's, as far as that is known."""
+    """Whether workers compute on a device like this process's, as far as that is known."""
     if isinstance(parallel, Mapping):
         parallel = ParallelConfig.of(parallel)
     if not isinstance(parallel, ParallelConfig) or not parallel.env.startswith("local"):
@@ -440,7 +440,7 @@ def choice(source: ProbeSource, numbers: IdNumbers) -> Iterator[int]:
 
 
 def _seen_twice(source: ProbeSource, computed: Computed, seed: int) -> Computed:
-    """Say whether utterances are other ones from other generators, and even from the same."""
+    """Whether utterances are other ones from other generators, and even from the same."""
     probe = computed.probe
     near = tolerance(probe.precision, same_device=True)
 

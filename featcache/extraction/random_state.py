@@ -43,7 +43,7 @@ class RandomState:
         return cls(random.getstate(), np.random.get_state(), torch.get_rng_state(), devices)
 
     def is_now(self) -> bool:
-        """Tell whether nothing was drawn since."""
+        """Whether nothing was drawn since."""
         now = RandomState.now()
         arrays = zip(self.arrays, now.arrays, strict=True)
         return (
@@ -68,7 +68,7 @@ class RandomState:
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
-    """Give the generators of Python, NumPy and torch back the state that they had.
+    """Yield the generators of Python, NumPy and torch back the state that they had.
 
     A DataLoader draws the seed of its workers from torch's, also where it needs none; data sets and
     features draw from all of them. A training with the same seed must not go another way because
@@ -82,7 +82,7 @@ def kept_random_state() -> Iterator[None]:
 
 
 def _has_begun() -> bool:
-    """Say whether CUDA is in use; looking must not begin it: processes may be forked yet."""
+    """Whether CUDA is in use; looking must not begin it: processes may be forked yet."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
@@ -135,7 +135,7 @@ _log = logging.getLogger("featcache")
 
 
 def tell_random(probe: Probe, twice: Comparison | None) -> None:
-    """Say that features are random, if computing utterances twice has shown it.
+    """Log that features are random, if computing utterances twice has shown it.
 
     Args:
         probe: the utterances.

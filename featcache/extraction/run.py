@@ -540,7 +540,7 @@ class Run:
         return np.flatnonzero(missing)
 
     def _compute(self, missing: Ints | None) -> None:
-        """Have this rank's share computed."""
+        """Compute this rank's share."""
         ranks, total, known = self.ranks, self.executor.size, 0
         if missing is not None:
             known = (total or 0) - len(missing)

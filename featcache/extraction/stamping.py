@@ -159,7 +159,7 @@ def id_of_item(item: object) -> str | None:
 
 
 def stamp_items(loader: Any, mentioned: frozenset[str]) -> None:
-    """Have a loader of our own stamp its items."""
+    """Make a loader of our own stamp its items."""
     batched = loader.batch_sampler is not None
     loader.collate_fn = StampingCollate(loader.collate_fn, mentioned, batched=batched)
 

@@ -168,7 +168,7 @@ def table_of(source: FeatureTable | Cache | CachePath) -> FeatureTable:
 
 
 def is_adopted(opened: Generation) -> bool:
-    """Tell whether any containers are other tools' files."""
+    """Whether any containers are other tools' files."""
     return any(ADOPTED in each.manifest.requires for each in (opened, *opened.sets.values()))
 
 

@@ -35,7 +35,7 @@ def note_failures(cache: Cache, failures: Sequence[Failure]) -> None:
 
 
 def tell_left_out(path: Path, failed: Sequence[str]) -> None:
-    """Say which utterances are not tried again."""
+    """Log which utterances are not tried again."""
     if failed:
         are = "is" if len(failed) == 1 else "are"
         text = f"{counted(len(failed))} failed earlier and {are} left out"
@@ -47,7 +47,7 @@ def tell_left_out(path: Path, failed: Sequence[str]) -> None:
 
 
 def is_overwriting(path: Path) -> bool:
-    """Say whether a cache that is to be overwritten is still the one that readers see."""
+    """Whether a cache that is to be overwritten is still the one that readers see."""
     manifest = read_manifest(path)
     return manifest.building > manifest.build
 

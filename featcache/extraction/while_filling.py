@@ -138,7 +138,7 @@ class WhileFilling:
             raise StaleCacheError(self._refused)
 
     def vouch(self) -> bool:
-        """Tell whether what was computed so far may be committed; in any thread, at any time."""
+        """Whether what was computed so far may be committed; in any thread, at any time."""
         if not self._lock.acquire(timeout=_PATIENCE_S):  # a comparison may be under way
             return False
         try:
@@ -168,7 +168,7 @@ class WhileFilling:
                 self.check_open()
 
     def may_seal(self) -> bool:
-        """Tell whether what was computed so far may be sealed: by the whole fingerprint."""
+        """Whether what was computed so far may be sealed: by the whole fingerprint."""
         with self._lock:
             if self.vouch():
                 self._check(at_once=True)
@@ -284,7 +284,7 @@ class WhileFilling:
             self._unsure.clear()
 
     def _comes_out_the_same(self) -> bool:
-        """Tell whether what was computed first, and what is unsure, comes out as it did."""
+        """Whether what was computed first, and what is unsure, comes out as it did."""
         again = [(compute, _digest(value)) for _, compute, value in self._unsure]
         if self._first is not None:
             again.append(self._first)

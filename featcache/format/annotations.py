@@ -380,7 +380,7 @@ def joined(columns: Sequence[AnnotationValues], kind: str) -> AnnotationValues:
 def stored_columns(
     name: str, column: AnnotationValues, *, always: bool = False
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Give the columns of a file that an annotation becomes; none if no row has a value.
+    """Yield the columns of a file that an annotation becomes; none if no row has a value.
 
     With `always`, some for an annotation without any value, too.
     """
@@ -464,7 +464,7 @@ def read_whole_column(file: ColumnFile, name: str, kind: str, rows: int) -> Anno
 
 
 def _fits(body: Body) -> bool:
-    """Tell whether the numbers of a column can be: what is later taken by them is there."""
+    """Whether the numbers of a column can be: what is later taken by them is there."""
     if isinstance(body, Codes):
         codes, count = body.codes, len(body.texts)
         in_range = codes.min(initial=0) >= 0 and codes.max(initial=0) < max(count, 1)

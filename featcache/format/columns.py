@@ -96,12 +96,12 @@ class Strings:
         return cls(ends_of(list(map(len, encoded))), np.frombuffer(b"".join(encoded), np.uint8))
 
     def fits(self) -> bool:
-        """Tell whether the columns belong together, as far as their lengths show."""
+        """Whether the columns belong together, as far as their lengths show."""
         return len(self.ends) > 0 and self.ends[0] == 0 and bool(self.ends[-1] == len(self.data))
 
 
 def are_equal(these: Strings, those: Strings) -> NDArray[np.bool_]:
-    """Tell of each string whether it is that of the same row of the others, which are as many."""
+    """Return for each string whether it is that of the same row of as many others."""
     same: NDArray[np.bool_] = np.diff(these.ends) == np.diff(those.ends)
     rows = np.flatnonzero(same)
     if len(rows) < len(same):

@@ -46,7 +46,7 @@ def set_names(cache: Path) -> tuple[str, ...] | None:
 
 
 def _is_lost(cache: Path) -> bool:
-    """Tell whether the manifest of a cache of sets is gone; the lock is left of it."""
+    """Whether the manifest of a cache of sets is gone; the lock is left of it."""
     locks = (cache / LOCK, cache / SOFT_LOCK)
     return not (cache / NAME).exists() and any(lock.exists() for lock in locks)
 
@@ -60,7 +60,7 @@ def write_sets(cache: Path, names: Sequence[str]) -> None:
 
 
 def name_following(cache: Path, pairs: Mapping[str, tuple[str, str]]) -> None:
-    """Let manifests of sets follow others, all in one step: `write_id`s of both, by set.
+    """Replace manifests of sets by others, all in one step: `write_id`s of both, by set.
 
     What is named stays there, and means nothing once another manifest has come to its place.
     """

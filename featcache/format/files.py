@@ -127,7 +127,7 @@ def reading(path: Path) -> AbstractContextManager[None]:
 
 
 def read_remedy(error: OSError) -> str:
-    """Say what went wrong with reading, and what to do, as the end of a message."""
+    """Return what went wrong with reading, and what to do, as the end of a message."""
     remedy = _TO_READ.get(error.errno or 0, "see to the disk")
     return f"{error.strerror or error}; {remedy}, and try again"
 
@@ -307,7 +307,7 @@ def read_within(root: Path, path: str) -> bytes:
 
 
 def remedy(cache: Path, path: str) -> str:
-    """Say what to do about a file of a cache that is damaged or lost, as the end of a message."""
+    """Return what to do about a damaged or lost file of a cache, as the end of a message."""
     if path.startswith("parts/"):
         part = str(cache / "/".join(path.split("/")[:2]))
         return f"put it back, or remove its part, {part!r}, to compute its utterances again"

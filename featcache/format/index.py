@@ -238,7 +238,7 @@ class Index:
         return of_rows
 
     def nearest(self, id: str) -> str:
-        """Say which ids are close to one that is not there, as the end of a message."""
+        """Return which ids are close to one that is not there, as the end of a message."""
         if not len(self):
             return "the cache is empty"
         # only those around its place in the order: comparing takes 50 us an id, or more
@@ -320,7 +320,7 @@ def _check_known(file: ColumnFile, features: Sequence[str]) -> None:
 
 
 def is_sound(index: Index) -> bool:
-    """Tell whether the numbers of an index can be: places ascend, and what is named is there."""
+    """Whether the numbers of an index can be: places ascend, and what is named is there."""
     sound = _ascend(index.ids.ends) and are_below(index.hash_rows, len(index))
     for each in index.features.values():
         sound = sound and bool(each.first[0] == 0) and _ascend(each.first)
@@ -329,7 +329,7 @@ def is_sound(index: Index) -> bool:
 
 
 def are_below(numbers: NDArray[np.signedinteger[Any]], count: int) -> bool:
-    """Tell whether all numbers are of `count` things, which are counted from 0."""
+    """Whether all numbers are of `count` things, which are counted from 0."""
     return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < count)
 
 
@@ -388,7 +388,7 @@ def _check_lengths(index: Index, file: ColumnFile) -> None:
 
 
 def have_same_ids(first: Index, other: Index) -> bool:
-    """Tell whether two indexes are of the same ids: by the digests of their columns, if known."""
+    """Whether two indexes are of the same ids: by the digests of their columns, if known."""
     if first.ids_digest and other.ids_digest:
         return first.ids_digest == other.ids_digest
     a, b = first.ids, other.ids
@@ -414,7 +414,7 @@ def rows_of_ids(index: Index, of: Index) -> Ints:
 
 
 def _are_same(first: Strings, rows: Ints, other: Strings, others: Ints) -> bool:
-    """Tell whether two lists of rows have the same strings; rows that follow on go together."""
+    """Whether two lists of rows have the same strings; rows that follow on go together."""
     if not np.array_equal(np.diff(first.ends)[rows], np.diff(other.ends)[others]):
         return False
     breaks = np.flatnonzero((np.diff(rows) != 1) | (np.diff(others) != 1)) + 1

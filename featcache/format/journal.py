@@ -251,7 +251,7 @@ class JournalWriter:
         self.check_there()
 
     def show(self) -> None:
-        """Let other processes read all notes, which do not count yet."""
+        """Show other processes all notes, which do not count yet."""
         self._write_waiting()
         self._file.flush()
 
@@ -265,7 +265,7 @@ class JournalWriter:
             )
 
     def close(self) -> None:
-        """Let go of the file; what was not committed does not count; never raises."""
+        """Release the file; what was not committed does not count; never raises."""
         with contextlib.suppress(OSError):  # closing writes what waits, on a full disk too
             self._file.close()
 
@@ -335,7 +335,7 @@ def _torn_from(lines: Sequence[bytes], records: Sequence[Record | None]) -> int:
 
 
 def has_lines(cache: Path, directory: str) -> bool:
-    """Tell whether a part has a journal in which more stands than a torn first line."""
+    """Whether a part has a journal in which more stands than a torn first line."""
     lines = _lines(cache, f"{directory}/{NAME}")
     return any(record_of(line) or not _is_torn(line) for line in lines)
 
@@ -350,5 +350,5 @@ def _lines(cache: Path, path: str) -> list[bytes]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Tell the end that a killed writer leaves from a line that was whole once."""
+    """Whether a line is the end that a killed writer leaves, and was never whole."""
     return not line.endswith(b"\n") or _HOLE in line

@@ -57,7 +57,7 @@ class WriterLock:
             raise
 
     def release(self) -> None:
-        """Let others write; harmless the second time."""
+        """Release the lock; harmless the second time."""
         if self._lock.is_locked:
             try:
                 with contextlib.suppress(OSError):  # it names who held the lock, and is harmless
@@ -90,7 +90,7 @@ class Holder(NamedTuple):
 
 
 def may_live(found: Holder | None) -> bool:
-    """Tell whether the process may still be at work; on another host that cannot be seen."""
+    """Whether the process may still be at work; on another host that cannot be seen."""
     if found is None:
         return False
     if found.host != socket.gethostname() or os.name == "nt":  # there, to ask would be to kill

@@ -266,7 +266,7 @@ class Manifest:
         return cast(dict[str, dict[str, Any]], self.fingerprint["features"])
 
     def is_building(self, build: int, fingerprint: str) -> bool:
-        """Tell whether a part is of the build that writers add parts to."""
+        """Whether a part is of the build that writers add parts to."""
         if build != self.building:
             return False
         same = build == self.build and fingerprint in self.accepted
@@ -495,7 +495,7 @@ def name_of(cache: Path, version: str | None) -> str | None:
 
 
 def is_of_current_build(cache: Path, name: str) -> bool:
-    """Tell whether a generation is still there, and its parts with it."""
+    """Whether a generation is still there, and its parts with it."""
     try:
         with reading(cache):
             return read_manifest(cache, manifest_file(name)).build == read_manifest(cache).build

@@ -185,7 +185,7 @@ def index_columns(
 
 
 def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order: Ints) -> Columns:
-    """Give the annotations of utterances as columns, in the order of the rows that they become."""
+    """Yield the annotations of utterances as columns, in the order of the rows that they become."""
     kinds = kinds_of(zip(ids, annotations, strict=True))
     for name, kind in sorted(kinds.items()):
         values = [annotations[row].get(name) for row in order.tolist()]
@@ -193,7 +193,7 @@ def annotation_columns(ids: Sequence[str], annotations: Sequence[Values], order:
 
 
 def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerColumns]) -> Columns:
-    """Give the columns of all parts' containers; `prefixes` lead from the cache to the parts."""
+    """Yield the columns of all parts' containers; `prefixes` lead from the cache to the parts."""
     pairs = zip(prefixes, containers, strict=True)
     paths = [prefix + path for prefix, each in pairs for path in each.paths]
     yield from string_columns("container_path", Strings.of(paths))
@@ -206,13 +206,13 @@ def container_columns(prefixes: Sequence[str], containers: Sequence[ContainerCol
 
 
 def string_columns(name: str, strings: Strings) -> Columns:
-    """Give a column of strings as the two that are stored."""
+    """Yield a column of strings as the two that are stored."""
     yield f"{name}_ends", strings.ends
     yield f"{name}_bytes", strings.data
 
 
 def stats_columns(feature: str, stats: FeatureStats) -> Columns:
-    """Give the statistics of a feature as columns."""
+    """Yield the statistics of a feature as columns."""
     yield f"{feature}.count", np.array([stats.count], np.int64)
     yield f"{feature}.dims", np.array(stats.mean.shape, np.int64)
     yield f"{feature}.mean", stats.mean.reshape(-1)
@@ -222,7 +222,7 @@ def stats_columns(feature: str, stats: FeatureStats) -> Columns:
 def _optional(
     name: str, parts: Sequence[FeatureColumns], columns: Sequence[Ints | None], order: Ints
 ) -> Columns:
-    """Give a column that not all parts have, with 0 for the rows of the others."""
+    """Yield a column that not all parts have, with 0 for the rows of the others."""
     if any(column is not None for column in columns):
         pairs = zip(parts, columns, strict=True)
         filled = [np.zeros(len(part.rows), np.int64) if c is None else c for part, c in pairs]
@@ -360,7 +360,7 @@ def read_part(cache: Path, name: str) -> SealedPart | None:
 
 
 def as_known(parts: Iterable[SealedPart], manifest: Manifest) -> list[SealedPart]:
-    """Give sealed parts the tombstones and the stamps that a manifest says they have."""
+    """Return sealed parts with the tombstones and the stamps that a manifest says they have."""
     known = {entry.name: entry for entry in manifest.parts}
     deleted = {entry.name: entry.tombstones for entry in manifest.building_parts}
 

@@ -101,7 +101,7 @@ class Clip(Mapping[str, Any]):
         return Clip(str(path), None, self._sample_rate_hz)
 
     def gave(self, samples: object) -> bool:
-        """Say whether these samples are those of the clip, untouched, or the clip itself."""
+        """Whether these samples are those of the clip, untouched, or the clip itself."""
         return samples is self or ("array" in vars(self) and samples is self.array)
 
     def __getitem__(self, key: str) -> Any:

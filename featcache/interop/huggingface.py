@@ -104,7 +104,7 @@ def cutset_from_huggingface(
 def _map(
     client: Any, convert: Callable[[range], list[MonoCut]], ranges: Sequence[range]
 ) -> list[list[MonoCut]]:
-    """Have ranges of rows converted, those of workers that die again."""
+    """Convert ranges of rows, those of workers that die again."""
     from distributed import KilledWorker
 
     done: dict[range, list[MonoCut]] = {}

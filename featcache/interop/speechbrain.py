@@ -120,7 +120,7 @@ def _is_array(value: object) -> bool:
 def use_loader(
     brain: Any, loader: FeatureLoader[Any], stage: Stage, checkpoint_prefix: str | None
 ) -> None:
-    """Have a Brain tell the loader each epoch, and its Checkpointer save where it is."""
+    """Make a Brain tell the loader each epoch, and its Checkpointer save where it is."""
     if stage == Stage.TRAIN:
         brain.train_sampler = loader  # `Brain.fit` calls its set_epoch
     if brain.checkpointer is not None and checkpoint_prefix is not None:

@@ -241,7 +241,7 @@ def _input(named: Named) -> int:
 
 
 def _may_have_moved(stored: int, named: Named) -> bool:
-    """Tell whether arguments are those of a stamp but for the folders of their files.
+    """Whether arguments are those of a stamp but for the folders of their files.
 
     A file that is not there is taken for a moved one: nothing else can be computed from it.
     """
@@ -310,7 +310,7 @@ def _plain(name: str, value: Any) -> object:
 
 
 def _may_be_key(value: Any) -> bool:
-    """Tell whether a plain value may be one: 0.0 is -0.0 there, and what is long is data."""
+    """Whether a plain value may be one: 0.0 is -0.0 there, and what is long is data."""
     kind = type(value)
     if kind in (str, bytes):
         return len(value) <= _MOST_KEY

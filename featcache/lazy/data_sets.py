@@ -94,7 +94,7 @@ def check_item(dataset: Any, number: int, id: str) -> None:
 
 
 def is_shown(root: Any) -> bool:
-    """Tell whether a data set shows ids, or has a column of them."""
+    """Whether a data set shows ids, or has a column of them."""
     return visible_ids(root) is not None or _column_of_ids(root) is not None
 
 
@@ -147,7 +147,7 @@ def _column_of_ids(root: Any) -> Sequence[object] | None:
 
 
 def _says_which(root: Any) -> bool:
-    """Tell whether rows of a user's own class name the items, and nothing puts them in order.
+    """Whether rows of a user's own class name the items, and nothing puts them in order.
 
     Numbers alone may be labels, or places in something else.
     """
@@ -170,7 +170,7 @@ def _has_text(rows: Sequence[Any]) -> bool:
 
 
 def _is_order(rows: Sequence[Any]) -> bool:
-    """Tell whether a column is a permutation of the places, which others may be read by."""
+    """Whether a column is a permutation of the places, which others may be read by."""
     if not all(type(each) is int for each in rows):
         return False
     places = list(range(len(rows)))
@@ -269,14 +269,14 @@ class MadeFromItems:
 
 
 def _are_settings(value: object, ids: object) -> bool:
-    """Tell whether a mapping is one of settings by name, and not of items by id."""
+    """Whether a mapping is one of settings by name, and not of items by id."""
     if not isinstance(value, Mapping) or (isinstance(ids, list) and value.keys() == {*ids}):
         return False
     return all(isinstance(key, str) and key.isidentifier() for key in value)
 
 
 def _are_reals(value: object) -> bool:
-    """Tell whether a column may be a setting that happens to be as long as the data set."""
+    """Whether a column may be a setting that happens to be as long as the data set."""
     first = value[0] if isinstance(value, list | tuple | np.ndarray) else None
     return isinstance(first, float)
 

@@ -66,7 +66,7 @@ def stale(
 
 
 def may_be_accepted(manifest: Manifest, changed: Sequence[Difference]) -> bool:
-    """Tell whether differences are ones of code and settings, or the cache is an adopted one."""
+    """Whether differences are ones of code and settings, or the cache is an adopted one."""
     if ADOPTED in manifest.fingerprint:  # nothing is known of what made it
         return not any(each.path[0] == "features" for each in changed)
     return are_code_or_settings(changed)

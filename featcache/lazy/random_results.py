@@ -102,7 +102,7 @@ def _copied(arrays: Mapping[str, ArrayLike]) -> dict[str, Array]:
 
 
 def _unlike(id: str, one: Mapping[str, Array], other: Mapping[str, Array]) -> str:
-    """Say how two results differ, beyond the last bits; empty if they do not."""
+    """Return how two results differ, beyond the last bits; empty if they do not."""
     from featcache.staleness.probe import ProbeRows, spread, tolerance, unlike
 
     if one.keys() != other.keys():

@@ -106,7 +106,7 @@ class Claims:
         return None if holder == self._token else holder
 
     def give_up(self, *ids: str) -> None:
-        """Let others compute utterances: they failed here, or are stored, and may be deleted."""
+        """Leave utterances to others: they failed here, or are stored, and may be deleted."""
         if self.closed:
             return
         keys = [xxhash.xxh3_64_intdigest(id.encode()) for id in ids]
@@ -328,7 +328,7 @@ class Share:
         return self._missed(call) if found is ABSENT else found
 
     def publish(self, complete: bool | None = None, patience_s: float = LOCK_PATIENCE_S) -> bool:
-        """Let readers see all that is stored; False if another process is at it for too long."""
+        """Show readers all that is stored; False if another process is at it for too long."""
         with self._lock:
             try:
                 self._end_part()

@@ -114,7 +114,7 @@ class ReadThrough:
         return f"{str(path)!r}: {published}" + (f", {written} written here" if written else "")
 
     def publish(self, *, complete: bool = False) -> None:
-        """Let readers of the cache see all that is stored, also what other processes sealed.
+        """Show readers of the cache all that is stored, also what other processes sealed.
 
         Args:
             complete: say that the cache holds all that it is to hold: `FeatureLoader` and others
@@ -371,7 +371,7 @@ class ReadThroughDataset(Dataset[object]):
         return self.read(self.ids[number], number)
 
     def publish(self) -> None:
-        """Let readers of the cache see all that is stored."""
+        """Show readers of the cache all that is stored."""
         self.read.publish()
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class SupportsState(Protocol):
         ...
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Have the next iteration go on from there."""
+        """Continue from there in the next iteration."""
         ...
 
 
@@ -136,7 +136,7 @@ class Position:
         return {"epoch": self._epoch, **here, "data": data}
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Let the next iteration go on from a state.
+        """Continue from a state in the next iteration.
 
         Raises `StateError` for the state of other data or samplers; all then stays as it was.
         """
@@ -547,7 +547,7 @@ class FeatureLoader(Generic[T]):
         return self._position.state_dict()
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Let the next iteration go on from a state.
+        """Continue from a state in the next iteration.
 
         Raises `StateError` for a state of other data or of another sampler.
         """

@@ -221,7 +221,7 @@ def _pairs(data: Sequence[EspnetItem]) -> tuple[list[str], list[Mapping[str, Arr
 
 
 def _misfit(array: ArrayOrTensor, first: ArrayOrTensor, first_id: str) -> str:
-    """Say why an array cannot be padded together with the first one; "" if it can."""
+    """Return why an array cannot be padded together with the first one; "" if it can."""
     if not isinstance(array, np.ndarray | torch.Tensor):
         return f"an array or tensor is needed, not {type(array).__name__}"
     if array.ndim == 0:

@@ -97,7 +97,7 @@ class Annotation(Sequence[Value | None]):
 
     @property
     def has_missing(self) -> bool:
-        """Tell whether a row of the caches has no value; quick, and the same for all views."""
+        """Whether a row of the caches has no value; quick, and the same for all views."""
         return any(
             block.number > 0 and (block.column is None or block.column.null is not None)
             for block in self._blocks
@@ -126,7 +126,7 @@ class Annotation(Sequence[Value | None]):
         return numbers > 0 if self.kind == "bool" else numbers, missing
 
     def is_in(self, values: Collection[Value | None]) -> Bools:
-        """Tell of each row whether its value is one of these; None stands for those without one.
+        """Return for each row whether its value is one of these; None stands for those without one.
 
         Raises `ConfigError` for values of another kind, and for annotations that are lists.
         """

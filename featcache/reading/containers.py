@@ -88,7 +88,7 @@ def read_roots(cache: Path) -> dict[str, Path]:
 
 
 def write_root(cache: Path, key: str, path: Path) -> None:
-    """Say durably where a source lies, beside the others."""
+    """Write durably where a source lies, beside the others."""
     roots = {**read_roots(cache), key: path}
     content = {each: str(place) for each, place in sorted(roots.items())}
     write_durably(cache / NAME, json.dumps(content, ensure_ascii=False, indent=1).encode())
@@ -292,7 +292,7 @@ class Containers:
         adopted: AdoptedFiles | None = None,
         check_reads: bool = False,
     ) -> Containers:
-        """Give the bytes of the containers that an index names."""
+        """Return the bytes of the containers that an index names."""
         sizes = cast(Sequence[int], columns.sizes.data)
         return cls(root, columns.path, sizes, mapped, adopted, check_reads)
 
@@ -332,7 +332,7 @@ class Containers:
                 out[:nbytes] = file.mapped[offset : offset + nbytes]
 
     def prefetch(self, pieces: Sequence[Piece]) -> None:
-        """Have the system start to read bytes that are not in memory, without waiting for them.
+        """Ask the system to read bytes that are not in memory, without waiting for them.
 
         To look whether bytes are in memory takes 1 us a piece, to ask for them 4 us even where they
         are: so while the last look found nothing missing, only a few pieces are looked at.
@@ -391,7 +391,7 @@ class Containers:
         return self._open.setdefault(container, file)
 
     def _make_room(self) -> None:
-        """Let go of files not used since the last time; of the oldest ones, if all were."""
+        """Release files not used since the last time; of the oldest ones, if all were."""
         if len(self._open) < self._most_open:
             return
         for container, file in list(self._open.items()):
@@ -465,7 +465,7 @@ class _File:
             offset += count
 
     def has(self, offset: int) -> bool:
-        """Tell whether a byte is in memory; True where the file system cannot tell."""
+        """Whether a byte is in memory; True where the file system cannot tell."""
         if self._can_tell:
             try:
                 os.preadv(self._descriptor, [bytearray(1)], offset, cast(int, NO_WAIT))

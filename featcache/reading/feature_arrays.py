@@ -100,7 +100,7 @@ class Checks:
         self._pages = ContainerPages(cache, manifest, columns, containers.adopted)
 
     def same_array(self, extents: Sequence[Piece], checksum: int) -> bool:
-        """Tell whether the bytes of a whole array have its checksum."""
+        """Whether the bytes of a whole array have its checksum."""
         state = xxhash.xxh3_64()
         for extent in extents:
             state.update(self._containers.view(*extent).data)

@@ -80,7 +80,7 @@ def opened_columns(
 
 
 def _misfits(manifest: Manifest, index: Index) -> Iterator[str]:
-    """Say in what an index is not what its manifest says."""
+    """Return where an index is not what its manifest says."""
     if len(index) != manifest.rows:
         yield f"{len(index)} of {manifest.rows} rows"
     parts = index.containers.parts
@@ -350,7 +350,7 @@ class Generation:
         return lengths
 
     def close(self) -> None:
-        """Let go of the container files: arrays cannot be read any more."""
+        """Release the container files: arrays cannot be read any more."""
         for each in self.sets.values() or (self,):
             each.containers.close()
 

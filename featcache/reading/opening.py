@@ -99,7 +99,7 @@ def made_at(opened: Generation, recorded: Mapping[str, object]) -> datetime:
 
 
 def origin(opened: Generation) -> str:
-    """Say when and by what a cache was made: a part of a message, made as well as can be."""
+    """Return when and by what a cache was made: a part of a message, made as well as can be."""
     recorded: dict[str, object] = {}
     with contextlib.suppress(OSError):
         recorded = witnesses(opened)
@@ -118,7 +118,7 @@ def _words(command: object) -> list[str]:
 
 
 def _ago(seconds: float) -> str:
-    """Say how long ago something was, in whole units.
+    """Return how long ago something was, in whole units.
 
     >>> _ago(3 * 86400 + 5), _ago(60), _ago(1)
     ('3 days ago', '1 minute ago', 'less than a minute ago')
@@ -217,7 +217,7 @@ def note_compared(path: Path, manifest: Manifest) -> None:
 
 
 def _tell(opened: Generation, found: str) -> None:
-    """Say once that nothing has compared a cache, if its fingerprint holds anything to compare."""
+    """Log once that nothing has compared a cache, if its fingerprint holds anything to compare."""
     path = opened.path
     if not opened.manifest.fingerprint.keys() - {"features", ADOPTED}:
         return
@@ -298,7 +298,7 @@ def damage_of(opened: Generation, *, arrays: bool, alone: bool = False) -> Itera
 
 
 def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
-    """Say of several sets what a manifest says of one."""
+    """Return for several sets what a manifest says of one."""
     all_ = {name: each.manifest for name, each in sets.items()}
     manifests = list(all_.values())
     declared = {name: each for one in manifests for name, each in one.features.items()}
@@ -324,7 +324,7 @@ def _manifest(sets: Mapping[str, Generation], rows: int) -> Manifest:
 
 
 def _lacks_any(opened: Generation, sets: Mapping[str, Generation]) -> bool:
-    """Tell whether other sets have utterances that a set neither has nor says have failed."""
+    """Whether other sets have utterances that a set neither has nor says have failed."""
     return not {*_missing(opened, sets)} <= {*opened.failed}
 
 

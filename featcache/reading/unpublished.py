@@ -127,7 +127,7 @@ class Unpublished:
                 self._look_at(name, manifest)
 
     def __contains__(self, id: str) -> bool:
-        """Tell whether an utterance is noted, be its bytes there or not."""
+        """Whether an utterance is noted, be its bytes there or not."""
         return id in self._noted or any(each.row(id) >= 0 for each in self._sealed.values())
 
     @property
@@ -172,7 +172,7 @@ class Unpublished:
         return noted.number >= tail.committed and self._is_lost(noted.part)
 
     def _is_lost(self, part: str) -> bool:
-        """Tell whether a writer died, and with it what it had not committed.
+        """Whether a writer died, and with it what it had not committed.
 
         Its lock alone does not tell: whoever looks takes it for a moment, and recovery holds it
         longer, and names itself as the holder after the last line of the journal was written.

@@ -154,7 +154,7 @@ def _damaged_rows(descriptor: int, index: Index, container: int, pages: Ints | N
 
 
 def _is_whole(descriptor: int, columns: FeatureColumns, row: int, container: int) -> bool:
-    """Tell whether an array has its checksum; not, if other containers hold some of it."""
+    """Whether an array has its checksum; not, if other containers hold some of it."""
     state = xxhash.xxh3_64()
     for extent in range(int(columns.first[row]), int(columns.first[row + 1])):
         if columns.container[extent] != container:
@@ -229,7 +229,7 @@ def container_damage(
     numbers: Sequence[int] | None = None,
     adopted: AdoptedFiles | None = None,
 ) -> Iterator[str]:
-    """Say what is wrong with containers, all or some.
+    """Return what is wrong with containers, all or some.
 
     One is not there, or not in the size that was written; an adopted one may also have changed.
     """

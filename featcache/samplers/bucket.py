@@ -138,7 +138,7 @@ class BatchLimits:
         return [f"{name}={vars(self)[name]}" for name in names if vars(self)[name] is not None]
 
     def fits(self, columns: Sequence[Ints], frame_elements: Sequence[int]) -> NDArray[np.bool_]:
-        """Tell for each utterance whether it is within the limits by itself.
+        """Return for each utterance whether it is within the limits by itself.
 
         `columns` are the lengths of each feature, `frame_elements` the numbers of its frames.
         """

@@ -250,7 +250,7 @@ def connected_rank(advice: str) -> tuple[int, int]:
 
 
 def _launched_with_others() -> bool:
-    """Tell whether a launcher's variables name other processes.
+    """Whether a launcher's variables name other processes.
 
     torchrun sets all of them, Lightning's ddp the last two.
     """

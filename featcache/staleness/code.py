@@ -219,7 +219,7 @@ def code_of(function: FunctionType) -> Code:
 
 
 def is_users(item: FunctionType | type) -> bool:
-    """Tell whether code is the user's: outside of the standard library and installed packages."""
+    """Whether code is the user's: outside of the standard library and installed packages."""
     # code that was executed without a `__name__` has no module
     module = str(item.__module__ or "")
     if module.partition(".")[0] in _LIBRARIES:
@@ -233,7 +233,7 @@ def is_users(item: FunctionType | type) -> bool:
 
 @functools.lru_cache(4096)
 def is_users_module(module: ModuleType) -> bool:
-    """Tell whether a module is the user's."""
+    """Whether a module is the user's."""
     if module.__name__.partition(".")[0] in _LIBRARIES:
         return False
     file = vars(module).get("__file__")  # without running code of the module
@@ -243,7 +243,7 @@ def is_users_module(module: ModuleType) -> bool:
 
 
 def is_users_place(package: str, place: str) -> bool:
-    """Tell whether a package that lies in a file or folder is the user's."""
+    """Whether a package that lies in a file or folder is the user's."""
     return package not in _LIBRARIES and _is_users_file(place)
 
 
@@ -309,7 +309,7 @@ def nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _same(one: CodeType, other: CodeType) -> bool:
-    """Tell whether two codes do the same, wherever they stand."""
+    """Whether two codes do the same, wherever they stand."""
     if one.co_code != other.co_code or one.co_names != other.co_names:
         return False
     if one.co_varnames != other.co_varnames or one.co_freevars != other.co_freevars:
@@ -450,7 +450,7 @@ def _form(node: Any, names: _Names, *, top: bool = False) -> Iterator[str]:
 
 
 def _is_name(node: ast.AST, field: str) -> bool:
-    """Tell whether a field names a variable."""
+    """Whether a field names a variable."""
     named: dict[str, tuple[type, ...]] = {
         "id": (ast.Name,),
         "arg": (ast.arg,),
@@ -469,7 +469,7 @@ def _joined(values: list[ast.expr]) -> list[ast.expr]:
 
 
 def says_nothing(node: ast.AST) -> bool:
-    """Tell whether a statement changes no value: a docstring, an assertion, a log line."""
+    """Whether a statement changes no value: a docstring, an assertion, a log line."""
     if isinstance(node, ast.Pass | ast.Assert):
         return True
     if isinstance(node, ast.AnnAssign):
@@ -504,7 +504,7 @@ def _last_name(node: ast.AST) -> object:
 
 
 def _is_message(called: ast.AST) -> bool:
-    """Tell whether what is called prints or logs."""
+    """Whether what is called prints or logs."""
     if isinstance(called, ast.Name):
         return called.id == "print"
     if not isinstance(called, ast.Attribute) or called.attr not in _LOGS:

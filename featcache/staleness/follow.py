@@ -105,7 +105,7 @@ class FunctionReading:
                 self._read(inner)
 
     def _may_be_trained(self, asked: Chain) -> bool:
-        """Tell whether the `training` that a chain leads to may be a module's."""
+        """Whether the `training` that a chain leads to may be a module's."""
         if self._self(asked.root) and len(asked.steps) == 1:
             return self._owner is None or issubclass(self._owner, torch.nn.Module)
         value = self._held(Chain(asked.root, asked.steps[:-1]))
@@ -173,7 +173,7 @@ class FunctionReading:
         return mine or (self._to.extractor is not None and self._root(root) is self._to.extractor)
 
     def is_written(self, chain: Chain) -> bool:
-        """Tell whether followed code stores into what a chain leads to."""
+        """Whether followed code stores into what a chain leads to."""
         root = str(chain.root)
         if self._is_extractor(root):
             names = self._to.written_of(type(self._to.extractor))
@@ -399,7 +399,7 @@ class Follower:
         }
 
     def reads(self, value: object, name: str) -> bool:
-        """Tell whether followed code mentions an attribute of an object."""
+        """Whether followed code mentions an attribute of an object."""
         return name in self.names_of(type(value))  # as it is: patterns are of their own objects
 
     def module(self, module: torch.nn.Module, values: Values) -> ModuleDescription:
@@ -428,7 +428,7 @@ class Follower:
         return found
 
     def writes(self, value: object, step: Step) -> bool:
-        """Tell whether followed code writes an attribute of an object."""
+        """Whether followed code writes an attribute of an object."""
         way = self.written_of(type(value)).get(str(step.name))
         return way is not None and is_changed(way, step_into(value, step))
 
@@ -438,7 +438,7 @@ class Follower:
         mine[name] = max(way, mine.get(name, way))
 
     def is_written(self, place: Place) -> bool:
-        """Tell whether followed code writes what lies at a place, around it or in it."""
+        """Whether followed code writes what lies at a place, around it or in it."""
         for written, by_class in self.written_places.items():
             around = place[: len(written)] == written
             within = written[: len(place)] == place and not by_class
@@ -447,7 +447,7 @@ class Follower:
         return False
 
     def mentions(self, name: str, names: set[str]) -> bool:
-        """Tell whether code mentions a name, as it is or by a pattern."""
+        """Whether code mentions a name, as it is or by a pattern."""
         if name in names:
             return True
         return not is_pythons(name) and any(re.fullmatch(like, name) for like in self.like)

@@ -129,7 +129,7 @@ def _feed_fields(state: Any, value: Any) -> None:
 
 
 def _is_path(text: str) -> bool:
-    """Say whether a text is where something lies: the same data may lie elsewhere."""
+    """Whether a text is where something lies: the same data may lie elsewhere."""
     if not {"/", "\\"}.intersection(text) or len(text) > 4096 or "\0" in text:
         return False
     return Path(text).is_absolute() or Path(text).exists()

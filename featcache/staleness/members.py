@@ -114,12 +114,12 @@ _GENERATED = ("<string>", "<attrs generated")
 
 
 def is_pythons(name: str) -> bool:
-    """Tell whether a name is one that Python itself gives: `__doc__`, not `__gain` of a user's."""
+    """Whether a name is one that Python itself gives: `__doc__`, not `__gain` of a user's."""
     return name in _OF_PYTHON
 
 
 def is_method(value: object, name: object, found: object) -> bool:
-    """Tell whether an attribute of an object is code of its class."""
+    """Whether an attribute of an object is code of its class."""
     if isinstance(value, ModuleType | type) or name in getattr(value, "__dict__", {}):
         return False
     if inspect.getattr_static(type(value), str(name), MISSING) is not found:
@@ -130,7 +130,7 @@ def is_method(value: object, name: object, found: object) -> bool:
 
 
 def is_descriptor(value: object) -> bool:
-    """Tell whether a value of a class's body is an object of the user's that stands for others."""
+    """Whether a value of a class's body is an object of the user's that stands for others."""
     return hasattr(type(value), "__get__") and not callable(value) and is_users(type(value))
 
 
@@ -177,7 +177,7 @@ def defaults_of_fields(cls: type) -> Iterator[tuple[str, object]]:
 
 
 def first_bases(cls: type, names: Collection[str]) -> list[str]:
-    """Say of bases that define the same name, neither from the other, which of them comes first."""
+    """Return which of two bases that define a name, neither from the other, comes first."""
     bases = [base for base in cls.__mro__ if base is not object]
     return [
         f"{one.__qualname__} before {other.__qualname__}"

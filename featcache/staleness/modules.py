@@ -214,7 +214,7 @@ def _hooked(part: torch.nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _is_librarys(hook: object) -> bool:
-    """Tell whether a hook is a function of a library, which takes notes; objects may compute."""
+    """Whether a hook is a function of a library, which takes notes; objects may compute."""
     return isinstance(hook, FunctionType) and not is_users(hook)
 
 

@@ -503,7 +503,7 @@ def first_written(chain: Chain, way: Way) -> tuple[str, Way] | None:
 
 
 def is_changed(way: Way | None, value: object) -> bool:
-    """Tell whether code that writes in a way changes a value; None: it does not write.
+    """Whether code that writes in a way changes a value; None: it does not write.
 
     Tensors have an `add` that changes nothing, and methods of users' classes code of their own.
     """

@@ -484,7 +484,7 @@ def provenance(
 
 
 def _is_given(opaque: str, given: Mapping[str, object]) -> bool:
-    """Tell whether the user names a part by any of the names on the way to it."""
+    """Whether the user names a part by any of the names on the way to it."""
     return not given.keys().isdisjoint(opaque.partition(" ")[0].split("."))
 
 
@@ -571,7 +571,7 @@ def _constants(
 
 
 def _is_nothing(name: str, tree: object) -> bool:
-    """Tell whether a description adds nothing: of a function or class by its own name."""
+    """Whether a description adds nothing: of a function or class by its own name."""
     if tree is NOTHING:
         return True
     kind, _, label = tree.partition(" ") if isinstance(tree, str) else ("", "", "")
@@ -580,7 +580,7 @@ def _is_nothing(name: str, tree: object) -> bool:
 
 
 def _is_code(tree: object) -> bool:
-    """Tell whether a description names code only, which is followed, or a library's."""
+    """Whether a description names code only, which is followed, or a library's."""
     return tree is NOTHING or (isinstance(tree, str) and tree.startswith(("function ", "class ")))
 
 

@@ -42,7 +42,7 @@ from featcache.staleness.code import is_users
 
 
 def is_array(value: object) -> bool:
-    """Tell whether a value is a tensor, or an array of anything but Python's objects."""
+    """Whether a value is a tensor, or an array of anything but Python's objects."""
     if isinstance(value, np.ndarray):
         return not value.dtype.hasobject
     return isinstance(value, torch.Tensor)
@@ -136,7 +136,7 @@ def plain_of(value: Any) -> object:
 
 
 def is_path(text: str) -> bool:
-    """Tell whether text is a path: an absolute one, or a file's."""
+    """Whether text is a path: an absolute one, or a file's."""
     return "://" not in text and _PATH.match(text) is not None
 
 
@@ -172,7 +172,7 @@ MISSING = object()
 
 
 def is_configuration(value: object) -> bool:
-    """Tell whether a value is one, or a list of one."""
+    """Whether a value is one, or a list of one."""
     loaded = sys.modules.get("omegaconf")
     return loaded is not None and isinstance(value, loaded.DictConfig | loaded.ListConfig)
 
@@ -423,7 +423,7 @@ class CodeSeen(Protocol):
         """Return the attributes of an object that count; None: its whole state."""
 
     def reads(self, value: object, name: str) -> bool:
-        """Tell whether the user's code mentions an attribute of an object."""
+        """Whether the user's code mentions an attribute of an object."""
 
     def module(self, module: torch.nn.Module, values: Values) -> object:
         """Describe a torch module."""

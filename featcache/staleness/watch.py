@@ -97,7 +97,7 @@ class Watch:
         self._begin(made_with, found)
 
     def is_same(self) -> bool:
-        """Tell whether nothing has changed that is quickly compared; in any thread."""
+        """Whether nothing has changed that is quickly compared; in any thread."""
         return self._was.seen.is_same()
 
     def differences(self) -> Differences:
@@ -117,7 +117,7 @@ class Watch:
         return found
 
     def forgive(self, found: Differences) -> None:
-        """Tell of differences in these settings no more: computing makes them."""
+        """Ignore differences in these settings from now on: computing makes them."""
         self._harmless |= found.fields
         self._count_false(found, MOST_FALSE)
         self._begin(self._was.made_with, self._was.shown)
@@ -279,7 +279,7 @@ class _Seen:
         self._were = self._of_tensors()
 
     def is_same(self) -> bool:
-        """Tell whether all is as it was."""
+        """Whether all is as it was."""
         try:
             values = [get(name) for get, name in self._places]
             return (
@@ -293,7 +293,7 @@ class _Seen:
             return False
 
     def has_moved(self) -> bool:
-        """Tell whether tensors were written to, or modules have changed their mode."""
+        """Whether tensors were written to, or modules have changed their mode."""
         try:
             modes = any(name == "training" for (_, name), _ in self.changed())
             return modes or self._of_tensors() != self._were
@@ -419,7 +419,7 @@ def _same_items(items: Any, were: Sequence[object]) -> bool:
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    """Tell whether a tensor lies at one address."""
+    """Whether a tensor lies at one address."""
     if value.layout is not torch.strided or value.is_nested or value.device.type == "meta":
         return False
     try:

@@ -162,7 +162,7 @@ def witnesses(
 
 
 def changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """Say what differs between two records, the most telling first.
+    """Return what differs between two records, the most telling first.
 
     >>> changes({"versions": {"torch": "2.12"}}, {"versions": {"torch": "2.13"}})
     ['torch: 2.12 -> 2.13']

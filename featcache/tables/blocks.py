@@ -271,7 +271,7 @@ class Block:
         return found if member.rows is None else member.rows.find(found)
 
     def nearest(self, id: str) -> str:
-        """Say which ids are close to one that is not there."""
+        """Return which ids are close to one that is not there."""
         return self._index.nearest(id)
 
     def hashes(self) -> Hashes:
@@ -340,7 +340,7 @@ class TableBlocks:
         return [block.arrays(feature) for block in self.blocks]
 
     def has_frames(self, feature: str) -> bool:
-        """Tell whether a feature has a time axis."""
+        """Whether a feature has a time axis."""
         return self.of_feature(feature)[0].has_frames
 
     def frame_times(self, feature: str) -> FrameTimes | None:
@@ -483,7 +483,7 @@ def only_cache(blocks: TableBlocks, said: str) -> Cache:
 
 
 def all_complete(blocks: TableBlocks) -> bool:
-    """Tell whether all caches are complete."""
+    """Whether all caches are complete."""
     return all(cache.complete for cache in blocks.as_opened)
 
 

@@ -224,7 +224,7 @@ def rows_that_meet(
 
 
 def what_keeps_nothing(conditions: Mapping[str, object]) -> str:
-    """Say of a filter that keeps no row what may be wrong with it."""
+    """Return what may be wrong with a filter that keeps no row."""
     for name, condition in conditions.items():
         if isinstance(condition, tuple) and len(condition) == 2 and None not in condition:
             least, most = cast(tuple[float, float], condition)

@@ -173,7 +173,7 @@ def _rows_by_hash(first: FeatureTable, other: FeatureTable) -> Ints:
 
 
 def _same_ids(first: FeatureTable, other: FeatureTable, rows: Ints) -> bool:
-    """Tell whether each row of the first has the id of the row that is named beside it."""
+    """Whether each row of the first has the id of the row that is named beside it."""
     for start in range(0, len(rows), _AT_ONCE):
         some = rows[start : start + _AT_ONCE]
         mine = first.selection.packed_ids(np.arange(start, start + len(some)))

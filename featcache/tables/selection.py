@@ -236,7 +236,7 @@ class Selection:
         return self.cuts.span(feature, rows)
 
     def _is_cut(self, feature: str) -> bool:
-        """Tell whether rows that are segments have some frames of a feature; else all of it."""
+        """Whether rows that are segments have some frames of a feature; else all of it."""
         if self.cuts is not None and feature in self.cuts.spans:
             return True
         require_times(self.blocks, feature)

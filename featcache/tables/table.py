@@ -122,7 +122,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         require_all_complete(self.selection.blocks)
 
     def has_frames(self, feature: str) -> bool:
-        """Tell whether a feature has a time axis."""
+        """Whether a feature has a time axis."""
         return self.selection.blocks.has_frames(feature)
 
     def dims(self, feature: str) -> tuple[int, ...]:

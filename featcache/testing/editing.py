@@ -125,7 +125,7 @@ def assert_same(cache: Cache, expected: Mapping[str, Mapping[str, Array]]) -> No
 
 
 def stored_bytes(cache: Cache, id: str) -> Iterator[bytes]:
-    """Give the extents of an utterance's arrays, one after another."""
+    """Yield the extents of an utterance's arrays, one after another."""
     opened, row = cache.opened, cache.opened.row(id)
     for each in opened.index.features.values():
         for extent in range(int(each.first[row]), int(each.first[row + 1])):

@@ -260,7 +260,7 @@ _OF_LOCAL: dict[str, object] = {"distributed.deploy.lost-worker-timeout": "1 hou
 def get_client(
     config: ParallelConfig | Mapping[str, object] | None = None, setup_fn: SetupFn | None = None
 ) -> Iterator[Client]:
-    """Give a Dask client with the workers that `config` declares.
+    """Yield a Dask client with the workers that `config` declares.
 
     They end with the `with` block, however it ends.
 
@@ -314,7 +314,7 @@ def get_client(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Have Dask log warnings only.
+    """Make Dask log warnings only.
 
     It logs each connection, which shows where a program logs everything.
     """
@@ -358,7 +358,7 @@ def _killed_after_ctrl_c(cluster: Cluster) -> Iterator[None]:
 
 @contextmanager
 def _share_of_cores(n_workers: int | None) -> Iterator[None]:
-    """Tell local workers, which inherit environment variables, how many threads to compute with."""
+    """Set how many threads local workers, which inherit the environment, compute with."""
     from dask.system import CPU_COUNT
 
     before = {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}

@@ -84,7 +84,7 @@ class Dispatch(Generic[T]):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Have the workers end what is under way, and seal their parts."""
+        """Make the workers end what is under way, and seal their parts."""
         close_after(error, partial(self._finish, error))
 
     def _finish(self, error: BaseException | None) -> None:

@@ -69,7 +69,7 @@ def env_of(worker: Worker, name: str) -> Mapping[str, object]:
 
 
 def with_worker_env(fn: Callable[..., R]) -> Callable[..., R]:
-    """Give a function that runs in workers entries of their environment as arguments, by name.
+    """Return a function that runs in workers entries of their environment as arguments, by name.
 
     One that takes `**kwargs` gets all of them. Raises `ConfigError` in the worker if an argument is
     given both ways.
@@ -150,5 +150,5 @@ _BUILDING = threading.Lock()
 
 
 def forget(name: str, dask_worker: Worker) -> None:
-    """Let go of an environment in a worker."""
+    """Release an environment in a worker."""
     _BUILT.get(dask_worker, {}).pop(name, None)

@@ -46,7 +46,7 @@ class Finishable(Protocol):
 
 @contextmanager
 def workers_of(parallel: ParallelConfig | Client, setup_fn: SetupFn) -> Iterator[Workers]:
-    """Give workers an environment: new ones that end with the block, or a client's, that stay."""
+    """Yield workers an environment: new ones that end with the block, or a client's, that stay."""
     if isinstance(parallel, ParallelConfig):
         with get_client(parallel, setup_fn) as client:
             yield Workers(client, OWN, stay=False)
@@ -116,7 +116,7 @@ class Workers:
             replace_workers(cluster, self._seen, self._wanted)
 
     def finish(self, error: BaseException | None) -> None:
-        """Have every worker seal its part of the cache, after its batch if an error ends the run.
+        """Make every worker seal its part of the cache, after its batch if an error ends the run.
 
         A worker that takes too long is given up: what it has committed is recovered when it has
         ended.
@@ -144,7 +144,7 @@ class Workers:
                     raise result
 
     def _give_up(self, silent: list[str], patience_s: float, *, interrupted: bool) -> None:
-        """Tell of workers that do not answer, and restart those that outlive the run."""
+        """Log which workers do not answer, and restart those that outlive the run."""
         if not interrupted:
             text = "given up after %.0f s, what it committed is kept: worker %s"
             _log.warning(text, patience_s, ", ".join(silent))

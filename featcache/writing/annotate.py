@@ -86,7 +86,7 @@ AnnotationSource = Mapping[str, Mapping[str, object]] | str | os.PathLike[str] |
 
 
 def entries_of(source: AnnotationSource, kinds: Mapping[str, str]) -> Iterator[Entry]:
-    """Give the ids of a source, and what it says of each, as it comes.
+    """Yield the ids of a source, and what it says of each, as it comes.
 
     Cells of CSV are text. They become numbers where all cells of their column are numbers, or where
     the cache has the annotation as such; an empty cell is a missing value, and so is "nan" among
@@ -192,7 +192,7 @@ def _is_nan(cell: str) -> bool:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Give the lines of a table, and their numbers."""
+    """Yield the lines of a table, and their numbers."""
     with _opened(path) as file:
         delimiter = DELIMITERS[path.suffix]
         lines = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
@@ -378,7 +378,7 @@ _AT_ONCE = 65536
 def annotate(
     path: Path, caches: Sequence[Path], source: AnnotationSource, unknown: Unknown = "raise"
 ) -> None:
-    """Give utterances of a cache annotations, as `Cache.annotate` does.
+    """Annotate utterances of a cache annotations, as `Cache.annotate` does.
 
     Args:
         path: the cache.
@@ -443,7 +443,7 @@ def _kinds(cache: Path, manifest: Manifest) -> dict[str, str]:
 def _of_names(
     entries: Iterable[Entry], others: Collection[str], names: Collection[str] | None
 ) -> Iterator[Entry]:
-    """Give what entries say of some names; None: of all but `others`."""
+    """Yield what entries say of some names; None: of all but `others`."""
     for id, values in entries:
         yield (
             id,

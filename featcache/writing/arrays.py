@@ -561,7 +561,7 @@ class FirstShapes:
                 self.check(id, feature, (length, *dims))
 
     def _is_settled(self, feature: FeatureStorageConfig, dims: tuple[int, ...]) -> bool:
-        """Tell whether nothing is to be noted of more arrays of such frames, if they have any."""
+        """Whether nothing is to be noted of more arrays of such frames, if they have any."""
         counted = feature.dims is None and feature.time_axis == 0 and not dims
         watches = counted and self._single.get(feature.name, (0, 0))[1] >= 0
         return self._warned.get(feature.name) is False and not watches

@@ -152,7 +152,7 @@ def close_at_exit(
     *,
     expected: bool = False,
 ) -> Callable[[], object]:
-    """Have a writer closed when its process ends, with a warning; returns what calls that off.
+    """Close a writer when its process ends, with a warning; returns what calls that off.
 
     There is no warning where that is the `expected` end of a writer.
 
@@ -171,7 +171,7 @@ def close_at_exit(
 
 
 def close_before_libraries_end() -> None:
-    """Have writers closed before the libraries that are loaded by now take leave at exit.
+    """Close writers before the libraries that are loaded by now take leave at exit.
 
     h5py takes its type conversions away then, and the thread that still writes crashes the process.
     """

@@ -76,7 +76,7 @@ class CacheWriter:
         return f"<CacheWriter {str(self.path)!r}: {', '.join(self.features)}, {state}>"
 
     def __contains__(self, id: str) -> bool:
-        """Say whether an utterance is in the cache, or was written now."""
+        """Whether an utterance is in the cache, or was written now."""
         return id in self._parts
 
     def __len__(self) -> int:
@@ -216,7 +216,7 @@ class CacheWriter:
                 raise KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}")
 
     def expect(self, ids: Iterable[str]) -> None:
-        """Say which utterances the cache is to hold in the end, with those that it holds already.
+        """Set which utterances the cache is to hold in the end, with those that it holds already.
 
         The cache is complete, then, when each of them is stored or has failed, and otherwise not,
         however the writer is closed.
@@ -229,7 +229,7 @@ class CacheWriter:
             self._work.expected = expected
 
     def expect_more(self, utterances: int) -> None:
-        """Say how many utterances are still to come, so that a disk too small is noticed early."""
+        """Set how many utterances are still to come, so that a disk too small is noticed early."""
         self._parts.expect_more(utterances)
 
     def fail(self, id: str) -> None:
@@ -247,7 +247,7 @@ class CacheWriter:
         return self._parts.commit()
 
     def publish(self, complete: bool = False) -> None:
-        """Let readers see all that was written here or by `PartWriter`s that are closed."""
+        """Show readers all that was written here or by `PartWriter`s that are closed."""
         with self._parts.lock:
             self._parts.seal()
             self._work.publish(complete)

@@ -83,7 +83,7 @@ def without_doubled(cache: Path, part: SealedPart, rows: Ints, manifest: Manifes
 
 
 def find_tombstones(cache: Path, part: SealedPart, manifest: Manifest) -> SealedPart:
-    """Give a part the tombstones that lie beside it, where the manifest that named them is lost.
+    """Return a part with the tombstones beside it, where the manifest that named them is lost.
 
     What a killed writer left there counts, too: its utterances were to be computed again.
     """
@@ -162,7 +162,7 @@ def with_changes(
 
 
 def _restamped(cache: Path, part: SealedPart, stamps: Mapping[str, Stamps]) -> SealedPart:
-    """Give utterances of a part other stamps, in a file of columns beside it."""
+    """Write other stamps of a part's utterances to a file of columns beside it."""
     ids = list(stamps)
     rows = _rows_of(cache, part, ids)
     new = {int(rows[at]): stamps[ids[at]] for at in np.flatnonzero(rows >= 0).tolist()}

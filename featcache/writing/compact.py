@@ -111,7 +111,7 @@ def as_on_disk(cache: Path, part: SealedPart) -> Sized:
 
 
 def tiers(parts: Iterable[Sized]) -> Iterator[list[Sized]]:
-    """Give groups of small parts that are to become one, where a tier holds enough of them."""
+    """Yield groups of small parts that are to become one, where a tier holds enough of them."""
     by_tier: dict[object, list[Sized]] = {}
     for part in parts:
         if part.is_adopted:
@@ -123,7 +123,7 @@ def tiers(parts: Iterable[Sized]) -> Iterator[list[Sized]]:
 
 
 def packed(parts: Iterable[Sized]) -> Iterator[list[Sized]]:
-    """Give groups of parts that fit into one: those with tombstones, and small ones with them.
+    """Yield groups of parts that fit into one: those with tombstones, and small ones with them.
 
     A part without tombstones that would be alone in its group stays as it is. An adopted part is in
     a group of its own.
@@ -378,7 +378,7 @@ def compact(cache: Path, features: Declarations, manifest: Manifest) -> Manifest
 
 
 def _tags_that_hold(cache: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Give the tags that hold what the current generation does not, and say what of it."""
+    """Yield the tags that hold what the current generation does not, and say what of it."""
     earlier = {tag: name for tag, name in manifest.tags.items() if name != manifest.name}
     current = Generation(cache).index if earlier else None
     for tag, name in earlier.items():
@@ -392,7 +392,7 @@ def _tags_that_hold(cache: Path, manifest: Manifest) -> Iterator[tuple[str, str]
 
 
 def _has_deleted(manifest: Manifest, names: Collection[str] | None = None) -> bool:
-    """Tell whether any part, or one of some names, has rows that count no more."""
+    """Whether any part, or one of some names, has rows that count no more."""
     deleted = {entry.name for entry in manifest.parts if entry.tombstones}
     return bool(deleted if names is None else deleted.intersection(names))
 
@@ -441,7 +441,7 @@ def _check_gone(cache: Path, manifest: Manifest) -> None:
 
 
 def _holds_anything(path: Path) -> bool:
-    """Return whether anything lies there; not so in a part that was made and is not yet locked."""
+    """Whether anything lies there; not so in a part that was made and is not yet locked."""
     if path.is_dir() and not path.is_symlink():
         return any(each.name not in LOCK_FILES for each in entries(path))
     return os.path.lexists(path)

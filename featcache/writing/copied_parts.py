@@ -28,7 +28,7 @@ from featcache.writing.publish import AnnotatedRows, merged_stats
 
 
 def keeps_its_bytes(source: Generation, feature: FeatureStorageConfig) -> bool:
-    """Tell whether an array of a generation, stored as `feature` declares, has the same bytes."""
+    """Whether an array of a generation, stored as `feature` declares, has the same bytes."""
     manifest, name = source.manifest, feature.name
     was = FeatureStorageConfig.from_json(manifest.features[name])
     dims = manifest.dims.get(name, ())

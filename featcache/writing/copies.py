@@ -73,7 +73,7 @@ class StoredArrays:
         return rows[np.lexsort((columns.offset[first], columns.container[first]))]
 
     def batches(self, rows: Ints) -> Iterator[CopiedRows]:
-        """Give the arrays of rows, in their order; another thread looks at the next ones meanwhile.
+        """Yield the arrays of rows, in their order; a thread looks at the next ones meanwhile.
 
         Raises `CorruptCacheError` for an array that is not what was written.
         """
@@ -169,7 +169,7 @@ class _Placed(NamedTuple):
 
 
 def _one_ahead(items: Iterator[CopiedRows]) -> Iterator[CopiedRows]:
-    """Give items while another thread makes the next one."""
+    """Yield items while another thread makes the next one."""
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, None)
         while (item := coming.result()) is not None:
@@ -316,7 +316,7 @@ class _Content:
         )
 
     def annotations(self, order: Ints) -> Columns:
-        """Give the annotations of all rows as columns, in another order."""
+        """Yield the annotations of all rows as columns, in another order."""
         sources = [each.source for each in self._copied]
         kinds = widest_kinds(sources[0].cache, [each.annotated for each in sources], {})
         for name, kind in sorted(kinds.items()):

@@ -227,7 +227,7 @@ class _ReadAhead:
             self._finish_file()
 
     def close(self) -> None:
-        """Let go of the container that is being read."""
+        """Release the container that is being read."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -254,7 +254,7 @@ class _ReadAhead:
 
 
 def _in_order_of_bytes(features: Sequence[FeatureColumns], rows: Ints) -> Iterator[tuple[int, int]]:
-    """Give the arrays of rows, each as number of its feature and row, in the order of bytes."""
+    """Yield the arrays of rows, each as number of its feature and row, in the order of bytes."""
     numbers: list[Ints] = []
     containers, offsets = [], []
     for columns in features:
@@ -450,7 +450,7 @@ def _locked(cache: Path) -> Iterator[Manifest]:
 
 
 def _is_whole(cache: Path, generation: str) -> bool:
-    """Tell whether a generation's index and parts are there."""
+    """Whether a generation's index and parts are there."""
     with suppress(CacheError):
         manifest = read_manifest(cache, manifest_file(generation))
         seals = (cache / PARTS / part.name / SEAL for part in manifest.parts)
@@ -459,7 +459,7 @@ def _is_whole(cache: Path, generation: str) -> bool:
 
 
 def _without(manifest: Manifest, failed: Collection[str], ids: Collection[str]) -> ExpectedIds:
-    """Say what is expected of a cache without some ids: the others.
+    """Return what is expected of a cache without some ids: the others.
 
     Where some were still to come, which ones they are is not known.
     """

@@ -43,7 +43,7 @@ class FreeSpace:
         self._free = self._looked_at = 0.0
 
     def expect(self, utterances: int) -> None:
-        """Say how many utterances are still to come."""
+        """Set how many utterances are still to come."""
         self._expected = self._taken + utterances
 
     def take(self, nbytes: int, utterances: int = 1) -> None:

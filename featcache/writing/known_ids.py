@@ -33,7 +33,7 @@ class HashFilter:
         self._count = 0
 
     def may_hold(self, hash_: int) -> bool:
-        """Tell whether a hash may be among those that were added; False is sure."""
+        """Whether a hash may be among those that were added; False is sure."""
         view = self._view
         last = len(view) - 1
         other = hash_ >> 32
@@ -73,7 +73,7 @@ class StoredRows:
     left_out: Ints = field(default_factory=lambda: np.empty(0, np.int64))
 
     def holds(self, id: str) -> bool:
-        """Tell whether an id has a row that counts."""
+        """Whether an id has a row that counts."""
         row = self.index.find(id)
         if row < 0 or not len(self.left_out):
             return row >= 0

@@ -90,7 +90,7 @@ from featcache.writing.background import close_before_libraries_end
 
 
 def container_groups(features: Mapping[str, FeatureStorageConfig]) -> list[tuple[str, list[str]]]:
-    """Say which features share containers: (directory within the part, with a slash, names).
+    """Return which features share containers: (directory within the part, with a slash, names).
 
     Features with the same backend and the same options of it share. Where one backend has several
     groups, each has a directory of its own, named after its first feature; else that is "".
@@ -164,7 +164,7 @@ class PartRows:
         )
 
     def annotations(self, order: Ints) -> Columns:
-        """Give their annotations as columns."""
+        """Return their annotations as columns."""
         return annotation_columns(self.ids, self._annotations, order)
 
 
@@ -225,7 +225,7 @@ class Content(Protocol):
         """Return their index, in the order in which they were written."""
 
     def annotations(self, order: Ints) -> Columns:
-        """Give their annotations as columns, in the order of the rows that they become."""
+        """Return their annotations as columns, in the order of the rows that they become."""
 
 
 class Listed:
@@ -251,7 +251,7 @@ class Listed:
         return index_of(self._utterances, containers, stats, names)
 
     def annotations(self, order: Ints) -> Columns:
-        """Give their annotations as columns."""
+        """Return their annotations as columns."""
         ids = [utterance.id for utterance in self._utterances]
         return annotation_columns(ids, [each.annotations for each in self._utterances], order)
 
@@ -338,14 +338,14 @@ def _save_columns(
 
 
 def extents_of(utterances: Iterable[Utterance]) -> Iterator[Extent]:
-    """Give the extents of all arrays of utterances."""
+    """Yield the extents of all arrays of utterances."""
     for utterance in utterances:
         for placed in utterance.arrays.values():
             yield from placed.extents
 
 
 def _all_pages(directory: Path, known: Mapping[str, Pages]) -> Iterator[tuple[str, Pages]]:
-    """Give the pages of all files below a part's directory, in the order of their paths."""
+    """Yield the pages of all files below a part's directory, in the order of their paths."""
     below = (entry for entry in directory.rglob("*") if not entry.is_dir())
     for path in sorted(entry.relative_to(directory).as_posix() for entry in below):
         if path in known:
@@ -430,7 +430,7 @@ class OpenPart:
         return {name: self._encode(id, name, arrays[name]) for name in self._lossy}
 
     def is_raw(self, name: str) -> bool:
-        """Tell whether a feature is stored without a codec."""
+        """Whether a feature is stored without a codec."""
         return self._specs[name].codec is None
 
     def prepare_piece(
@@ -537,7 +537,7 @@ class OpenPart:
         return self._committed
 
     def show(self) -> None:
-        """Let other processes find what was appended, which is not durable yet."""
+        """Show other processes what was appended, which is not durable yet."""
         for _, _, container in self._containers:
             if isinstance(container, WritesOut):
                 container.write_out()
@@ -567,7 +567,7 @@ class OpenPart:
         return sealed
 
     def release(self) -> None:
-        """Let go of everything, leaving what is committed to a later recovery; never raises."""
+        """Release everything, leaving what is committed to a later recovery; never raises."""
         with self._held:
             self._abort_containers()
 

@@ -205,7 +205,7 @@ class PartWriter:
         self.forget = close_at_exit(self, what, PartWriter.close)
 
     def __contains__(self, id: str) -> bool:
-        """Say whether an utterance is stored already, or was written now."""
+        """Whether an utterance is stored already, or was written now."""
         return id in self._known
 
     def __len__(self) -> int:
@@ -329,7 +329,7 @@ class PartWriter:
         self._first_shapes.trusting = True
 
     def expect_more(self, utterances: int) -> None:
-        """Say how many utterances are still to come, so that a disk too small is noticed early."""
+        """Set how many utterances are still to come, so that a disk too small is noticed early."""
         with self.lock:
             self.check_open()
             self._space.expect(utterances)
@@ -348,7 +348,7 @@ class PartWriter:
         return self._under_way.committed
 
     def ask_before(self, *, commits: Callable[[], bool], seals: Callable[[], bool]) -> None:
-        """Have both asked before anything is committed, or sealed, that nobody has asked for.
+        """Ask both before anything is committed, or sealed, that nobody has asked for.
 
         While they say no, what was written is kept back, and lost with the process. `commits` is
         asked in any thread, every two seconds, `seals` when a part is full, within the call that
@@ -357,7 +357,7 @@ class PartWriter:
         self._thread.may_commit, self._may_seal = commits, seals
 
     def show(self) -> None:
-        """Let other processes find what was written soon, before it is durable."""
+        """Show other processes what was written soon, before it is durable."""
         with self.lock:
             self.check_open()
             self._thread.put(self._under_way.show)

@@ -191,7 +191,7 @@ class AnnotatedRows:
         )
 
     def has_values(self, name: str) -> bool:
-        """Tell whether any row that counts has a value of an annotation."""
+        """Whether any row that counts has a value of an annotation."""
         null = self.column(name).null
         missing = np.zeros(self.count, np.uint8) if null is None else null
         return not np.delete(missing, self.left_out()).all()
@@ -288,7 +288,7 @@ class GenerationAnnotations:
         self._kinds = dict(sorted(widest_kinds(cache, self._annotated, kinds).items()))
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Give the columns of all annotations, one annotation at a time."""
+        """Yield the columns of all annotations, one annotation at a time."""
         for name, kind in self._kinds.items():
             # taken away from all rows, it must not be forgotten: parts may have values of it
             told = name in self._carried and any(
@@ -326,7 +326,7 @@ class GenerationAnnotations:
 
     @cached_property
     def _is_new(self) -> NDArray[np.bool_]:
-        """Tell of each row whether its part is not in the generation before.
+        """Return for each row whether its part is not in the generation before.
 
         A part that others were rewritten into is as old as they are.
         """
@@ -364,7 +364,7 @@ def rows_in(index: Index, ids: Strings, hashes: Hashes) -> Ints:
 
 
 def _are_ids(known: Strings, rows: Ints, ids: Strings, first: int) -> NDArray[np.bool_]:
-    """Tell of each id from the `first` on whether a row has it; row -1 has none."""
+    """Return for each id from the `first` on whether a row has it; row -1 has none."""
     same = rows >= 0
     places = np.flatnonzero(same)
     same[places] = are_equal(ids.take(places + first), known.take(rows[places]))
@@ -532,7 +532,7 @@ def prepared(cache: Path, manifest: Manifest, outcome: ExpectedIds, changes: Cha
 
 
 def write_generation(cache: Path, manifest: Manifest) -> Manifest:
-    """Let readers see a generation that is durable, and remove those that it supersedes."""
+    """Show readers a generation that is durable, and remove those that it supersedes."""
     make_directory(cache / MANIFESTS)
     written = write_manifest(cache, manifest, keep=True)
     remove_superseded(cache, written)
@@ -560,7 +560,7 @@ def _columns(
     stats: Mapping[str, FeatureStats],
     failed: Sequence[str],
 ) -> Columns:
-    """Give the columns of the joined index, but for those of annotations."""
+    """Yield the columns of the joined index, but for those of annotations."""
     yield from index_columns(indexes, rows, names, stats)
     prefixes = [f"{part.directory}/" if part.entry.adopted is None else "" for part in parts]
     yield from container_columns(prefixes, [index.containers for index in indexes])
@@ -586,7 +586,7 @@ def _save_index(
 
 
 def _known_parts(cache: Path, sealed: Sequence[SealedPart], before: Manifest) -> list[SealedPart]:
-    """Give the parts that are known their tombstones and stamps, and make new parts durable.
+    """Add tombstones and stamps to the parts that are known, and make new parts durable.
 
     A new part's writer may have been killed after it sealed it, before the directory was synced.
     """

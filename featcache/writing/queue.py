@@ -54,7 +54,7 @@ class PartsUnderWay:
         self.committed = 0
 
     def kept(self) -> str:
-        """Say what of the work is safe."""
+        """Return which part of the work is safe."""
         return f"{self.committed} utterances of this run are committed and kept"
 
     def start(self, features: Declarations, header: Header) -> OpenPart:
@@ -86,7 +86,7 @@ class PartsUnderWay:
             self.committed = self._sealed_rows + self.unsealed[0].commit()
 
     def show(self) -> None:
-        """Let other processes find what was stored, before it is durable."""
+        """Show other processes what was stored, before it is durable."""
         for part in self.unsealed:
             part.show()
 
@@ -107,7 +107,7 @@ class PartsUnderWay:
         self._sealed.clear()
 
     def release(self) -> None:
-        """Let go of the open parts, once the thread has ended."""
+        """Release the open parts, once the thread has ended."""
         for part in self.unsealed:
             part.release()
 
@@ -171,7 +171,7 @@ class Staging:
         return len(self._utterances)
 
     def has_room(self, arrays: Mapping[str, Array]) -> bool:
-        """Tell whether one more utterance fits, before `batch` is called."""
+        """Whether one more utterance fits, before `batch` is called."""
         if self._batch is not None:
             return False
         for name, array in arrays.items():
@@ -374,7 +374,7 @@ class HandOver:
         self._put(part, batch, batch.nbytes)
 
     def put(self, task: Callable[[], object]) -> None:
-        """Have the thread run a task behind all that was handed over before."""
+        """Run a task behind all that was handed over before."""
         self._put_waiting()
         with explained(self._path, self._kept):
             self._background.put(task, 0, 0)

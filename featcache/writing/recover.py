@@ -67,7 +67,7 @@ class DeadPart:
         self._containers = Containers(self.directory, paths.__getitem__, sizes)
 
     def holds(self, utterance: Utterance) -> bool:
-        """Tell whether an utterance has all features, with the bytes that the journal says."""
+        """Whether an utterance has all features, with the bytes that the journal says."""
         if utterance.arrays.keys() != self.journal.header.dims.keys():
             return False
         arrays = utterance.arrays.values()

@@ -418,7 +418,7 @@ def _is_news(
 
 
 def says_when(difference: Difference) -> bool:
-    """Tell whether a difference is one of times of frames: they change no byte.
+    """Whether a difference is one of times of frames: they change no byte.
 
     >>> says_when(Difference(("features", "fbank", "frame_s"), None, 0.01))
     True

@@ -148,7 +148,7 @@ def directory_to_write(cache: Path, features: Iterable[str]) -> Path:
 
 
 def name_set(directory: Path) -> None:
-    """Let readers of a cache see a set, which is whole now; does nothing for a plain cache.
+    """Show readers of a cache a set, which is whole now; does nothing for a plain cache.
 
     A set without utterances stays aside, or the cache would have none, either.
     """
@@ -246,7 +246,7 @@ def check_none_left(cache: Path) -> None:
 
 
 def holds_any(cache: Path) -> bool:
-    """Tell whether anything is stored in a plain cache."""
+    """Whether anything is stored in a plain cache."""
     return read_manifest(cache).rows > 0 or bool(committed_builds(cache))
 
 
@@ -292,7 +292,7 @@ def _remove_new(cache: Path) -> None:
 
 
 def _is_copied(directory: Path, cache: Path) -> bool:
-    """Tell whether a plain cache has all parts of a set."""
+    """Whether a plain cache has all parts of a set."""
     seals = [*directory.glob(f"{PARTS}/*/{SEAL}")]
     first = [cache / seal.relative_to(directory) for seal in seals]
     pairs = zip(seals, first, strict=True)
@@ -343,7 +343,7 @@ def _link(entry: Path, place: Path) -> None:
 
 
 def write_together(cache: Path, after: Mapping[Path, Manifest]) -> None:
-    """Let readers see other manifests of a cache's feature sets, or of a plain cache; durably.
+    """Show readers other manifests of a cache's feature sets, or of a plain cache; durably.
 
     The caller holds the locks of all of them. Those that are superseded are removed.
 

@@ -32,7 +32,7 @@ class WebDatasetKind:
     name = "webdataset"
 
     def recognises(self, place: Place, what: str) -> bool:
-        """Tell whether these are tar files; a folder of lhotse's Shar has cuts beside them."""
+        """Whether these are tar files; a folder of lhotse's Shar has cuts beside them."""
         if what:
             return what.endswith(".tar")
         try:

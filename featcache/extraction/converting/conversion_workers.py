@@ -87,7 +87,7 @@ class WorkersRun:
     compared: set[str] = field(default_factory=set)
 
     def work(self, parallel: ParallelConfig | Client, tasks: Sequence[ConversionTask]) -> None:
-        """Have workers do tasks; those of a lost one are done by another.
+        """Run tasks on workers; those of a lost one are done by another.
 
         Raises what a worker raised, `IncompleteError` if they die again and again.
         """

@@ -297,7 +297,7 @@ class _Done:
         self._bar.update(TaskProgress(0, *self._counts))
 
     def end(self) -> None:
-        """Tell that all is written."""
+        """Log that all is written."""
         self._bar.end(TaskProgress(0, *self._counts))
 
 

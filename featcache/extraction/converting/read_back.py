@@ -104,7 +104,7 @@ def _filled(given: FeatureStorageConfig, source: FeatureStorageConfig) -> Featur
 
 
 def holds(dtype: str, other: str) -> bool:
-    """Tell whether a dtype holds every value of another one.
+    """Whether a dtype holds every value of another one.
 
     >>> holds("float32", "bfloat16"), holds("float16", "bfloat16"), holds("float32", "int32")
     (True, False, False)
@@ -122,7 +122,7 @@ def holds(dtype: str, other: str) -> bool:
 
 
 def is_exact(source: FeatureStorageConfig, feature: FeatureStorageConfig) -> bool:
-    """Tell whether each array reads back from `feature` as it is read from the source."""
+    """Whether each array reads back from `feature` as it is read from the source."""
     codec = feature.make_codec()
     return (codec is None or codec.lossless) and holds(feature.dtype, source.dtype)
 
@@ -150,7 +150,7 @@ def carried_fingerprint(rows: TableRows, features: Declared) -> dict[str, object
 
 
 def _rounds(was: Mapping[str, Any], feature: FeatureStorageConfig) -> bool:
-    """Tell whether a stored feature is less exact than one computed as `feature` declares it."""
+    """Whether a stored feature is less exact than one computed as `feature` declares it."""
     if was["codec"] != RAW and not get_codec(was["codec"]).lossless:
         return True
     floats = was["dtype"] in _MANTISSA_BITS and feature.dtype in _MANTISSA_BITS
@@ -349,7 +349,7 @@ class ReadBack:
             self.compared.add(sealed.entry.name)
 
     def _has_the_bytes(self, columns: FeatureColumns, inner: Ints, name: str, rows: Ints) -> bool:
-        """Tell whether arrays are to have the very bytes that rows of the source have."""
+        """Whether arrays are to have the very bytes that rows of the source have."""
         source = self.rows.plain()
         if source is None or not self._same[name]:
             return False
@@ -405,7 +405,7 @@ class ReadBack:
 
 
 def _same_bytes(was: FeatureStorageConfig, now: FeatureStorageConfig) -> bool:
-    """Tell whether equal checksums of stored bytes tell of equal arrays."""
+    """Whether equal checksums of stored bytes tell of equal arrays."""
     same = (was.dtype, was.codec) == (now.dtype, now.codec)
     return same and (now.codec == RAW or was.make_codec() == now.make_codec())
 

@@ -219,7 +219,7 @@ def forecast(
     sample: Sample,
     directory: Path | None = None,
 ) -> Forecast:
-    """Say what rows will take as `features` declare them; `directory` is on the disk that is tried.
+    """Return what rows will take as `features` declare them; `directory` is on the disk tried.
 
     Raises what a `CacheWriter` raises, for the sample.
     """
@@ -242,7 +242,7 @@ def raw_of(
 
 
 def said_bytes(nbytes: float) -> str:
-    """Say a number of bytes in the unit that fits.
+    """Return a number of bytes in the unit that fits.
 
     >>> said_bytes(1.5e9), said_bytes(20_000)
     ('1.5 GB', '20 kB')
@@ -311,7 +311,7 @@ class Estimate:
 
 
 def said_hours(hours: float) -> str:
-    """Say a time in the unit that fits.
+    """Return a time in the unit that fits.
 
     >>> said_hours(2.5), said_hours(0.1), said_hours(0.001)
     ('2.5 h', '6 min', '3.6 s')
@@ -335,7 +335,7 @@ def estimate(
     utterances: int = TRIAL_UTTERANCES,
     adopting: Mapping[str, object] | None = None,
 ) -> Estimate:
-    """Tell bytes and hours of features by backend, codec and dtype, from a few utterances.
+    """Return bytes and hours of features by backend, codec and dtype, from a few utterances.
 
     A sample of all lengths is read, or computed, and written for trial beside the system's
     temporary files: as declared, and in each other way that can hold it. Bytes are those of all

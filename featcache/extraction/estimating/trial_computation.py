@@ -80,7 +80,7 @@ def compute_sample(
 def _multiplied(
     rows: list[TableRow], ids: Sequence[str], features: Mapping[str, FeatureStorageConfig]
 ) -> list[TableRow]:
-    """Give small arrays to other utterances, too, for the sake of what formats note beside them."""
+    """Return the rows, and copies under other ids: formats note things beside small arrays."""
     sizes = [sum(raw_bytes(row.arrays, features).values()) for row in rows]
     number = min(len(ids), max(len(rows), many(max(float(np.mean(sizes)), 1.0))))
     mine, others = {row.id for row in rows}, (str(id) for id in ids)

@@ -45,7 +45,7 @@ class Driver:
         self._deaths_without_progress = 0  # workers' deaths since anything was computed
 
     def work(self, tasks: Iterable[Batches]) -> None:
-        """Have the workers compute all tasks; whatever happens, their parts are sealed in the end.
+        """Run all tasks on the workers; whatever happens, their parts are sealed in the end.
 
         Raises what a worker raised, `ComputeError` if workers die of an utterance,
         `IncompleteError` if they die before they compute anything.
