@@ -70,14 +70,14 @@ class OtherSplits:
                 # one of other features, or damaged: whoever reads it is told
                 with contextlib.suppress(OSError):
                     if not differences(manifest.features, declared):
-                        found[split.name] = Generation(directory)
+                        found[split.name] = Generation.at(directory)
         return found
 
 
 def refuse_another(path: Path, ids: Sequence[str], split: str) -> None:
     """Raise `ConfigError` for a complete cache that a data set has no utterance in common with."""
     try:
-        cache = Generation(path.absolute())
+        cache = Generation.at(path.absolute())
     except (CacheError, OSError):  # none, or damaged: whoever opens it says so
         return
     there, failed = cache.index.ids, {*cache.failed}

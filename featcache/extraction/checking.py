@@ -92,7 +92,7 @@ def read_probe(cache: Path, *, building: bool) -> Probe | None:
     if building or manifest.building == manifest.build:
         data = read_building_file(cache, PROBE_ROLE)
     else:
-        data = Generation(cache).file(PROBE_ROLE)
+        data = Generation.at(cache).file(PROBE_ROLE)
     return None if data is None else Probe.from_bytes(data)
 
 
@@ -125,7 +125,7 @@ class RunRecord:
     def kept(self) -> Mapping[str, object]:
         """The record that the cache keeps; empty where it keeps none that can be read."""
         with contextlib.suppress(OSError):
-            return witnesses(Generation(self._destination.path))
+            return witnesses(Generation.at(self._destination.path))
         return {}
 
     def keep(self, writer: CacheWriter, accepted: Mapping[str, object] | None = None) -> None:

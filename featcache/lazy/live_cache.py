@@ -91,7 +91,7 @@ def accept_if_same(
     while True:
         with reading(place):
             try:
-                generation = Generation(place)
+                generation = Generation.at(place)
             except (NotACacheError, FeatureSetsError):
                 return
             manifest = generation.manifest
@@ -195,7 +195,7 @@ class LiveCache:
         place = set_of(path, names[0])
         with reading(place):
             try:
-                generation = Generation(place)
+                generation = Generation.at(place)
             except FeatureSetsError as error:
                 raise ConfigError(
                     f"cache {str(path)!r} has feature sets, none of them with {names[0]!r}; give "
@@ -239,7 +239,7 @@ class LiveCache:
             values = [convert(arrays.read(row)) for arrays, convert in columns]
         except CorruptCacheError:
             # small parts became one since, twice: the files of this generation may be gone
-            now = Generation(self.path)
+            now = Generation.at(self.path)
             if now.manifest.write_id == generation.manifest.write_id:
                 raise
             self._show(now)
@@ -277,7 +277,7 @@ class LiveCache:
         seen = _stamp(self.path)
         if seen != self._seen:
             with reading(self.path):
-                generation = Generation(self.path)
+                generation = Generation.at(self.path)
             if changed := differences(self._made_from, generation.manifest.fingerprint):
                 lines = "".join(f"\n  {line}" for line in changed)
                 raise StaleCacheError(

@@ -8,9 +8,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, Protocol, cast, overload
 
 from numpy.typing import NDArray
 
@@ -152,14 +152,15 @@ class Ids(Sequence[str]):
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Feature sets of a cache as one: the rows that all of them have."""
+class Contents:
+    """The rows of a generation: of one, or those that all feature sets of a cache have."""
 
     manifest: Manifest
-    index: Index  # without containers, which are those of the sets
+    index: Index  # of feature sets without containers, which are theirs
     failed: Strings
     features: Mapping[str, FeatureArrays]
-    set_rows: Mapping[str, Ints | None]  # of each set, those of the joined rows; None: all
+    # of each set, those of the rows; None: all
+    set_rows: Mapping[str, Ints | None] = field(default_factory=dict)
 
 
 class Generation:
@@ -170,45 +171,68 @@ class Generation:
 
     Args:
         path: the cache directory.
-        mapped: map index and containers into memory; False reads them.
-        check_reads: compare the index with its checksums now, and arrays when they are read.
-        name: that of the generation; None: the current one.
+        contents: its rows.
+        containers: the bytes of their arrays.
+        file: the columns of the index, where annotations are; None for feature sets.
+        mapped: index and containers are mapped into memory.
+        check_reads: arrays are compared with their checksums when they are read.
         roots: places of adopted sources by key, where they are not what the cache knows.
-
-    Attributes:
         sets: the generations of the feature sets that it is made of, by name; empty for a plain
             cache.
-        set_rows: the rows of each set that are its rows; None where they are all.
         refused: the errors of features that were made from something else than is expected.
+
+    Attributes:
+        set_rows: the rows of each set that are its rows; None where they are all.
     """
 
     def __init__(
         self,
+        path: Path,
+        contents: Contents,
+        containers: Containers,
+        file: ColumnFile | None,
+        *,
+        mapped: bool = True,
+        check_reads: bool = False,
+        roots: Roots = NO_ROOTS,
+        sets: Mapping[str, Generation] | None = None,
+        refused: Mapping[str, StaleCacheError] | None = None,
+    ) -> None:
+        self.path = path
+        self.manifest, self.index = contents.manifest, contents.index
+        self.failed, self.features = contents.failed, contents.features
+        self.set_rows = contents.set_rows
+        self.containers = containers
+        self.mapped, self.check_reads, self.roots = mapped, check_reads, roots
+        self.sets, self.refused = sets or {}, refused or {}
+        self._file = file
+        self._annotations: dict[str, AnnotationValues] = {}
+
+    @classmethod
+    def at(
+        cls,
         path: Path,
         *,
         mapped: bool = True,
         check_reads: bool = False,
         name: str | None = None,
         roots: Roots = NO_ROOTS,
-    ) -> None:
-        self.path = path
-        self.roots = roots
-        self.sets: Mapping[str, Generation] = {}
-        self.set_rows: Mapping[str, Ints | None] = {}
-        self.refused: Mapping[str, StaleCacheError] = {}
-        self.mapped = mapped
-        self.check_reads = check_reads
-        opened = opened_columns(path, mapped, check_reads, name)
-        self.manifest, self.index, self.failed, self._file = opened
-        self._annotations: dict[str, AnnotationValues] = {}
-        columns = self.index.containers
-        adopted = AdoptedFiles.of(path, self.manifest.parts, columns, roots)
-        self.containers = Containers.of(path, columns, mapped, adopted, check_reads)
+    ) -> Generation:
+        """Open the current generation of a plain cache or a feature set, or that of a `name`.
+
+        With `check_reads` the index is compared with its checksums now.
+        """
+        manifest, index, failed, file = opened_columns(path, mapped, check_reads, name)
+        columns = index.containers
+        adopted = AdoptedFiles.of(path, manifest.parts, columns, roots)
+        containers = Containers.of(path, columns, mapped, adopted, check_reads)
         if check_reads:
-            self.check_collected("check_reads")
-        checks = Checks(path, self.manifest, columns, self.containers) if check_reads else None
-        self.features: Mapping[str, FeatureArrays] = arrays_of(
-            self.manifest, self.index, self.containers, checks
+            _require_collected(path, [manifest], "check_reads")
+        checks = Checks(path, manifest, columns, containers) if check_reads else None
+        features = arrays_of(manifest, index, containers, checks)
+        contents = Contents(manifest, index, failed, features)
+        return cls(
+            path, contents, containers, file, mapped=mapped, check_reads=check_reads, roots=roots
         )
 
     @classmethod
@@ -216,25 +240,27 @@ class Generation:
         cls,
         path: Path,
         sets: Mapping[str, Generation],
-        joined: Joined,
+        contents: Contents,
         refused: Mapping[str, StaleCacheError],
     ) -> Generation:
         """Return feature sets that are open as the one generation of their cache."""
         first = next(iter(sets.values()))
-        opened = cls.__new__(cls)
-        settings = {"mapped": first.mapped, "check_reads": first.check_reads, "roots": first.roots}
-        vars(opened).update(path=path, sets=sets, refused=refused, **settings)
-        vars(opened).update(vars(joined), containers=first.containers)
-        return opened
+        return cls(
+            path,
+            contents,
+            first.containers,
+            None,
+            mapped=first.mapped,
+            check_reads=first.check_reads,
+            roots=first.roots,
+            sets=sets,
+            refused=refused,
+        )
 
     def check_collected(self, needs: str) -> None:
         """Raise `CacheError` where checksums or statistics of adopted parts are not there yet."""
-        for each in self.sets.values() or (self,):
-            if not each.manifest.is_collected:
-                raise CacheError(
-                    f"cache {str(self.path)!r} is adopted, and nothing has read all of its bytes "
-                    f"yet, as {needs} needs: call collect() of the cache once, opened without that"
-                )
+        manifests = [each.manifest for each in self.sets.values() or (self,)]
+        _require_collected(self.path, manifests, needs)
 
     def of_feature(self, feature: str) -> Generation:
         """Return the generation of the set that has a feature; itself, if plain."""
@@ -275,7 +301,8 @@ class Generation:
                 return BlockRows(column, self.set_rows[home], len(self.index))
         if name not in self._annotations:
             kind = self.manifest.annotations[name].kind
-            self._annotations[name] = read_column(self._file, name, kind, len(self.index))
+            file = cast(ColumnFile, self._file)  # a set has the annotations of sets
+            self._annotations[name] = read_column(file, name, kind, len(self.index))
         return BlockRows(self._annotations[name], None, len(self.index))
 
     def file(self, role: str) -> bytes | None:
@@ -445,3 +472,11 @@ def read_padded(opened: Generation, ids: Iterable[str], feature: str) -> PaddedF
             )
         data = data.reshape(len(rows), *arrays.dims)
     return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
+
+
+def _require_collected(path: Path, manifests: Iterable[Manifest], needs: str) -> None:
+    if not all(manifest.is_collected for manifest in manifests):
+        raise CacheError(
+            f"cache {str(path)!r} is adopted, and nothing has read all of its bytes yet, as "
+            f"{needs} needs: call collect() of the cache once, opened without that"
+        )

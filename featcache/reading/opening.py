@@ -63,7 +63,7 @@ from featcache.format.manifest import (
 from featcache.interface import Ints
 from featcache.reading.containers import NO_ROOTS, Roots, check_roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
-from featcache.reading.generation import Generation, Joined
+from featcache.reading.generation import Contents, Generation
 from featcache.reading.verify import all_damage
 
 # Origin of a cache: when and by what it was made, as far as that was recorded.
@@ -236,7 +236,7 @@ def _tell(opened: Generation, found: str) -> None:
 FEATURES = "features"
 
 
-def join_sets(sets: Mapping[str, Generation]) -> Joined:
+def join_sets(sets: Mapping[str, Generation]) -> Contents:
     """Put the feature sets of a cache side by side, row by row.
 
     Columns are copied only where the sets have not the same utterances.
@@ -258,7 +258,7 @@ def join_sets(sets: Mapping[str, Generation]) -> Joined:
     )
     failed = sorted({id for each in opened for id in each.failed}, key=str.encode)
     set_rows = dict(zip(sets, rows, strict=True))
-    return Joined(_manifest(sets, len(index)), index, Strings.of(failed), features, set_rows)
+    return Contents(_manifest(sets, len(index)), index, Strings.of(failed), features, set_rows)
 
 
 def missing_from(opened: Generation, feature: str) -> list[str]:
@@ -475,7 +475,7 @@ def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> di
 def _open(path: Path, settings: OpenSettings) -> Generation:
     name = _generation_of(path, settings)
     opened = partial(
-        Generation,
+        Generation.at,
         path,
         mapped=settings.mapped,
         check_reads=settings.check_reads,

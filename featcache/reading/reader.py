@@ -113,7 +113,7 @@ class FeatureReader:
         """The generation of the cache that is read, opened when first needed."""
         if self._opened is None:
             with reading(self.path):
-                opened = Generation(
+                opened = Generation.at(
                     self._place,
                     mapped=self._mapped,
                     check_reads=self._check_reads,

@@ -380,7 +380,7 @@ def compact(cache: Path, features: Declarations, manifest: Manifest) -> Manifest
 def _tags_that_hold(cache: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield the tags that hold what the current generation does not, and say what of it."""
     earlier = {tag: name for tag, name in manifest.tags.items() if name != manifest.name}
-    current = Generation(cache).index if earlier else None
+    current = Generation.at(cache).index if earlier else None
     for tag, name in earlier.items():
         tagged = read_manifest(cache, manifest_file(name))
         with ColumnFile(cache, tagged.index, expected=tagged.index_digest) as file:

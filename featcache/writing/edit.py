@@ -290,7 +290,7 @@ def delete(cache: Path, ids: Iterable[str], roots: Roots = NO_ROOTS) -> None:
     listed = list(dict.fromkeys(ids))
     with ExitStack() as stack:
         sessions = [stack.enter_context(_editing(directory)) for directory in _directories(cache)]
-        failed = {each.path: {*Generation(each.path).failed} for each in sessions}
+        failed = {each.path: {*Generation.at(each.path).failed} for each in sessions}
         missing = [
             id
             for id in listed

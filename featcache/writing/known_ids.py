@@ -183,7 +183,7 @@ def find_stored(
 
     Raises `StaleCacheError` if it is made from something else than the digest `fingerprint` says.
     """
-    current = Generation(cache)
+    current = Generation.at(cache)
     manifest = current.manifest
     if fingerprint != manifest.building_fingerprint:
         raise StaleCacheError(

@@ -348,7 +348,7 @@ def _check_containers(path: Path) -> None:
 
     A part whose whole directory is gone was removed to compute its utterances again.
     """
-    opened = Generation(path)
+    opened = Generation.at(path)
     containers = opened.index.containers
     there = [(path / PARTS / entry.name).exists() for entry in opened.manifest.parts]
     own = own_containers(containers, opened.manifest.parts)

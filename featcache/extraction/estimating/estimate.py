@@ -137,7 +137,7 @@ def _written(
                 for name, nbytes in raw_bytes(arrays, features).items():
                     raw[name] += nbytes
         took_s = time.perf_counter() - begun
-        opened = Generation(path)
+        opened = Generation.at(path)
         stored = {name: int(opened.index.features[name].nbytes.sum()) for name in features}
         filling = _filling(path, opened, features)
         opened.close()
