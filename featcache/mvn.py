@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 from featcache.errors import FeatureError
 from featcache.reading.opening import check_complete
 from featcache.stats import FeatureStats
-from featcache.store import Cache, CachePath
+from featcache.store import CachePath
+from featcache.store import open as open_cache
 
 VARIANCE_FLOOR = 1e-10  # that of SpeechBrain's InputNormalization
 Ends = torch.Tensor | Sequence[float]  # of utterances: frames, or shares of the padded length
@@ -95,7 +96,7 @@ class GlobalMVN(torch.nn.Module):
         Raises `IncompleteError` for a cache that lacks utterances, unless `allow_incomplete`.
         """
         if not hasattr(cache, "stats"):
-            cache = Cache(cache)
+            cache = open_cache(cache)
         check_complete(cache, allow_incomplete=allow_incomplete)
         return cls.from_stats(
             cache.stats(feature),

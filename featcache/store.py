@@ -36,18 +36,8 @@ CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
 
 
-def open_features(
-    path: Path, features: Iterable[str], expect: Mapping[str, object] | None = None
-) -> Cache:
-    """Open the feature sets of a cache that have some features, also those not complete yet."""
-    cache = Cache.__new__(Cache)
-    settings = OpenSettings(features=tuple(features))
-    cache.__setstate__((path.absolute(), Expectation.of(expect), settings))
-    return cache
-
-
 class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
-    """One published generation of a cache.
+    """One published generation of a cache, as `featcache.open` returns it.
 
     Threads, forks and pickles may share it: a pickle opens the same generation again, or the
     current one where that is gone, unless it was made anew from something else meanwhile.
@@ -62,49 +52,20 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         opened: manifest, index and containers, for what is built on caches.
     """
 
-    def __init__(
-        self,
-        path: CachePath,
-        *,
-        verify: Literal["columns", "arrays"] | None = None,
-        check_reads: bool = False,
-        expect: Mapping[str, object] | None = None,
-        version: str | None = None,
-        mapped: bool = True,
-        roots: Mapping[str, CachePath] = NO_ROOTS,
-    ) -> None:
-        if verify not in (None, *VERIFY):
-            raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
-        self.path = directory(path, "a cache").absolute()
-        settings = OpenSettings(mapped, check_reads, version=version, roots=absolute_roots(roots))
-        self._open(Expectation.of(expect), settings)
-        if verify is not None:
-            if verify == "arrays":
-                self.opened.check_collected("verify='arrays'")
-            with reading(self.path):
-                arrays, alone = verify == "arrays", version is not None
-                raise_damage(damage_of(self.opened, arrays=arrays, alone=alone), WHAT_TO_DO)
-                tell_unequal_ends(self.path, self.opened.manifest, self.opened.index)
-
-    def _open(self, expectation: Expectation, settings: OpenSettings) -> None:
-        with reading(self.path):
-            opened = open_generation(self.path, expectation, settings)
-        self._show(opened, settings.version)
+    def __init__(self, opened: Generation, version: str | None = None) -> None:
+        self.path = opened.path
+        self._show(opened, version)
 
     def _show(self, opened: Generation, version: str | None) -> None:
         self.opened, self.version, self._index = opened, version, opened.index
 
-    def _as_it_is(self) -> tuple[Expectation, OpenSettings]:
+    def as_opened(self) -> tuple[Expectation, OpenSettings]:
         """Return with what the same is opened again, or the current generation of it."""
         settings = settings_of(self.opened, self.version)
         return Expectation.of_opened(self.opened), settings._replace(features=self.features)
 
-    def __getstate__(self) -> tuple[Path, Expectation, OpenSettings]:
-        return self.path, *self._as_it_is()
-
-    def __setstate__(self, state: tuple[Path, Expectation, OpenSettings]) -> None:
-        self.path, expectation, settings = state
-        self._open(expectation, settings)
+    def __reduce__(self) -> tuple[object, ...]:
+        return open_with, (self.path, *self.as_opened())
 
     def __repr__(self) -> str:
         writer = "" if self.complete or self.version else at_work(self.path)
@@ -224,8 +185,9 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
 
         Tables and loaders that were made of it before go on with what they have.
         """
-        same, settings = self._as_it_is()
-        self._open(same, settings._replace(names=()))
+        same, settings = self.as_opened()
+        now = open_with(self.path, same, settings._replace(names=()))
+        self._show(now.opened, now.version)
 
     def delete(self, ids: Iterable[str]) -> None:
         """Delete utterances, durably, as a new generation; they are no more expected.
@@ -293,14 +255,6 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         edit.compact(self.path, drop_tags=drop_tags)
 
 
-def cache_as_of(opened: Generation, version: str | None = None) -> Cache:
-    """Return a cache of a generation that is open; it shares the open files of that."""
-    cache = object.__new__(Cache)
-    cache.path = opened.path
-    cache._show(opened, version)
-    return cache
-
-
 def open(
     path: CachePath,
     *,
@@ -334,12 +288,31 @@ def open(
     Raises `StaleCacheError`, with the differences, for a cache that was made from something else
     than is expected; `NotACacheError`, `FormatVersionError` or `CorruptCacheError`.
     """
-    return Cache(
-        path,
-        verify=verify,
-        check_reads=check_reads,
-        expect=expect,
-        version=version,
-        mapped=mapped,
-        roots=roots,
-    )
+    if verify not in (None, *VERIFY):
+        raise UnknownNameError(f"verify has no level {verify!r}; {nearest(verify, VERIFY)}")
+    place = directory(path, "a cache").absolute()
+    settings = OpenSettings(mapped, check_reads, version=version, roots=absolute_roots(roots))
+    cache = open_with(place, Expectation.of(expect), settings)
+    if verify is not None:
+        if verify == "arrays":
+            cache.opened.check_collected("verify='arrays'")
+        with reading(place):
+            arrays, alone = verify == "arrays", version is not None
+            raise_damage(damage_of(cache.opened, arrays=arrays, alone=alone), WHAT_TO_DO)
+            tell_unequal_ends(place, cache.opened.manifest, cache.opened.index)
+    return cache
+
+
+def open_with(path: Path, expectation: Expectation, settings: OpenSettings) -> Cache:
+    """Open a cache as another one was opened, or with settings that users do not have."""
+    with reading(path):
+        opened = open_generation(path, expectation, settings)
+    return Cache(opened, settings.version)
+
+
+def open_features(
+    path: Path, features: Iterable[str], expect: Mapping[str, object] | None = None
+) -> Cache:
+    """Open the feature sets of a cache that have some features, also those not complete yet."""
+    settings = OpenSettings(features=tuple(features))
+    return open_with(path.absolute(), Expectation.of(expect), settings)

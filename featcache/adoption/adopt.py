@@ -509,4 +509,4 @@ def _copied(
         for number, id in enumerate(readable.ids):
             if id not in writer:
                 writer.write(id, readable.read(number))
-    return Cache(path)
+    return open_cache(path)

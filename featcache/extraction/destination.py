@@ -47,6 +47,7 @@ from featcache.reading.opening import note_compared
 from featcache.reading.verify import container_damage, own_containers, raise_damage
 from featcache.storage import FeatureStorage, declared_cache
 from featcache.store import Cache
+from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.session import stored_stamps
@@ -458,7 +459,7 @@ class Destination:
         if left_out:
             text = f"{counted(left_out)} were not in the given sampler"
             _log.warning("%s: %r stays incomplete", text, str(self.path))
-        note_failures(Cache(self.path), failures)
+        note_failures(open_cache(self.path), failures)
 
     def publish_early(self, writer: CacheWriter) -> None:
         """Show readers what is there so far, unless they still have the old cache, complete."""

@@ -18,7 +18,7 @@ from featcache.format.manifest import ADOPTED
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
 from featcache.reading.opening import open_generation
-from featcache.store import Cache, CachePath, cache_as_of
+from featcache.store import Cache, CachePath, open_with
 from featcache.tables.blocks import Block, BlockMember, TableBlocks
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
@@ -155,7 +155,7 @@ def table_of(source: FeatureTable | Cache | CachePath) -> FeatureTable:
     else:
         path = directory(source, "a cache").absolute()
         with reading(path):
-            table = cache_as_of(open_generation(path, None)).table
+            table = Cache(open_generation(path, None)).table
     if not len(table):
         raise ConfigError(f"{table!r} holds no utterances, so there is nothing to read")
     blocks = [
@@ -177,8 +177,6 @@ def _checking(member: BlockMember) -> BlockMember:
     opened = member.opened
     if is_adopted(opened) or opened.check_reads:
         return member
-    cache = member.as_opened
-    path, expectation, settings = cache.__getstate__()
-    checking = Cache.__new__(Cache)
-    checking.__setstate__((path, expectation, settings._replace(check_reads=True)))
+    expectation, settings = member.as_opened.as_opened()
+    checking = open_with(member.as_opened.path, expectation, settings._replace(check_reads=True))
     return BlockMember(checking, checking.opened, member.rows)

@@ -29,7 +29,8 @@ from featcache.reading.annotation import Annotation, BlockRows
 from featcache.reading.feature_arrays import FeatureArrays
 from featcache.reading.generation import Generation
 from featcache.reading.opening import check_complete
-from featcache.store import Cache, CachePath, cache_as_of
+from featcache.store import Cache, CachePath
+from featcache.store import open as open_cache
 
 # `SharedArray`: numbers that processes share: none of them has a copy of its own.
 
@@ -183,7 +184,7 @@ class BlockMember(NamedTuple):
         """The cache with the generation that is read."""
         if self.cache.opened is self.opened:
             return self.cache
-        return cache_as_of(self.opened, self.cache.version)
+        return Cache(self.opened, self.cache.version)
 
     def inner(self, rows: Ints) -> Ints:
         """Return the cache's rows of rows of the block."""
@@ -467,7 +468,7 @@ def opened(source: Cache | CachePath, needed: str) -> Cache:
     """Return a cache, opened where a path is given; raises `ConfigError` with what is needed."""
     if not isinstance(source, Cache | str | os.PathLike):
         raise ConfigError(f"{needed}, not {source!r}")
-    return source if isinstance(source, Cache) else Cache(source)
+    return source if isinstance(source, Cache) else open_cache(source)
 
 
 # The caches below a table, taken together: the only one, and whether all are complete.

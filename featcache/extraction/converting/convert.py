@@ -37,6 +37,7 @@ from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.format.part import committed, read_part
 from featcache.interface import Ints
 from featcache.store import Cache, CachePath
+from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 from featcache.workers.config import ParallelConfig, config_or_client
 from featcache.writing import part_writer
@@ -405,7 +406,7 @@ def _converted(
         bring_annotations(rows, path)
     if not table.complete:
         _log.warning("cache %r is incomplete, as what it was converted from", str(path))
-    return Cache(path)
+    return open_cache(path)
 
 
 def _refuse_source(table: FeatureTable, path: Path) -> None:

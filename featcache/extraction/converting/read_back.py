@@ -29,6 +29,7 @@ from featcache.reading.generation import Generation
 from featcache.reading.opening import ROLE, joined_mapping, witnesses
 from featcache.registry import RAW, get_codec
 from featcache.store import Cache
+from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 from featcache.writing.arrays import to_storage
 from featcache.writing.cache_writer import CacheWriter
@@ -206,7 +207,7 @@ def bring_annotations(rows: TableRows, path: Path) -> None:
 
     Raises `FeatureError` for an annotation that is of another kind now.
     """
-    with Cache(path) as cache:
+    with open_cache(path) as cache:
         for name in {*rows.annotations()}.intersection(cache.annotations):
             was, now = cache.annotation(name).kind, rows.table.annotation(name).kind
             if wider_kind(was, now) is None:

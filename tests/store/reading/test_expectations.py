@@ -61,7 +61,7 @@ def attached(storage: FeatureStorage, **settings: Any) -> Any:
 
 OPENS: list[Callable[..., Any]] = [
     lambda storage, **expect: featcache.open(storage.path("train"), **expect),
-    lambda storage, **expect: featcache.Cache(storage.path("train"), **expect),
+    lambda storage, **expect: featcache.open(storage.path("train"), **expect),
     lambda storage, **expect: storage.cache("train", **expect),
     attached,
     lambda storage, **expect: storage.reader("train", "fbank", **expect)(id_of(1)),
