@@ -192,7 +192,9 @@ class FeatureStats:
             kept = m2 >= _LEAST_LEFT * self.m2
             kept &= mean * mean * count <= _MOST_DEVIATIONS**2 * m2
             kept |= (self.m2 == 0) & (other.m2 == 0) & (mean == self.mean)  # it never changes
-        return FeatureStats._made(count, mean, m2) if bool(kept.all()) else None  # no NaN is kept
+            if not np.all(kept):  # also where NaN is among them
+                return None
+        return FeatureStats._made(count, np.asarray(mean), np.asarray(m2))
 
     @property
     def is_finite(self) -> bool:

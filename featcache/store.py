@@ -52,8 +52,8 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         opened: manifest, index and containers, for what is built on caches.
     """
 
-    def __init__(self, opened: Generation, version: str | None = None) -> None:
-        self.path = opened.path
+    def __init__(self, path: Path, opened: Generation, version: str | None = None) -> None:
+        self.path = path
         self._show(opened, version)
 
     def _show(self, opened: Generation, version: str | None) -> None:
@@ -307,7 +307,7 @@ def open_with(path: Path, expectation: Expectation, settings: OpenSettings) -> C
     """Open a cache as another one was opened, or with settings that users do not have."""
     with reading(path):
         opened = open_generation(path, expectation, settings)
-    return Cache(opened, settings.version)
+    return Cache(path, opened, settings.version)
 
 
 def open_features(

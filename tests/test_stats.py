@@ -318,10 +318,13 @@ def test_signalling_nan_is_a_nan_without_a_warning(frames: int) -> None:
     assert np.isnan(FeatureStats.of(array).mean).all()
 
 
+@pytest.mark.parametrize("dims", [(), (2,)])
 @pytest.mark.parametrize("level", [0.0, 7.5, 1e9])
-def test_frames_that_never_change_are_taken_away_exactly(level: float) -> None:
-    whole = FeatureStats.of(np.full((10, 2), level))
-    found = whole.without(FeatureStats.of(np.full((4, 2), level)))
+def test_frames_that_never_change_are_taken_away_exactly(
+    level: float, dims: tuple[int, ...]
+) -> None:
+    whole = FeatureStats.of(np.full((10, *dims), level))
+    found = whole.without(FeatureStats.of(np.full((4, *dims), level)))
     assert found is not None
     assert found.count == 6
     assert (found.mean == level).all()

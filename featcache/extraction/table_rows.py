@@ -155,7 +155,7 @@ def table_of(source: FeatureTable | Cache | CachePath) -> FeatureTable:
     else:
         path = directory(source, "a cache").absolute()
         with reading(path):
-            table = Cache(open_generation(path, None)).table
+            table = Cache(path, open_generation(path, None)).table
     if not len(table):
         raise ConfigError(f"{table!r} holds no utterances, so there is nothing to read")
     blocks = [

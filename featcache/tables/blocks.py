@@ -184,7 +184,7 @@ class BlockMember(NamedTuple):
         """The cache with the generation that is read."""
         if self.cache.opened is self.opened:
             return self.cache
-        return Cache(self.opened, self.cache.version)
+        return Cache(self.opened.path, self.opened, self.cache.version)
 
     def inner(self, rows: Ints) -> Ints:
         """Return the cache's rows of rows of the block."""
