@@ -14,9 +14,15 @@ from featcache.extraction.estimating.estimate import estimate as estimate
 from featcache.format.files import reading
 from featcache.format.fingerprint import differences
 from featcache.reading.generation import Generation
-from featcache.reading.opening import joined_mapping, made_at, open_generation, witnesses
+from featcache.reading.opening import (
+    CachePath,
+    joined_mapping,
+    made_at,
+    open_generation,
+    witnesses,
+)
 from featcache.staleness.provenance import provenance as provenance
-from featcache.store import Cache, CachePath
+from featcache.store import Cache
 
 _SOURCES = "sources"  # of the witnesses: the text of each function, by file and name
 
@@ -86,8 +92,7 @@ def _opened(cache: Cache | CachePath) -> Generation:
     if isinstance(cache, Cache):
         return cache.opened
     path = directory(cache, "a cache").absolute()
-    with reading(path):
-        return open_generation(path, None)  # to look at it, nothing has to be expected
+    return open_generation(path, None)  # to look at it, nothing has to be expected
 
 
 def _recorded(opened: Generation) -> dict[str, object]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
 from featcache.errors import FeatureError
-from featcache.reading.opening import check_complete
+from featcache.reading.opening import CachePath
 from featcache.stats import FeatureStats
-from featcache.store import CachePath
-from featcache.store import open as open_cache
+from featcache.tables.table import FeatureTable
 
 VARIANCE_FLOOR = 1e-10  # that of SpeechBrain's InputNormalization
 Ends = torch.Tensor | Sequence[float]  # of utterances: frames, or shares of the padded length
@@ -83,7 +81,7 @@ class GlobalMVN(torch.nn.Module):
     @classmethod
     def from_cache(
         cls,
-        cache: _HasStats | CachePath,
+        cache: FeatureTable | CachePath,
         feature: str,
         *,
         allow_incomplete: bool = False,
@@ -91,15 +89,15 @@ class GlobalMVN(torch.nn.Module):
         norm_vars: bool = True,
         variance_floor: float = VARIANCE_FLOOR,
     ) -> GlobalMVN:
-        """Normalise with the statistics of a feature of a cache, or of its path; see `from_stats`.
+        """Normalise with the statistics of a feature of a cache or a table; see `from_stats`.
 
         Raises `IncompleteError` for a cache that lacks utterances, unless `allow_incomplete`.
         """
-        if not hasattr(cache, "stats"):
-            cache = open_cache(cache)
-        check_complete(cache, allow_incomplete=allow_incomplete)
+        table = FeatureTable.of(cache)
+        if not allow_incomplete:
+            table.require_complete()
         return cls.from_stats(
-            cache.stats(feature),
+            table.stats(feature),
             norm_means=norm_means,
             norm_vars=norm_vars,
             variance_floor=variance_floor,
@@ -170,7 +168,3 @@ def _buffer(values: ArrayLike | torch.Tensor) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         return values.detach().to(torch.float32, copy=True)
     return torch.from_numpy(np.array(values, dtype=np.float32))
-
-
-class _HasStats(Protocol):
-    def stats(self, feature: str, /) -> FeatureStats: ...

@@ -151,7 +151,7 @@ class FeatureStorage:
             )
         # a missing or stale cache is an error here, not in a worker
         cache = self._cache(split, expect, names)
-        check_complete(cache, allow_incomplete=allow_incomplete)
+        check_complete(cache.opened, allow_incomplete=allow_incomplete)
         readers = {name: cache.reader(name, dtype=(dtypes or {}).get(name)) for name in names}
         _keep_stored(dataset, cache, names, skip=missing == "skip")
         for name, reader in readers.items():

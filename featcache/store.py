@@ -1,83 +1,91 @@
-"""Reading a cache: ids, lengths, statistics, and arrays straight from their bytes."""
+"""`open` and `Cache`: the table of a cache's generation, which can also be edited."""
 
 from __future__ import annotations
 
+import copy
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-from numpy.typing import NDArray
+from typing import Any, Literal, Self
 
 from featcache._checks import directory
 from featcache.errors import CacheError, UnknownNameError, nearest
 from featcache.format.feature_sets import stored_sets
-from featcache.format.files import from_storage, reading
+from featcache.format.files import reading
 from featcache.format.lock import at_work
 from featcache.reading.containers import NO_ROOTS, absolute_roots
-from featcache.reading.described import Described
-from featcache.reading.generation import Generation, PaddedFeatures, read_padded
+from featcache.reading.generation import Generation
 from featcache.reading.opening import (
+    CachePath,
     Expectation,
     OpenSettings,
     damage_of,
+    missing_from,
+    open_again,
     open_generation,
-    settings_of,
 )
 from featcache.reading.reader import FeatureReader
 from featcache.reading.verify import WHAT_TO_DO, raise_damage, tell_unequal_ends
+from featcache.tables.selection import Selection
+from featcache.tables.table import FeatureTable
 from featcache.writing import edit
 from featcache.writing.annotate import AnnotationSource, annotate
 
-if TYPE_CHECKING:
-    from featcache.tables.table import FeatureTable
-
-CachePath = str | os.PathLike[str]
 VERIFY = ("columns", "arrays")
 
 
-class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
-    """One published generation of a cache, as `featcache.open` returns it.
+class Cache(FeatureTable):
+    """The table of a cache, as `featcache.open` returns it, which can also be edited.
 
-    Threads, forks and pickles may share it: a pickle opens the same generation again, or the
-    current one where that is gone, unless it was made anew from something else meanwhile.
+    It reads one published generation: the one that was current when it was opened, refreshed or
+    edited last. Tables, views, readers and loaders that were made of it before keep theirs.
+    Threads, forks and pickles may share it; while one thread edits, each call of another reads the
+    generation before or the one after. Row numbers hold for one generation: threads that use them
+    while others edit take `cache.table`, which stays. A pickle opens the same generation again, or
+    the current one where that is gone, unless it was made anew from something else meanwhile.
 
     A mapping from utterance ids to dicts of arrays, and a context manager. Rows, and with them
     `ids`, iteration and `lengths`, are in the order of the ids' UTF-8 bytes. Where features were
     added later, as a feature set, they are the utterances that all sets have.
-
-    Attributes:
-        path: the cache directory.
-        version: the tag that it was opened by; None: none.
-        opened: manifest, index and containers, for what is built on caches.
     """
 
-    def __init__(self, path: Path, opened: Generation, version: str | None = None) -> None:
-        self.path = path
-        self._show(opened, version)
+    def __init__(self, opened: Generation) -> None:
+        super().__init__(Selection.of(opened))
+        self._edits: list[object] = []  # those that threads make now
+        self._refreshing = os.getpid(), threading.Lock()
 
-    def _show(self, opened: Generation, version: str | None) -> None:
-        self.opened, self.version, self._index = opened, version, opened.index
+    def _has_moved_on(self, selection: Selection) -> bool:
+        if self._edits:  # which may have removed files of the generation before
+            self.refresh()
+        before, now = selection.blocks.generations[0], self.opened
+        return before.manifest.write_id != now.manifest.write_id
 
-    def as_opened(self) -> tuple[Expectation, OpenSettings]:
-        """Return with what the same is opened again, or the current generation of it."""
-        settings = settings_of(self.opened, self.version)
-        return Expectation.of_opened(self.opened), settings._replace(features=self.features)
+    @contextmanager
+    def _editing(self, what: str) -> Iterator[None]:
+        """Refuse an edit of a version; read the generation that an edit publishes."""
+        if self.version is not None:
+            raise CacheError(
+                f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
+                f"cache without version= to {what}"
+            )
+        self._edits.append(what)
+        try:
+            yield
+            self.refresh()
+        finally:
+            self._edits.pop()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return open_with, (self.path, *self.as_opened())
+        how = Expectation.of_opened(self.opened), OpenSettings.of(self.opened)
+        return open_with, (self.path, *how)
 
     def __repr__(self) -> str:
         writer = "" if self.complete or self.version else at_work(self.path)
         state = "complete" if self.complete else f"incomplete{writer and f', {writer}'}"
         features = ", ".join(self.features)
         return f"<Cache {str(self.path)!r}: {len(self)} utterances of {features}, {state}>"
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._index.ids)
 
     def __enter__(self) -> Self:
         return self
@@ -88,75 +96,93 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
     def close(self) -> None:
         """Release the container files: arrays cannot be read any more, ids and lengths can.
 
-        A cache that nobody holds closes itself. Copies, readers and pickles open their own files.
+        A cache that nobody holds closes itself. Tables of it are closed, too; readers and pickles
+        open their own files.
         """
         self.opened.close()
 
-    __eq__ = object.__eq__  # a mapping would compare all arrays
-    __hash__ = object.__hash__
-
-    def __contains__(self, id: object) -> bool:
-        return isinstance(id, str) and self._index.find(id) >= 0
-
-    def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
-        row = self.opened.row(id)
-        return {
-            name: from_storage(arrays.read(row), arrays.declared_dtype)
-            for name, arrays in self.opened.features.items()
-        }
-
     @property
     def table(self) -> FeatureTable:
-        """All utterances as a table, of which views are made: `cache.table.select(ids)`."""
-        from featcache.tables.table import FeatureTable
+        """The table of the generation that is read now, which stays when the cache is edited."""
+        return FeatureTable(self.selection)
 
-        return FeatureTable.of(self)
+    @property
+    def opened(self) -> Generation:
+        """Manifest, index and containers, for what is built on caches."""
+        return self.selection.blocks.generations[0]
 
-    def read(
-        self,
-        id: str,
-        feature: str,
-        start: int | None = None,
-        stop: int | None = None,
-        *,
-        copy: bool = True,
-    ) -> NDArray[Any]:
-        """Return a writable copy of an array, or of its frames from `start` to before `stop`.
+    @property
+    def version(self) -> str | None:
+        """The tag that it was opened by; None: none."""
+        return self.opened.version
 
-        Shape (frames, *dims), or `dims` without a time axis; declared dtype, bfloat16 as the
-        float32 of the same value. Only the bytes of these frames are read, or the blocks that hold
-        them where a codec is used.
+    @property
+    def generation(self) -> int:
+        """Number of this generation, counted up with each publish."""
+        return self.opened.manifest.generation
 
-        With `copy=False` the array is read-only: the mapped bytes themselves where they are the
-        array, that is without a codec, in one piece, no bfloat16, not with `mapped=False`. It stays
-        good as long as you hold it, after `close`, `refresh` and `compact`, too; so long the disk
-        keeps its file. Whoever cuts an adopted file short ends the process, as with any mapped one.
-        `torch.from_numpy` warns of an array that is read-only.
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Fingerprint: what the cache was made from, its declarations under "features"."""
+        return copy.deepcopy(dict(self.opened.manifest.fingerprint))
 
-        Raises `KeyNotFoundError` for an unknown id or feature, `WindowError` unless 0 <= start <=
-        stop <= frames.
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays as they are stored, as small as their codecs made them."""
+        return sum(int(columns.nbytes.sum()) for columns in self.opened.index.features.values())
+
+    @property
+    def expected(self) -> int | None:
+        """Number of utterances that the cache is to hold; None if its writer did not know."""
+        expected = self.opened.manifest.expected
+        return None if expected is None else expected.count
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Ids of the expected utterances that could not be computed.
+
+        They are in the order of their UTF-8 bytes.
+        """
+        return tuple(self.opened.failed)
+
+    def missing(self, feature: str) -> tuple[str, ...]:
+        """Return the ids that lack a feature and have others, in the order of their UTF-8 bytes.
+
+        None but in a cache of feature sets, whose rows are the utterances that all of them have.
         """
         opened = self.opened
-        arrays = opened.arrays(feature)
-        stored = opened.read(id, arrays, start, stop, copy=copy)
-        return from_storage(stored, arrays.declared_dtype, writable=copy)
+        opened.arrays(feature)
+        return tuple(missing_from(opened, feature))
 
-    def read_batch(self, ids: Iterable[str], feature: str) -> PaddedFeatures:
-        """Return the arrays of several utterances, copied into one array padded with zeros.
+    def reader(self, feature: str, *, dtype: object = None) -> FeatureReader:
+        """Return a picklable callable that gives the torch tensor of an id.
 
-        Raises `KeyNotFoundError` for an unknown id or feature.
+        It has this cache's settings. `dtype` is that of the tensors; None: as declared.
         """
-        return read_padded(self.opened, ids, feature)
+        opened = self.opened
+        opened.arrays(feature)
+        return FeatureReader.of(opened, feature, dtype=dtype)
+
+    def refresh(self) -> None:
+        """Read the current generation from now on, or what `version` names now.
+
+        Raises `StaleCacheError`, and goes on with what it has, for a cache that was made anew from
+        something else.
+        """
+        pid, lock = self._refreshing
+        if pid != os.getpid():  # of a fork, whose parent may have held it
+            pid, lock = self._refreshing = os.getpid(), threading.Lock()
+        with lock:  # what another thread opened before is not shown after what this one opens
+            self.selection = Selection.of(open_again(self.opened, names=()))
 
     def annotate(
         self, source: AnnotationSource, *, unknown: Literal["raise", "skip"] = "raise"
     ) -> None:
-        """Annotate utterances, atomically and durably, as a new generation.
+        """Annotate utterances, atomically and durably, as a new generation, which is read then.
 
-        `featcache.open` reads it; this one stays as it is. Annotations and utterances that are not
-        in the source keep what they have; None, an empty cell, or "nan" in a column of numbers,
-        takes a value away. Later writers keep values by id, through overwrites, too; a deleted
-        utterance loses them.
+        Annotations and utterances that are not in the source keep what they have; None, an empty
+        cell, or "nan" in a column of numbers, takes a value away. Later writers keep values by id,
+        through overwrites, too; a deleted utterance loses them.
 
         Args:
             source: `{"utt-1": {"speaker": "anna", "snr": 13.5}, ...}`; or a file with a column "id"
@@ -167,60 +193,36 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         of that which is there, `ConfigError` for no source, `DuplicateIdError` for an id that comes
         twice, `CacheLockedError` while the cache is written; then nothing is changed.
         """
-        self._refuse_version("annotate it")
-        mine = {*self.features}
-        sets = [each for each, found in stored_sets(self.path) if mine & found.features.keys()]
-        annotate(self.path, sets or [self.path], source, unknown)
-
-    def reader(self, feature: str, *, dtype: object = None) -> FeatureReader:
-        """Return a picklable callable that gives the torch tensor of an id.
-
-        It has this cache's settings. `dtype` is that of the tensors; None: as declared.
-        """
-        self.opened.arrays(feature)
-        return FeatureReader.of(self.opened, feature, self.version, dtype=dtype)
-
-    def refresh(self) -> None:
-        """Read the current generation from now on, or what `version` names now.
-
-        Tables and loaders that were made of it before go on with what they have.
-        """
-        same, settings = self.as_opened()
-        now = open_with(self.path, same, settings._replace(names=()))
-        self._show(now.opened, now.version)
+        with self._editing("annotate it"):
+            mine = {*self.features}
+            sets = [each for each, found in stored_sets(self.path) if mine & found.features.keys()]
+            annotate(self.path, sets or [self.path], source, unknown)
 
     def delete(self, ids: Iterable[str]) -> None:
-        """Delete utterances, durably, as a new generation; they are no more expected.
+        """Delete utterances, durably, as a new generation, which is read then.
 
-        Those that have failed are forgotten. Readers see it from their next open or `refresh`, this
-        one too. The bytes stay in the files until `compact`. An utterance that a data set still
-        lists is computed again when `cache_features` or `extract` fills the cache again.
+        They are no more expected; those that have failed are forgotten. Others see it from their
+        next open or `refresh`. The bytes stay in the files until `compact`. An utterance that a
+        data set still lists is computed again when `cache_features` or `extract` fills the cache
+        again.
 
         Raises `KeyNotFoundError`, and deletes nothing, for an id that is neither stored nor failed;
         `CacheLockedError` while the cache is written.
         """
-        self._refuse_version("delete from it")
-        edit.delete(self.path, ids, self.opened.roots)
+        with self._editing("delete from it"):
+            edit.delete(self.path, ids, self.opened.roots)
 
     def collect(self) -> None:
         """Read all bytes of adopted sources once: their checksums and statistics are kept.
 
-        Then `stats`, `check_reads` and `verify="arrays"` serve an adopted cache, too; this one
-        reads the new generation. Other caches have all that. A killed run changes nothing. Raises
+        Then `stats`, `check_reads` and `verify="arrays"` serve an adopted cache, too, whose new
+        generation is read. Other caches have all that. A killed run changes nothing. Raises
         `CorruptCacheError` if a source has changed since it was adopted, `FeatureError` for NaN or
         infinity, which have no statistics: `delete` these utterances, or adopt with
         `nonfinite="keep"`.
         """
-        self._refuse_version("collect")
-        edit.collect(self.path, self.opened.roots)
-        self.refresh()
-
-    def _refuse_version(self, what: str) -> None:
-        if self.version is not None:
-            raise CacheError(
-                f"version {self.version!r} of cache {str(self.path)!r} does not change; open the "
-                f"cache without version= to {what}"
-            )
+        with self._editing("collect"):
+            edit.collect(self.path, self.opened.roots)
 
     @property
     def tags(self) -> dict[str, int]:
@@ -230,8 +232,9 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
     def tag(self, name: str) -> None:
         """Give this generation a name, by which `featcache.open(path, version=name)` opens it.
 
-        It stays whole through appends, deletions, overwrites and `compact`, until `untag`. Raises
-        `ConfigError` for a name that another generation has.
+        That is the one that is read, also where there is a newer one. It stays whole through
+        appends, deletions, overwrites and `compact`, until `untag`. Raises `ConfigError` for a name
+        that another generation has.
         """
         edit.tag(self.path, name, self.opened.names)
 
@@ -242,8 +245,8 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
     def compact(self, *, drop_tags: bool = False) -> None:
         """Rewrite what holds deleted utterances, and small parts, and remove the old files.
 
-        Afterwards no file of the cache holds a byte of what was deleted or replaced. Who has an
-        earlier generation open must open the cache again.
+        Afterwards no file of the cache holds a byte of what was deleted or replaced, and the new
+        generation is read. Tables and loaders of an earlier one must be made again.
 
         Args:
             drop_tags: take away the tags that hold what was deleted or replaced, which the log
@@ -252,7 +255,8 @@ class Cache(Described, Mapping[str, dict[str, NDArray[Any]]]):
         Raises `CacheError` for such tags, and for leftovers that only a person may remove;
         `StorageFullError` if the disk has no room for the copies.
         """
-        edit.compact(self.path, drop_tags=drop_tags)
+        with self._editing("compact it"):
+            edit.compact(self.path, drop_tags=drop_tags)
 
 
 def open(
@@ -305,9 +309,7 @@ def open(
 
 def open_with(path: Path, expectation: Expectation, settings: OpenSettings) -> Cache:
     """Open a cache as another one was opened, or with settings that users do not have."""
-    with reading(path):
-        opened = open_generation(path, expectation, settings)
-    return Cache(path, opened, settings.version)
+    return Cache(open_generation(path, expectation, settings))
 
 
 def open_features(

@@ -10,6 +10,7 @@ import speechbrain as sb
 import torch
 from speechbrain.dataio.dataset import DynamicItemDataset
 
+import featcache
 from featcache.brain import FeatureCacheMixin
 from featcache.extraction.unpad import unpad
 from featcache.storage import FeatureStorage
@@ -115,4 +116,4 @@ def failures(storage: FeatureStorage, split: str = "train") -> list[dict[str, An
 
 
 def failed(view: FeatureTable) -> list[str]:
-    return sorted(view.cache.failed)
+    return sorted(featcache.open(view.path).failed)

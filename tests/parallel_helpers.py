@@ -125,7 +125,9 @@ def extract(provider: Provider, **settings: Any) -> featcache.Cache:
         "progressbar": False,
         **settings,
     }
-    return featcache.extract(provider, provider.folder / "cache", FEATURES, **given).cache
+    return featcache.open(
+        featcache.extract(provider, provider.folder / "cache", FEATURES, **given).path
+    )
 
 
 def assert_holds(cache: featcache.Cache, numbers: Iterable[int], *, complete: bool = True) -> None:

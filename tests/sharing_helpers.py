@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -46,7 +47,10 @@ def at_once(
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert not any(thread.is_alive() for thread in threads), "a thread does not end"
+    if any(thread.is_alive() for thread in threads):
+        frames = sys._current_frames()
+        stuck = [frames[each.ident] for each in threads if each.is_alive() and each.ident in frames]
+        raise AssertionError("\n".join("".join(traceback.format_stack(each)) for each in stuck))
     for error in errors:
         if not isinstance(error, allowed):
             raise error

@@ -125,6 +125,36 @@ def test_threads_that_share_an_object_get_what_one_gets(
         assert len(found) == 4 or edits
 
 
+@pytest.mark.parametrize("interval_s", INTERVALS_S)
+def test_threads_that_read_a_cache_while_another_edits_it_get_what_is_right(
+    cache: Path, interval_s: float
+) -> None:
+    right = all_read(featcache.open(cache))
+
+    def edits(shared: featcache.Cache, number: int) -> None:
+        shared.annotate({"utt-2": {"round": number}})
+        shared.delete([f"utt-{100 + number}"])
+        shared.compact()
+        assert (shared.annotation("round")[2], f"utt-{100 + number}" in shared) == (number, False)
+
+    def reads(shared: featcache.Cache) -> None:
+        for _ in range(4):
+            shared.refresh()  # which opens no files: those may go before they are read
+            assert all_read(shared) == right
+            assert shared.read_batch(["utt-5", "utt-1"], "fbank").lengths.tolist() == [6, 2]
+            assert shared["utt-3"]["fbank"].shape == (4, 2)
+            assert {*shared.filter(fbank=(1, 6))} >= {f"utt-{each}" for each in FEW}
+
+    for number in range(ROUNDS):
+        write(cache, range(100 + number, 101 + number))
+        shared = featcache.open(cache)
+        before = shared.table
+        with switching(interval_s):
+            at_once([partial(reads, shared)] * 3 + [partial(edits, shared, number)])
+        assert f"utt-{100 + number}" in before  # whose generation it keeps
+        reads(shared)
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_forks_and_pickles_of_an_object_get_what_it_gets(cache: Path, kind: type) -> None:
     make, use = ALL[kind]

@@ -36,8 +36,9 @@ from featcache.format.files import check_id
 from featcache.format.manifest import ADOPTED, MANIFESTS, PARTS, SETS, refuse_other_formats
 from featcache.format.manifest import NAME as MANIFEST
 from featcache.interface import Ints, storage_dtype
+from featcache.reading.opening import CachePath
 from featcache.registry import backend_names, get_backend, get_kind, kind_names, only_reads
-from featcache.store import Cache, CachePath
+from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 from featcache.writing.adopted_source import Source, publish_adopted
@@ -421,9 +422,9 @@ SETTINGS = ("kind", "feature", "pattern", "time_axis", "nonfinite")  # of `adopt
 SAID = "settings of featcache.adopt, such as kind=, are given as adopting={'kind': ...}"
 
 
-def foreign_source(source: FeatureTable | Cache | CachePath) -> Path | None:
+def foreign_source(source: FeatureTable | CachePath) -> Path | None:
     """Return the path of a source that is there and is no cache."""
-    if isinstance(source, FeatureTable | Cache):
+    if isinstance(source, FeatureTable):
         return None
     path = directory(source, "a source").absolute()
     if is_own(path):

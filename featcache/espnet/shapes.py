@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import overload
@@ -13,6 +12,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache.errors import ConfigError
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches

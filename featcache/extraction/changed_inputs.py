@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import CacheError, ConfigError, StaleCacheError
 from featcache.extraction.dataset_batches import DatasetBatches, Loading

@@ -10,13 +10,13 @@ import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Literal, cast
 
 import torch
 
+from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import CacheError, ConfigError, StaleCacheError
 from featcache.extraction.datasets import IdNumbers

@@ -110,7 +110,7 @@ def view_of(
         rows_of_ids: looks the ids up, or knows their rows.
         level: that of the line in the log where the cache holds others, too.
     """
-    table = FeatureTable.of(cache)
+    table = cache.table
     if ids is None:
         return table
     mine = np.zeros(len(cache), bool)
@@ -120,7 +120,7 @@ def view_of(
         return table
     others = np.flatnonzero(~mine)
     text = "cache %r holds %d utterances, %d of them not in this data set: %s; what is returned is "
-    text += "the view of the others, and its `cache` the whole"
+    text += "the view of the others; featcache.open(path) gives all"
     some = named([cache.ids[row] for row in others[:3].tolist()])
     _log.log(level, text, str(cache.path), len(cache), len(others), some)
     return table.select(np.flatnonzero(mine))

@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from featcache._checks import directory
 from featcache.errors import ConfigError
 from featcache.format.annotations import Values
-from featcache.format.files import from_storage, reading
+from featcache.format.files import from_storage
 from featcache.format.index import UNKNOWN, Stamps
 from featcache.format.manifest import ADOPTED
 from featcache.interface import Ints
 from featcache.reading.generation import Generation
-from featcache.reading.opening import open_generation
-from featcache.store import Cache, CachePath, open_with
+from featcache.reading.opening import CachePath, open_again, open_generation
 from featcache.tables.blocks import Block, BlockMember, TableBlocks
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
@@ -103,9 +102,9 @@ class TableRows:
         None where there are several, rows are segments, or containers are other tools' files.
         """
         selection = self.table.selection
-        if selection.cuts is not None or len(selection.blocks.as_opened) != 1:
+        if selection.cuts is not None or len(selection.blocks.generations) != 1:
             return None
-        opened = selection.blocks.as_opened[0].opened
+        opened = selection.blocks.generations[0]
         return None if opened.sets or is_adopted(opened) else opened
 
     def rows_below(self, rows: Ints) -> Ints:
@@ -143,19 +142,16 @@ class TableRows:
         return Stamps(*(int(column[inner]) for column in known))
 
 
-def table_of(source: FeatureTable | Cache | CachePath) -> FeatureTable:
+def table_of(source: FeatureTable | CachePath) -> FeatureTable:
     """Return the table of a source, which checks what it reads; nothing is expected of a cache.
 
     Raises `ConfigError` for what is no cache and no table.
     """
     if isinstance(source, FeatureTable):
-        table = source
-    elif isinstance(source, Cache):
         table = source.table
     else:
         path = directory(source, "a cache").absolute()
-        with reading(path):
-            table = Cache(path, open_generation(path, None)).table
+        table = FeatureTable(Selection.of(open_generation(path, None)))
     if not len(table):
         raise ConfigError(f"{table!r} holds no utterances, so there is nothing to read")
     blocks = [
@@ -177,6 +173,4 @@ def _checking(member: BlockMember) -> BlockMember:
     opened = member.opened
     if is_adopted(opened) or opened.check_reads:
         return member
-    expectation, settings = member.as_opened.as_opened()
-    checking = open_with(member.as_opened.path, expectation, settings._replace(check_reads=True))
-    return BlockMember(checking, checking.opened, member.rows)
+    return BlockMember(open_again(opened, check_reads=True), member.rows)

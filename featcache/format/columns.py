@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,6 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache.container_files import bytes_at, sync_file, write_all
 from featcache.errors import CorruptCacheError
 from featcache.format.files import (

@@ -13,13 +13,13 @@ import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache.container_files import PAGE_BYTES, Pages, bytes_at
 from featcache.errors import ConfigError, CorruptCacheError
 from featcache.format.annotations import stored_kinds

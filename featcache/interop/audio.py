@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache.errors import ConfigError, FeatureError, MissingDependencyError
 from featcache.format.files import digest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.extraction.datasets import is_map_style, visible_ids, visible_lengths
 from featcache.extraction.run import values_of

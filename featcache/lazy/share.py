@@ -223,7 +223,6 @@ class MadeFrom:
 
     find: Callable[[], Sequence[Provenance]]
     given: Mapping[str, object]
-    # no cached_property: that of Python 3.11 has a lock, which a child forked meanwhile waits for
     _found: list[Watch] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __call__(self) -> Mapping[str, object]:

@@ -19,7 +19,7 @@ from featcache.interface import Ints
 from featcache.loading.memory import Allocate, fresh, worker_memory
 from featcache.loading.padding import Batch, Item, pad, rows_of, torch_dtype
 from featcache.reading.feature_arrays import memory_for
-from featcache.store import Cache, CachePath
+from featcache.reading.opening import CachePath
 from featcache.tables.table import FeatureTable, Numbering, require_rows_of, within_table
 from featcache.tables.times import Seconds, frames_of
 
@@ -152,7 +152,7 @@ class FeatureDataset(Dataset[Item]):
 
     def __init__(
         self,
-        source: FeatureTable | Cache | CachePath,
+        source: FeatureTable | CachePath,
         features: str | Sequence[str] | None = None,
         *,
         annotations: str | Sequence[str] = (),

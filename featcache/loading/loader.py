@@ -32,9 +32,9 @@ from featcache.loading.memory import (
     usable_device,
 )
 from featcache.loading.padding import Batch, Item
+from featcache.reading.opening import CachePath
 from featcache.samplers.epoch import EpochSampler, Iteration
 from featcache.samplers.shuffled import PlainBatchSampler
-from featcache.store import Cache, CachePath
 from featcache.tables.table import FeatureTable
 
 # Place of a loader within its epochs: counts batches that it delivered, not those read ahead.
@@ -411,7 +411,7 @@ class FeatureLoader(Generic[T]):
     @named_settings("a FeatureLoader")
     def __init__(
         self,
-        source: FeatureDataset | Subset[Item] | FeatureTable | Cache | CachePath,
+        source: FeatureDataset | Subset[Item] | FeatureTable | CachePath,
         features: str | Sequence[str] | None = None,
         *,
         batch_sampler: Iterable[Sequence[Index]] | None = None,
@@ -432,7 +432,7 @@ class FeatureLoader(Generic[T]):
         dataset = dataset_of(source)
         if dataset is None:
             dataset = FeatureDataset(
-                cast(FeatureTable | Cache | CachePath, source),
+                cast(FeatureTable | CachePath, source),
                 features,
                 annotations=annotations,
                 dtypes=dtypes,

@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import xxhash
 
+from featcache._cached import cached_property
 from featcache.container_files import PAGE_BYTES
 from featcache.declaration import FrameTimes
 from featcache.errors import CacheError, CorruptCacheError, FeatcacheError, FormatVersionError

@@ -1,6 +1,6 @@
 """`Generation`: a published generation of a cache, open for reading: manifest, index, bytes.
 
-`Cache` (NumPy), `FeatureReader` (torch), `FeatureTable` (rows) and `PartWriter` stand on it.
+`FeatureReader` (torch), `FeatureTable` and `Cache` (NumPy), and `PartWriter` stand on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from featcache.errors import (
 from featcache.format.annotations import AnnotationValues, read_column
 from featcache.format.columns import ColumnFile, Strings
 from featcache.format.feature_sets import stored_sets
-from featcache.format.files import from_storage
 from featcache.format.index import Index, StampColumns, read_index, read_strings
 from featcache.format.lock import at_work
 from featcache.format.manifest import Manifest, manifest_file, read_kept, read_manifest
@@ -36,6 +35,7 @@ from featcache.reading.annotation import BlockRows
 from featcache.reading.containers import NO_ROOTS, AdoptedFiles, Containers, Roots
 from featcache.reading.feature_arrays import Checks, FeatureArrays, arrays_of
 from featcache.reading.verify import raise_damage
+from featcache.stats import FeatureStats
 
 # Manifest and columns of a generation, read while others may publish.
 
@@ -170,7 +170,7 @@ class Generation:
     Safe to share between threads and to fork.
 
     Args:
-        path: the cache directory.
+        path: the directory of its files: the cache's, or that of a feature set.
         contents: its rows.
         containers: the bytes of their arrays.
         file: the columns of the index, where annotations are; None for feature sets.
@@ -180,6 +180,8 @@ class Generation:
         sets: the generations of the feature sets that it is made of, by name; empty for a plain
             cache.
         refused: the errors of features that were made from something else than is expected.
+        cache_path: the cache directory, where that is not `path`.
+        version: the tag that it was opened by; None: none.
 
     Attributes:
         set_rows: the rows of each set that are its rows; None where they are all.
@@ -197,8 +199,10 @@ class Generation:
         roots: Roots = NO_ROOTS,
         sets: Mapping[str, Generation] | None = None,
         refused: Mapping[str, StaleCacheError] | None = None,
+        cache_path: Path | None = None,
+        version: str | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.cache_path, self.version = path, cache_path or path, version
         self.manifest, self.index = contents.manifest, contents.index
         self.failed, self.features = contents.failed, contents.features
         self.set_rows = contents.set_rows
@@ -217,6 +221,8 @@ class Generation:
         check_reads: bool = False,
         name: str | None = None,
         roots: Roots = NO_ROOTS,
+        cache_path: Path | None = None,
+        version: str | None = None,
     ) -> Generation:
         """Open the current generation of a plain cache or a feature set, or that of a `name`.
 
@@ -232,7 +238,15 @@ class Generation:
         features = arrays_of(manifest, index, containers, checks)
         contents = Contents(manifest, index, failed, features)
         return cls(
-            path, contents, containers, file, mapped=mapped, check_reads=check_reads, roots=roots
+            path,
+            contents,
+            containers,
+            file,
+            mapped=mapped,
+            check_reads=check_reads,
+            roots=roots,
+            cache_path=cache_path,
+            version=version,
         )
 
     @classmethod
@@ -255,6 +269,7 @@ class Generation:
             roots=first.roots,
             sets=sets,
             refused=refused,
+            version=first.version,
         )
 
     def check_collected(self, needs: str) -> None:
@@ -292,7 +307,7 @@ class Generation:
         """
         if not isinstance(name, str) or name not in self.manifest.annotations:
             raise KeyNotFoundError(
-                f"no annotation {name!r} in cache {str(self.path)!r}",
+                f"no annotation {name!r} in cache {str(self.cache_path)!r}",
                 hint=lambda: nearest(name, self.manifest.annotations) + self.written_since(),
             )
         for home, each in self.sets.items():
@@ -320,7 +335,7 @@ class Generation:
             if isinstance(feature, str) and feature in self.refused:
                 raise StaleCacheError(str(self.refused[feature])) from None
             raise KeyNotFoundError(
-                f"no feature {feature!r} in cache {str(self.path)!r}",
+                f"no feature {feature!r} in cache {str(self.cache_path)!r}",
                 hint=lambda: nearest(feature, self.features) + self.written_since("open it again"),
             ) from None
 
@@ -328,7 +343,7 @@ class Generation:
         """Return the row of an id; raises `KeyNotFoundError` for an unknown one."""
         row = self.index.find(id) if isinstance(id, str) else -1
         if row < 0:
-            raise self._not_found(id)
+            raise self.not_found(id)
         return row
 
     def find(self, ids: Iterable[str]) -> Ints:
@@ -343,7 +358,7 @@ class Generation:
         listed = listed_ids(ids)
         rows = self.index.find_many(listed)
         if len(rows) and rows.min() < 0:
-            raise self._not_found(listed[int(rows.argmin())])
+            raise self.not_found(listed[int(rows.argmin())])
         return rows
 
     def read(
@@ -364,7 +379,7 @@ class Generation:
         """
         row = self.index.find(id) if isinstance(id, str) else -1
         if row < 0:
-            raise self._not_found(id)
+            raise self.not_found(id)
         return read_row(arrays, row, id, start, stop, copy=copy)
 
     def lengths(self, feature: str, *, ids: Iterable[str] | None = None) -> Ints:
@@ -376,12 +391,28 @@ class Generation:
         arrays.check_lengths(lengths)
         return lengths
 
+    def stats(self, feature: str) -> FeatureStats:
+        """Return count, mean and variance over all frames of a feature.
+
+        Of all utterances that have it: in a generation of feature sets these may be more than its
+        rows. Raises `KeyNotFoundError` if none were collected.
+        """
+        self.arrays(feature)
+        if feature not in self.index.stats:
+            declared = self.manifest.features[feature]["stats"]
+            what = "call collect() of it once" if declared else "declare it with stats: true"
+            raise KeyNotFoundError(
+                f"cache {str(self.cache_path)!r} has no statistics of feature {feature!r}; {what}"
+            )
+        return self.index.stats[feature]
+
     def close(self) -> None:
         """Release the container files: arrays cannot be read any more."""
         for each in self.sets.values() or (self,):
             each.containers.close()
 
-    def _not_found(self, id: str) -> KeyNotFoundError:
+    def not_found(self, id: str) -> KeyNotFoundError:
+        """Return the error for an id that is not there."""
         if not isinstance(id, str):
             return KeyNotFoundError(not_an_id(id))
 
@@ -391,7 +422,7 @@ class Generation:
                 found += f"; it is incomplete, {at_work(self.path) or 'more may come'}"
             return found + self.written_since()
 
-        return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.path)!r}", hint=hint)
+        return KeyNotFoundError(f"no utterance {id!r} in cache {str(self.cache_path)!r}", hint=hint)
 
     def written_since(self, advice: str = "refresh() it, or open it again") -> str:
         """Say, as the end of a message, that a newer generation is there than the one opened."""
@@ -450,28 +481,6 @@ class PaddedFeatures(NamedTuple):
 
     data: NDArray[Any]
     lengths: Ints
-
-
-def read_padded(opened: Generation, ids: Iterable[str], feature: str) -> PaddedFeatures:
-    """Read the arrays of several utterances, as `Cache.read_batch` does."""
-    arrays = opened.arrays(feature)
-    rows = opened.rows(ids)
-    lengths = arrays.lengths[rows]
-    for place in {int(lengths.argmin()), int(lengths.argmax())} if len(rows) else ():
-        arrays.check_length(int(rows[place]))
-    longest = int(lengths.max(initial=0))
-    data = arrays.empty(len(rows), longest)
-    for out, row, length in zip(data, rows.tolist(), lengths.tolist(), strict=True):
-        arrays.read_into(row, out[:length])
-        out[length:] = 0
-    if not arrays.has_frames:
-        if (lengths != 1).any():
-            raise CorruptCacheError(
-                f"cache {str(opened.path)!r} is damaged: feature {feature!r} has no time axis, "
-                "but its index tells of several frames"
-            )
-        data = data.reshape(len(rows), *arrays.dims)
-    return PaddedFeatures(from_storage(data, arrays.declared_dtype), lengths)
 
 
 def _require_collected(path: Path, manifests: Iterable[Manifest], needs: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -31,6 +32,7 @@ from featcache.errors import (
 )
 from featcache.format.columns import Strings
 from featcache.format.feature_sets import last_edits, set_directories, stored_sets
+from featcache.format.files import reading
 from featcache.format.fingerprint import (
     ABSENT,
     Difference,
@@ -365,19 +367,15 @@ class OpenSettings(NamedTuple):
     names: tuple[str, ...] = ()  # generations that were open before, where they are still there
     roots: Roots = NO_ROOTS  # places of adopted sources, by key
 
+    @classmethod
+    def of(cls, opened: Generation) -> OpenSettings:
+        """Return the settings with which the same features of the same generation are opened."""
+        features, names = tuple(opened.manifest.features), opened.names
+        return cls(opened.mapped, opened.check_reads, features, opened.version, names, opened.roots)
+
 
 ALL = OpenSettings()
-
-
-def settings_of(opened: Generation, version: str | None) -> OpenSettings:
-    """Return with what the same generation is opened again."""
-    return OpenSettings(
-        mapped=opened.mapped,
-        check_reads=opened.check_reads,
-        version=version,
-        names=opened.names,
-        roots=opened.roots,
-    )
+CachePath = str | PathLike[str]
 
 
 def open_generation(
@@ -387,19 +385,29 @@ def open_generation(
 
     Raises `StaleCacheError` if nothing of it was made from that.
     """
-    try:
-        opened = _open(path, settings)
-    except FeatureSetsError as found:
-        sets = _open_at_once(path, found.names, settings)
-        _check_roots(path, sets.values(), settings)
-        if len(sets) > 1:
-            return _joined(path, sets, expectation)
-        (opened,) = sets.values()
-    else:
-        _check_roots(path, (opened,), settings)
-    if expectation is not None:
-        expectation.check(opened)
-    return opened
+    with reading(path):
+        try:
+            opened = _open(path, path, settings)
+        except FeatureSetsError as found:
+            sets = _open_at_once(path, found.names, settings)
+            _check_roots(path, sets.values(), settings)
+            if len(sets) > 1:
+                return _joined(path, sets, expectation)
+            (opened,) = sets.values()
+        else:
+            _check_roots(path, (opened,), settings)
+        if expectation is not None:
+            expectation.check(opened)
+        return opened
+
+
+def open_again(opened: Generation, **changed: Any) -> Generation:
+    """Open the same generation anew, or the current one where it is gone, with other settings.
+
+    Raises `StaleCacheError` for a cache that was made from something else meanwhile.
+    """
+    settings = OpenSettings.of(opened)._replace(**changed)
+    return open_generation(opened.cache_path, Expectation.of_opened(opened), settings)
 
 
 def _check_roots(path: Path, opened: Iterable[Generation], settings: OpenSettings) -> None:
@@ -469,10 +477,10 @@ def _of_version(path: Path, sets: dict[str, Path], settings: OpenSettings) -> di
                 f"cache {str(path)!r} has no version {settings.version!r}; "
                 f"{nearest(settings.version, known)}"
             )
-    return {name: _open(directory, settings) for name, directory in sets.items()}
+    return {name: _open(directory, path, settings) for name, directory in sets.items()}
 
 
-def _open(path: Path, settings: OpenSettings) -> Generation:
+def _open(path: Path, cache_path: Path, settings: OpenSettings) -> Generation:
     name = _generation_of(path, settings)
     opened = partial(
         Generation.at,
@@ -480,6 +488,8 @@ def _open(path: Path, settings: OpenSettings) -> Generation:
         mapped=settings.mapped,
         check_reads=settings.check_reads,
         roots=settings.roots,
+        cache_path=cache_path,
+        version=settings.version,
     )
     try:
         return opened(name=name)
@@ -500,21 +510,17 @@ def _generation_of(path: Path, settings: OpenSettings) -> str | None:
 # Refusing to read a cache that lacks utterances, unless that is wanted.
 
 
-def check_complete(cache: object, *, allow_incomplete: bool = False) -> None:
-    """Raise `IncompleteError` for a cache that its writer has not finished, and say who writes it.
-
-    What does not say whether it is complete passes; a table tells which of its caches is not.
-    """
-    if allow_incomplete or getattr(cache, "complete", True):
+def check_complete(opened: Generation, *, allow_incomplete: bool = False) -> None:
+    """Raise `IncompleteError` for a cache that its writer has not finished; say who writes it."""
+    manifest, path = opened.manifest, opened.cache_path
+    if allow_incomplete or manifest.complete:
         return
-    getattr(cache, "require_complete", bool)()
-    path, expected = getattr(cache, "path", None), getattr(cache, "expected", None)
-    count = len(cache) if hasattr(cache, "__len__") else 0
-    of = "" if expected is None else f" of {expected}"
+    of = "" if manifest.expected is None else f" of {manifest.expected.count}"
+    count = manifest.rows
     there = f"{count}{of} {'utterance is' if count == 1 and not of else 'utterances are'} there"
-    there += "".join(_lacking(cache))
+    there += "".join(_lacking(opened))
     with contextlib.suppress(OSError):  # a cache that only others can write to
-        if path is not None and holder(path) is not None and is_locked(path):
+        if holder(path) is not None and is_locked(path):
             there += f"; it is being written by {holder_text(path)}"
     raise IncompleteError(
         f"cache {str(path)!r} is incomplete: {there}; go on with what fills it "
@@ -523,11 +529,11 @@ def check_complete(cache: object, *, allow_incomplete: bool = False) -> None:
     )
 
 
-def _lacking(cache: Any) -> Iterator[str]:
+def _lacking(opened: Generation) -> Iterator[str]:
     """Give, for each feature set of a cache, what it lacks of the others."""
-    for set_ in getattr(getattr(cache, "opened", None), "sets", {}).values():
-        feature = next(iter(set_.features))
-        if missing := len(cache.missing(feature)):
+    for each in opened.sets.values():
+        feature = next(iter(each.features))
+        if missing := len(missing_from(opened, feature)):
             have = "has" if missing == 1 else "have"
             them = f"cache.missing({feature!r})"
             yield f"; {missing} more {have} no {feature!r}: compute or delete them, {them}"

@@ -60,9 +60,7 @@ class FeatureReader:
         self._opened: Generation | None = None
 
     @classmethod
-    def of(
-        cls, opened: Generation, feature: str, version: str | None, *, dtype: object = None
-    ) -> FeatureReader:
+    def of(cls, opened: Generation, feature: str, *, dtype: object = None) -> FeatureReader:
         """Return a reader of what is open already, with the same settings."""
         opened = opened.of_feature(feature)
         reader = cls.__new__(cls)
@@ -73,7 +71,7 @@ class FeatureReader:
             _check_reads=opened.check_reads,
             _mapped=opened.mapped,
             _roots=opened.roots,
-            _name=opened.manifest.name if version is not None else None,
+            _name=opened.manifest.name if opened.version is not None else None,
             _expectation=Expectation.of_opened(opened),
             _opened=None,
         )
@@ -119,6 +117,7 @@ class FeatureReader:
                     check_reads=self._check_reads,
                     name=self._name,
                     roots=self._roots,
+                    cache_path=self.path,
                 )
                 if self._expectation.same is None:  # nobody has opened the cache before
                     self._check_roots()

@@ -7,20 +7,20 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError, UnknownNameError, nearest
 from featcache.format.files import digest
 from featcache.interface import Ints
+from featcache.reading.opening import CachePath
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups, split_up
-from featcache.store import Cache, CachePath
 from featcache.tables.columns import stable_order
 from featcache.tables.table import (
     FeatureTable,
@@ -33,9 +33,7 @@ from featcache.tables.table import (
 
 # Lengths of the utterances to batch: of arrays, or of the features of a cache.
 
-LengthsLike = (
-    ArrayLike | Sequence[ArrayLike] | Cache | CachePath | FeatureTable | HasTable | HasSome
-)
+LengthsLike = ArrayLike | Sequence[ArrayLike] | CachePath | FeatureTable | HasTable | HasSome
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,9 @@ def shapes_of(lengths: LengthsLike, axes: int = 1) -> tuple[list[Shapes], Featur
     Arrays hold lengths, (utterances,), or with two `axes` also shapes, (utterances, 1 + dims).
     Raises `ConfigError` for what is neither, for no utterances and for features of different ones.
     """
-    if isinstance(lengths, Cache | str | os.PathLike):
+    if isinstance(lengths, FeatureTable | str | os.PathLike):
         lengths = FeatureTable.of(lengths)
-    found = (lengths, lengths) if isinstance(lengths, FeatureTable) else within_table(lengths)
+    found = within_table(lengths)
     if found is not None:
         owner, table = found
         if not len(table):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 
 import numpy as np
 
+from featcache._cached import cached_property
 from featcache._checks import whole_number
 from featcache.errors import ConfigError
 from featcache.format.files import digest

@@ -10,16 +10,17 @@ import os
 import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import accumulate
 from multiprocessing import context, reduction
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache.declaration import FrameTimes
-from featcache.errors import ConfigError, KeyNotFoundError, nearest
+from featcache.errors import ConfigError, KeyNotFoundError, StaleCacheError, nearest
 from featcache.format.annotations import wider_kind
 from featcache.format.columns import Strings, ends_of
 from featcache.format.files import digest
@@ -28,9 +29,7 @@ from featcache.interface import Ints
 from featcache.reading.annotation import Annotation, BlockRows
 from featcache.reading.feature_arrays import FeatureArrays
 from featcache.reading.generation import Generation
-from featcache.reading.opening import check_complete
-from featcache.store import Cache, CachePath
-from featcache.store import open as open_cache
+from featcache.reading.opening import Expectation, OpenSettings, open_generation
 
 # `SharedArray`: numbers that processes share: none of them has a copy of its own.
 
@@ -161,34 +160,38 @@ class RowMap:
 
 
 class BlockMember(NamedTuple):
-    """A cache of a block, and the rows of it in the order of the block; None: all, in order.
+    """A generation of a cache, and the rows of it in a block's order; None: all, in its own.
 
-    All is read from the generation that was open when the table was made: the cache may be
-    refreshed.
+    A pickle opens the same generation again, or the current one where that is gone: where rows have
+    other numbers then, a `StaleCacheError` says so.
     """
 
-    cache: Cache
     opened: Generation
     rows: RowMap | None = None
-
-    @classmethod
-    def of(cls, cache: Cache) -> BlockMember:
-        """Return the member of all rows of a cache as it is open now."""
-        return cls(cache, cache.opened)
 
     def __len__(self) -> int:
         return len(self.opened.index) if self.rows is None else len(self.rows)
 
-    @property
-    def as_opened(self) -> Cache:
-        """The cache with the generation that is read."""
-        if self.cache.opened is self.opened:
-            return self.cache
-        return Cache(self.opened.path, self.opened, self.cache.version)
+    def __reduce__(self) -> tuple[object, ...]:
+        opened = self.opened
+        how = (opened.cache_path, Expectation.of_opened(opened), OpenSettings.of(opened))
+        return _unpickled_member, (*how, opened.manifest.generation, self.rows)
 
     def inner(self, rows: Ints) -> Ints:
         """Return the cache's rows of rows of the block."""
         return rows if self.rows is None else self.rows.below[rows]
+
+
+def _unpickled_member(
+    path: Path, expectation: Expectation, settings: OpenSettings, number: int, rows: RowMap | None
+) -> BlockMember:
+    opened = open_generation(path, expectation, settings)
+    if opened.manifest.generation != number:
+        raise StaleCacheError(
+            f"cache {str(path)!r} was written on since it was opened (generation {number}, now "
+            f"{opened.manifest.generation}), and its rows have other numbers now; open it again"
+        )
+    return BlockMember(opened, rows)
 
 
 # `Block` and `TableBlocks`: caches side by side, and such blocks one after another.
@@ -216,11 +219,6 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.members[0])
-
-    @property
-    def caches(self) -> tuple[Cache, ...]:
-        """The caches of the members."""
-        return tuple(member.cache for member in self.members)
 
     @property
     def whole(self) -> bool:
@@ -305,18 +303,20 @@ class TableBlocks:
         return self.starts[-1]
 
     @property
-    def caches(self) -> tuple[tuple[Cache, ...], ...]:
-        """The caches of each block."""
-        return tuple(block.caches for block in self.blocks)
+    def generations(self) -> list[Generation]:
+        """The generations that are read, block by block."""
+        return [member.opened for block in self.blocks for member in block.members]
 
     @property
-    def as_opened(self) -> list[Cache]:
-        """The caches, with the generations that are read."""
-        return [member.as_opened for block in self.blocks for member in block.members]
+    def paths(self) -> tuple[Path, ...]:
+        """The cache directories, each once."""
+        return tuple(dict.fromkeys(opened.cache_path for opened in self.generations))
 
     def require(self, feature: str) -> None:
         """Raise `KeyNotFoundError` for an unknown feature, `StaleCacheError` for a stale one."""
         if not isinstance(feature, str) or feature not in self.features:
+            if len(generations := self.generations) == 1:
+                generations[0].arrays(feature)  # which raises an error that names the cache
             self.refuse_stale(feature)
             raise KeyNotFoundError(
                 f"no feature {feature!r}",
@@ -325,15 +325,14 @@ class TableBlocks:
 
     def written_since(self) -> str:
         """Say, as the end of a message, that a cache below was written on since it was opened."""
-        opened = (member.opened for block in self.blocks for member in block.members)
         advice = "open it again, and make tables of it anew"
-        return next(filter(None, (each.written_since(advice) for each in opened)), "")
+        return next(filter(None, (each.written_since(advice) for each in self.generations)), "")
 
     def refuse_stale(self, name: str) -> None:
         """Raise `StaleCacheError` for a feature that was made from something else."""
-        for cache in (cache for block in self.blocks for cache in block.caches):
-            if isinstance(name, str) and name in cache.opened.refused:
-                cache.opened.arrays(name)  # which says why it is not there
+        for opened in self.generations if isinstance(name, str) else ():
+            if name in opened.refused:
+                opened.arrays(name)  # which says why it is not there
 
     def of_feature(self, feature: str) -> list[FeatureArrays]:
         """Return the arrays of a feature in each block."""
@@ -352,7 +351,7 @@ class TableBlocks:
         first, *others = self.of_feature(feature)
         for number, other in enumerate(others, 1):
             if other.times != first.times:
-                paths = [self.blocks[n].features[feature].cache.path for n in (0, number)]
+                paths = [self.blocks[n].features[feature].opened.cache_path for n in (0, number)]
                 said = [_said(each.times) for each in (first, other)]
                 raise ConfigError(
                     f"feature {feature!r} is declared with {said[0]} in {str(paths[0])!r} and with "
@@ -417,6 +416,8 @@ class TableBlocks:
                 )
             kind = wider_kind(kind, there)
         if kind is None:
+            if len(generations := self.generations) == 1:
+                generations[0].annotation(name)  # which raises an error that names the cache
             raise KeyNotFoundError(
                 f"no annotation {name!r}",
                 hint=lambda: nearest(name, self.annotations) + self.written_since(),
@@ -462,33 +463,3 @@ class TableBlocks:
 
 def _said(times: FrameTimes | None) -> str:
     return "no frame_s" if times is None else f"frame_s {times.frame_s}, offset_s {times.offset_s}"
-
-
-def opened(source: Cache | CachePath, needed: str) -> Cache:
-    """Return a cache, opened where a path is given; raises `ConfigError` with what is needed."""
-    if not isinstance(source, Cache | str | os.PathLike):
-        raise ConfigError(f"{needed}, not {source!r}")
-    return source if isinstance(source, Cache) else open_cache(source)
-
-
-# The caches below a table, taken together: the only one, and whether all are complete.
-
-
-def only_cache(blocks: TableBlocks, said: str) -> Cache:
-    """Return the one cache of blocks; raises `ConfigError`, as `said`, where there are several."""
-    caches = [*dict.fromkeys(cache for block in blocks.caches for cache in block)]
-    if len(caches) > 1:
-        paths = ", ".join(repr(str(cache.path)) for cache in caches)
-        raise ConfigError(f"{said} is made of several caches: {paths}; choose from .caches")
-    return caches[0]
-
-
-def all_complete(blocks: TableBlocks) -> bool:
-    """Whether all caches are complete."""
-    return all(cache.complete for cache in blocks.as_opened)
-
-
-def require_all_complete(blocks: TableBlocks) -> None:
-    """Raise `IncompleteError` for a cache that its writer has not finished."""
-    for cache in blocks.as_opened:
-        check_complete(cache)

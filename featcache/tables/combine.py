@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,15 +15,12 @@ from featcache.format.fingerprint import Difference, differences
 from featcache.format.index import Hashes
 from featcache.interface import Ints
 from featcache.reading.feature_arrays import FeatureArrays
-from featcache.store import Cache, CachePath
+from featcache.reading.generation import Generation
+from featcache.reading.opening import CachePath
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
 from featcache.tables.segments import Cuts
 from featcache.tables.selection import Selection
 from featcache.tables.table import FeatureTable
-
-if TYPE_CHECKING:
-    from featcache.tables.table import FeatureTable
-
 
 # Checks that caches fit together: features and fingerprints, not ids.
 
@@ -34,7 +31,7 @@ _APART = ("stage", "features")
 
 def check_same_features(first: Block, other: Block) -> None:
     """Raise `ConfigError` if features differ in name, dtype, time axis or shape of a frame."""
-    paths = f"{str(first.caches[0].path)!r} and {str(other.caches[0].path)!r}"
+    paths = " and ".join(repr(str(each.members[0].opened.cache_path)) for each in (first, other))
     if first.features.keys() != other.features.keys():
         raise ConfigError(
             f"caches {paths} have different features: {', '.join(first.features)} and "
@@ -63,34 +60,35 @@ def check_unlike(unlike: object) -> None:
 
 def check_made_from_the_same(first: Block, other: Block) -> None:
     """Raise `ConfigError` if a feature of two blocks was made from something else in each."""
-    pairs = {(first.features[name].cache, other.features[name].cache) for name in first.features}
+    pairs = {(first.features[name].opened, other.features[name].opened) for name in first.features}
     for one, two in pairs:
         _refuse(one, two, differences(_made_from(one), _made_from(two)))
 
 
 def check_nothing_contradicts(first: FeatureTable, other: FeatureTable) -> None:
     """Raise `ConfigError` if a key that two fingerprints have has another value in each."""
-    for cache, its in product(_caches(first), _caches(other)):
-        one, two = _made_from(cache), _made_from(its)
-        _refuse(cache, its, differences(_shared(one, two), _shared(two, one)))
+    for mine, its in product(_generations(first), _generations(other)):
+        one, two = _made_from(mine), _made_from(its)
+        _refuse(mine, its, differences(_shared(one, two), _shared(two, one)))
 
 
-def _caches(table: FeatureTable) -> Iterable[Cache]:
-    return dict.fromkeys(cache for block in table.caches for cache in block)
+def _generations(table: FeatureTable) -> Iterable[Generation]:
+    return dict.fromkeys(table.selection.blocks.generations)
 
 
-def _refuse(first: Cache, other: Cache, unlike: list[Difference]) -> None:
+def _refuse(first: Generation, other: Generation, unlike: list[Difference]) -> None:
     if unlike:
         lines = "".join(f"\n  {line}" for line in unlike)
+        paths = [repr(str(each.cache_path)) for each in (first, other)]
         raise ConfigError(
-            f"the features of {str(first.path)!r} and {str(other.path)!r} were made from something "
-            f"else ('was': the first, 'now': the second):{lines}\n"
+            f"the features of {paths[0]} and {paths[1]} were made from something else "
+            f"('was': the first, 'now': the second):{lines}\n"
             "compute one of them again, or give unlike='keep' if they go together as they are"
         )
 
 
-def _made_from(cache: Cache) -> dict[str, object]:
-    made_from = cache.opened.manifest.fingerprint
+def _made_from(opened: Generation) -> dict[str, object]:
+    made_from = opened.manifest.fingerprint
     return {key: value for key, value in made_from.items() if key not in _APART}
 
 
@@ -108,8 +106,7 @@ _AT_ONCE = 1 << 16  # ids that are compared at once
 
 def paths_of(table: FeatureTable) -> str:
     """Name the caches of a table, as a part of a message."""
-    paths = [repr(str(cache.path)) for block in table.caches for cache in block]
-    return " and ".join(dict.fromkeys(paths))
+    return " and ".join(repr(str(path)) for path in table.paths)
 
 
 def rows_by_id(first: FeatureTable, other: FeatureTable) -> Ints:
@@ -246,7 +243,7 @@ def _joined_annotation(selections: Sequence[Selection], name: str) -> Annotation
 
 
 def join(
-    *sources: FeatureTable | Cache | CachePath, unlike: Literal["raise", "keep"] = "raise"
+    *sources: FeatureTable | CachePath, unlike: Literal["raise", "keep"] = "raise"
 ) -> FeatureTable:
     """Put the features of several caches or views of the same utterances side by side.
 
@@ -315,12 +312,12 @@ def _mapped(member: BlockMember, rows: Ints) -> BlockMember:
     inner = member.inner(rows)
     every = len(member.opened.index)
     if len(inner) == every and bool((inner == np.arange(every)).all()):
-        return BlockMember(member.cache, member.opened)
-    return BlockMember(member.cache, member.opened, RowMap(inner))
+        return BlockMember(member.opened)
+    return BlockMember(member.opened, RowMap(inner))
 
 
 def concat(
-    *sources: FeatureTable | Cache | CachePath, unlike: Literal["raise", "keep"] = "raise"
+    *sources: FeatureTable | CachePath, unlike: Literal["raise", "keep"] = "raise"
 ) -> FeatureTable:
     """Put the utterances of several caches, or of tables, one after another, in this order.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache.declaration import Seconds64
 from featcache.errors import ConfigError, DuplicateIdError, FeatureError, WindowError
 from featcache.format.annotations import (

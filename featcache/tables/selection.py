@@ -9,31 +9,27 @@ import time
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
-from functools import cached_property, reduce
-from typing import TYPE_CHECKING, cast
+from functools import reduce
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache._checks import are_listed, listed_ids
-from featcache.errors import ConfigError, KeyNotFoundError, RowError, StaleCacheError
+from featcache.errors import ConfigError, KeyNotFoundError, RowError
 from featcache.format.columns import Strings
 from featcache.format.files import digest, from_storage
 from featcache.format.index import Hashes
 from featcache.interface import Bytes, Ints
 from featcache.reading.annotation import Annotation
 from featcache.reading.feature_arrays import FeatureArrays, memory_for
-from featcache.reading.generation import Ids, PaddedFeatures, read_row, window
+from featcache.reading.generation import Generation, Ids, PaddedFeatures, read_row, window
 from featcache.registry import is_lossless
 from featcache.stats import FeatureStats
-from featcache.store import Cache
 from featcache.tables.blocks import Block, BlockMember, RowMap, TableBlocks
 from featcache.tables.segments import Cuts, Segments
 from featcache.tables.times import require_times
-
-if TYPE_CHECKING:
-    from featcache.tables.table import FeatureTable
-
 
 # `Selection`: rows of blocks in some order, whole or cut; a table without its user's words.
 
@@ -55,14 +51,21 @@ class Selection:
         self.blocks = blocks
         self.row_map = row_map
         self.cuts = cuts
+        self._stats: dict[str, FeatureStats] = {}
+        plain = row_map is None and len(blocks.blocks) == 1 and blocks.blocks[0].whole
+        # the index that numbers the rows, where one whole cache does
+        self._whole = blocks.blocks[0].members[0].opened.index if plain else None
+
+    @classmethod
+    def of(cls, opened: Generation) -> Selection:
+        """Return all rows of a generation."""
+        return cls(TableBlocks([Block([BlockMember(opened)])]))
 
     def __len__(self) -> int:
         return len(self.blocks) if self.row_map is None else len(self.row_map)
 
     def __iter__(self) -> Iterator[str]:
-        if self.row_map is None and len(self.blocks.blocks) == 1 and self.blocks.blocks[0].whole:
-            return iter(self.blocks.blocks[0].members[0].opened.index)
-        return map(self.id, range(len(self)))
+        return map(self.id, range(len(self))) if self._whole is None else iter(self._whole.ids)
 
     @property
     def said(self) -> str:
@@ -170,10 +173,31 @@ class Selection:
         span = self.span(feature, rows)
         return lengths if span is None else span[1]
 
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self._find(id) >= 0
+
+    def _find(self, id: str) -> int:
+        return int(self.find([id])[0]) if self._whole is None else self._whole.find(id)
+
+    def rows(self, ids: Iterable[str]) -> Ints:
+        """Return the rows of many ids; raises `KeyNotFoundError` for an unknown one."""
+        listed = listed_ids(ids)
+        found = self.find(listed)
+        if found.min(initial=0) < 0:
+            raise self.not_found(listed[int(found.argmin())])
+        return found
+
+    def row(self, id: str) -> int:
+        """Return the row of an id; raises `KeyNotFoundError` for an unknown one."""
+        row = self._find(id) if isinstance(id, str) else -1
+        if row < 0:
+            raise self.not_found(id)
+        return row
+
     def read(
         self, row: int, feature: str, start: int | None, stop: int | None, *, copy: bool
-    ) -> NDArray[np.generic]:
-        """Return the frames from `start` to before `stop` of a row, as `Cache.read` does."""
+    ) -> NDArray[Any]:
+        """Return the frames from `start` to before `stop` of a row, as `FeatureTable.read` does."""
         block, inner = self.place(row)
         member = block.features[feature]
         arrays = member.opened.arrays(feature)
@@ -200,14 +224,16 @@ class Selection:
 
     def not_found(self, id: str) -> KeyNotFoundError:
         """Return the error for an id that is not there."""
-        paths = " or ".join(dict.fromkeys(repr(str(block[0].path)) for block in self.blocks.caches))
-        first = self.blocks.blocks[0]
+        blocks = self.blocks.blocks
+        if self._whole is not None or not isinstance(id, str):
+            return blocks[0].members[0].opened.not_found(id)
+        first_members = (block.members[0].opened.cache_path for block in blocks)
+        paths = " or ".join(dict.fromkeys(repr(str(path)) for path in first_members))
         if self.row_map is None:
             return KeyNotFoundError(
                 f"no utterance {id!r} in {paths}",
-                hint=lambda: first.nearest(id) + self.blocks.written_since(),
+                hint=lambda: blocks[0].nearest(id) + self.blocks.written_since(),
             )
-        blocks = self.blocks.blocks
         there = self.cuts is None and any(block.find([id])[0] >= 0 for block in blocks)
         return KeyNotFoundError(
             f"no utterance {id!r} in this view of {len(self)} utterances"
@@ -249,32 +275,22 @@ class Selection:
         below = self.blocks.digest
         return digest("".join([below, *made]).encode()) if made else below
 
+    def stats(self, feature: str) -> FeatureStats:
+        """Return the statistics of a feature over all rows, which are kept."""
+        self.blocks.require(feature)
+        if feature not in self._stats:
+            self._stats[feature] = stats_of_rows(self, feature)
+        return self._stats[feature]
+
     def __reduce__(self) -> tuple[object, ...]:
-        blocks = [
-            [(each.as_opened, each.rows) for each in block.members] for block in self.blocks.blocks
-        ]
-        generations = [cache.generation for block in blocks for cache, _ in block]
-        return _unpickled, (blocks, generations, self.row_map, self.cuts)
+        blocks = [block.members for block in self.blocks.blocks]
+        return _unpickled, (blocks, self.row_map, self.cuts)
 
 
 def _unpickled(
-    blocks: Sequence[Sequence[tuple[Cache, RowMap | None]]],
-    generations: list[int],
-    row_map: RowMap | None,
-    cuts: Cuts | None,
+    blocks: Sequence[Sequence[BlockMember]], row_map: RowMap | None, cuts: Cuts | None
 ) -> Selection:
-    caches = [cache for block in blocks for cache, _ in block]
-    for cache, number in zip(caches, generations, strict=True):
-        if cache.generation != number:
-            raise StaleCacheError(
-                f"cache {str(cache.path)!r} was written on since it was opened (generation "
-                f"{number}, now {cache.generation}), and its rows have other numbers now; open it "
-                "again"
-            )
-    made = [
-        Block([BlockMember(cache, cache.opened, rows) for cache, rows in block]) for block in blocks
-    ]
-    return Selection(TableBlocks(made), row_map, cuts)
+    return Selection(TableBlocks([Block(members) for members in blocks]), row_map, cuts)
 
 
 # Statistics of a view: exact, by reading its arrays, or those that a cache has beside them.
@@ -297,9 +313,9 @@ def stats_of_rows(selection: Selection, feature: str) -> FeatureStats:
         member = block.features[feature]
         rows = member.inner(inner)
         if selection.cuts is None:
-            stats, nbytes = _of_whole_rows(member.as_opened, feature, rows)
+            stats, nbytes = _of_whole_rows(member.opened, feature, rows)
         else:  # a recording may come several times
-            member.as_opened.stats(feature)
+            member.opened.stats(feature)
             arrays = member.opened.arrays(feature)
             starts, lengths = np.zeros_like(rows), arrays.lengths[rows]
             if span is not None:
@@ -320,16 +336,16 @@ def stats_of_rows(selection: Selection, feature: str) -> FeatureStats:
     return reduce(FeatureStats.merge, parts, FeatureStats.empty(selection.blocks.dims(feature)))
 
 
-def _of_whole_rows(cache: Cache, feature: str, rows: Ints) -> tuple[FeatureStats, int]:
+def _of_whole_rows(joined: Generation, feature: str, rows: Ints) -> tuple[FeatureStats, int]:
     """Return the statistics of some rows of a cache, and how many bytes were read for them."""
-    whole, (opened, rows) = cache.stats(feature), cache.opened.in_set(feature, rows)
+    whole, (opened, rows) = joined.stats(feature), joined.in_set(feature, rows)
     arrays, number = opened.arrays(feature), len(opened.index)  # all that `whole` is about
     if len(rows) == number:
         return whole, 0
     lengths = arrays.all_lengths
     rest = np.delete(np.arange(number), rows)
     read_bytes = 0
-    codec = cache.opened.manifest.features[feature]["codec"]
+    codec = opened.manifest.features[feature]["codec"]
     if is_lossless(codec) and lengths[rest].sum() < lengths[rows].sum():
         others, read_bytes = _read(arrays, rest, np.zeros_like(rest), lengths[rest])
         left = whole.without(others)
@@ -372,7 +388,7 @@ def _pieces(sizes: Ints) -> Iterator[tuple[int, int]]:
 # Rows that a view is made of: chosen by id or by number.
 
 
-def chosen_rows(table: FeatureTable, keys: Iterable[str] | Iterable[int]) -> Ints:
+def chosen_rows(selection: Selection, keys: Iterable[str] | Iterable[int]) -> Ints:
     """Return the rows that ids or row numbers name, in their order, each once.
 
     Raises `KeyNotFoundError`, `RowError`, or `ConfigError` for an utterance that comes twice.
@@ -381,29 +397,29 @@ def chosen_rows(table: FeatureTable, keys: Iterable[str] | Iterable[int]) -> Int
         raise ConfigError(f"utterances are chosen by a list of ids or rows, not by {keys!r}")
     listed = keys if isinstance(keys, Sized) else list(keys)
     if hasattr(listed, "dtype"):
-        rows = _numbers(table, np.asarray(listed))
+        rows = _numbers(selection, np.asarray(listed))
     else:
         given = list(cast(Iterable[str | int], listed))
-        rows = rows_of_keys(table, given) if given else np.zeros(0, np.int64)
+        rows = rows_of_keys(selection, given) if given else np.zeros(0, np.int64)
     twice = np.flatnonzero(np.bincount(rows, minlength=1) > 1)
     if len(twice):
         raise ConfigError(
-            f"utterance {table.id(int(twice[0]))!r} is chosen twice; each can be in a view once"
+            f"utterance {selection.id(int(twice[0]))!r} is chosen twice; each can be in a view once"
         )
     return rows
 
 
-def rows_of_keys(table: NumberedRows, keys: Sequence[int | str]) -> Ints:
+def rows_of_keys(selection: Selection, keys: Sequence[int | str]) -> Ints:
     """Return the rows that ids or row numbers, also mixed, stand for."""
     places = [place for place, key in enumerate(keys) if isinstance(key, str)]
     if len(places) == len(keys):
-        return table.rows(cast(Sequence[str], keys))
+        return selection.rows(cast(Sequence[str], keys))
     numbers = [0 if isinstance(key, str) else _whole(key) for key in keys]
     for end in (min(numbers), max(numbers)):
-        table.selection.check(end)
+        selection.check(end)
     rows = np.array(numbers, np.int64)
     if places:
-        rows[places] = table.rows(cast(str, keys[place]) for place in places)
+        rows[places] = selection.rows(cast(str, keys[place]) for place in places)
     return rows
 
 
@@ -414,7 +430,9 @@ def _whole(key: object) -> int:
     raise RowError(f"utterances are chosen by id or by row number, not by {key!r}")
 
 
-def _numbers(table: FeatureTable, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Ints:
+def _numbers(
+    selection: Selection, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+) -> Ints:
     if array.shape == (0,):  # whatever its dtype is
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iuUTO":
@@ -424,9 +442,9 @@ def _numbers(table: FeatureTable, array: np.ndarray[tuple[int, ...], np.dtype[np
             f"{array.dtype} of shape {array.shape}{hint}"
         )
     if array.dtype.kind in "UTO":
-        return chosen_rows(table, array.tolist())
+        return chosen_rows(selection, array.tolist())
     if len(array):
-        rows_of_keys(table, [int(array.min()), int(array.max())])
+        rows_of_keys(selection, [int(array.min()), int(array.max())])
     return array.astype(np.int64)
 
 
@@ -449,17 +467,18 @@ class NumberedRows(ABC):
         return iter(self.selection)
 
     def __contains__(self, id: object) -> bool:
-        return isinstance(id, str) and bool(self.find([id])[0] >= 0)
+        return id in self.selection
 
     @property
     def ids(self) -> Sequence[str]:
         """The utterance ids, in the order of rows; looked up as they are asked for."""
-        return Ids(self)
+        return Ids(self.selection)
 
     def id(self, row: int) -> str:
         """Return the id of a row; raises `RowError` for one that is not there."""
-        self.selection.check(row)
-        return self.selection.id(row)
+        selection = self.selection
+        selection.check(row)
+        return selection.id(row)
 
     def find(self, ids: Iterable[str]) -> Ints:
         """Return the rows of many ids, int64, -1 where there is none.
@@ -470,15 +489,11 @@ class NumberedRows(ABC):
 
     def rows(self, ids: Iterable[str]) -> Ints:
         """Return the rows of many ids, int64; raises `KeyNotFoundError` for an unknown one."""
-        listed = listed_ids(ids)
-        found = self.selection.find(listed)
-        if found.min(initial=0) < 0:
-            raise self.selection.not_found(listed[int(found.argmin())])
-        return found
+        return self.selection.rows(ids)
 
     def numbers(self, keys: Sequence[int | str]) -> Ints:
         """Return the rows that ids or row numbers, also mixed, stand for.
 
         Raises `KeyNotFoundError` or `RowError`.
         """
-        return rows_of_keys(self, keys)
+        return rows_of_keys(self.selection, keys)

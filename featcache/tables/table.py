@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
+from featcache._checks import directory, listed_ids
 from featcache.declaration import FEW_FRAMES
-from featcache.errors import ConfigError
+from featcache.errors import CacheError, ConfigError
 from featcache.format.files import digest
 from featcache.interface import Bytes, Ints
 from featcache.reading.annotation import Annotation
 from featcache.reading.generation import PaddedFeatures
+from featcache.reading.opening import CachePath, Expectation, check_complete, open_generation
 from featcache.stats import FeatureStats
-from featcache.store import Cache, CachePath
-from featcache.tables.blocks import (
-    Block,
-    BlockMember,
-    TableBlocks,
-    all_complete,
-    only_cache,
-    opened,
-    require_all_complete,
-)
 from featcache.tables.columns import (
     Columns,
     Value,
@@ -39,7 +33,7 @@ from featcache.tables.columns import (
     what_keeps_nothing,
 )
 from featcache.tables.segments import SegmentSource, segments_of
-from featcache.tables.selection import NumberedRows, Selection, chosen_rows, stats_of_rows
+from featcache.tables.selection import NumberedRows, Selection, chosen_rows
 from featcache.tables.times import Align, Alignment
 
 if TYPE_CHECKING:
@@ -55,54 +49,84 @@ _log = logging.getLogger("featcache")
 class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
     """Features of numbered utterances: of one cache or several, or a view of some of them.
 
-    Several are joined over the same ids, or come one after another. Made by `Cache.table`,
-    `FeatureTable.of`, `join` and `concat`; a view by the methods of another table. A view holds
-    row numbers and no data. The rows of one cache are in the order of its ids' UTF-8 bytes, as in
-    `Cache.lengths`. Threads, forks and pickles may share it, and workers share the row numbers.
+    Several are joined over the same ids, or come one after another. Made by `featcache.open`,
+    whose `Cache` is a table that can be edited, by `join` and `concat`, and as a view by the
+    methods of another table. A view holds row numbers and no data. The rows of one cache are in the
+    order of its ids' UTF-8 bytes. Threads, forks and pickles may share it, and workers share the
+    row numbers.
 
-    As a cache is, a mapping from utterance ids to dicts of arrays.
+    A mapping from utterance ids to dicts of arrays.
 
     Attributes:
-        features: the names of the features.
         selection: the rows and the caches below, for what is built on tables.
     """
 
+    # Each method looks at `selection` once: that of a cache changes when a thread edits it
+
     def __init__(self, selection: Selection) -> None:
-        self.features = selection.blocks.features
         self.selection = selection
-        self._stats: dict[str, FeatureStats] = {}
 
     @classmethod
-    def of(cls, source: FeatureTable | Cache | CachePath) -> FeatureTable:
+    def of(cls, source: FeatureTable | CachePath) -> FeatureTable:
         """Return the table of a cache, opened where a path is given; a table as it is."""
         if isinstance(source, FeatureTable):
-            return source
-        needed = "a cache, its path, or caches put together by join or concat are needed"
-        return cls(Selection(TableBlocks([Block([BlockMember.of(opened(source, needed))])])))
+            return source.table
+        if not isinstance(source, str | os.PathLike):
+            raise ConfigError(
+                "a cache is given as what featcache.open, join or concat return, or as the path of "
+                f"a directory, not {source!r}"
+            )
+        path = directory(source, "a cache").absolute()
+        return FeatureTable(Selection.of(open_generation(path, Expectation.of(None))))
 
     def __repr__(self) -> str:
         return f"<FeatureTable: {self.selection.said} of {', '.join(self.features)}>"
 
     def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
-        return {name: self.read(id, name) for name in self.features}
+        selection = self.selection
+        try:
+            row = selection.row(id)
+            names = selection.blocks.features
+            return {name: selection.read(row, name, None, None, copy=True) for name in names}
+        except CacheError:
+            if not self._has_moved_on(selection):
+                raise
+        return self[id]
 
     __eq__ = object.__eq__  # a mapping would compare all arrays
     __hash__ = object.__hash__
 
-    @property
-    def caches(self) -> tuple[tuple[Cache, ...], ...]:
-        """The caches below: blocks that follow each other, of caches that are side by side."""
-        return self.selection.blocks.caches
+    def _has_moved_on(self, selection: Selection) -> bool:
+        """Whether a thread edits the cache, so that another generation is read than `selection`."""
+        return False
 
     @property
-    def cache(self) -> Cache:
-        """The one cache below; raises `ConfigError` where there are several."""
-        return only_cache(self.selection.blocks, repr(self))
+    def table(self) -> FeatureTable:
+        """This table; of a cache, that of the generation that it reads now."""
+        return self
+
+    @property
+    def path(self) -> Path:
+        """The directory of the one cache below; raises `ConfigError` where there are several."""
+        if len(self.paths) > 1:
+            paths = ", ".join(repr(str(path)) for path in self.paths)
+            raise ConfigError(f"{self!r} is made of several caches: {paths}; choose from .paths")
+        return self.paths[0]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The directories of the caches below, each once."""
+        return self.selection.blocks.paths
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the features."""
+        return self.selection.blocks.features
 
     @property
     def complete(self) -> bool:
         """True if all caches below are complete."""
-        return all_complete(self.selection.blocks)
+        return all(opened.manifest.complete for opened in self.selection.blocks.generations)
 
     @property
     def annotations(self) -> tuple[str, ...]:
@@ -119,7 +143,8 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
 
     def require_complete(self) -> None:
         """Raise `IncompleteError` for a cache that its writer has not finished."""
-        require_all_complete(self.selection.blocks)
+        for opened in self.selection.blocks.generations:
+            check_complete(opened)
 
     def has_frames(self, feature: str) -> bool:
         """Whether a feature has a time axis."""
@@ -140,10 +165,12 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
 
         All of one cache are its mapped column. Some are checked against what is stored first.
         """
-        rows = rows if ids is None else self.rows(ids)
+        table = self.table
+        table.selection.blocks.require(feature)
+        rows = rows if ids is None else table.rows(ids)
         if rows is None:
-            return self.selection.lengths(feature)
-        return self.selection.checked_lengths(feature, rows)
+            return table.selection.lengths(feature)
+        return table.selection.checked_lengths(feature, rows)
 
     def read(
         self,
@@ -156,19 +183,42 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
     ) -> NDArray[Any]:
         """Return a writable copy of an array, or of its frames from `start` to before `stop`.
 
-        As `Cache.read` does; with `copy=False` read-only, and the mapped bytes themselves where
-        they are the array.
+        Shape (frames, *dims), or `dims` without a time axis; declared dtype, bfloat16 as the
+        float32 of the same value. Only the bytes of these frames are read, or the blocks that hold
+        them where a codec is used.
+
+        With `copy=False` the array is read-only: the mapped bytes themselves where they are the
+        array, that is without a codec, in one piece, no bfloat16, not with `mapped=False`. It stays
+        good as long as you hold it, after `close`, `refresh` and `compact`, too; so long the disk
+        keeps its file. Whoever cuts an adopted file short ends the process, as with any mapped one.
+        `torch.from_numpy` warns of an array that is read-only.
+
+        Raises `KeyNotFoundError` for an unknown id or feature, `WindowError` unless 0 <= start <=
+        stop <= frames.
         """
-        self.selection.blocks.require(feature)
-        return self.selection.read(int(self.rows([id])[0]), feature, start, stop, copy=copy)
+        selection = self.selection
+        try:
+            selection.blocks.require(feature)
+            return selection.read(selection.row(id), feature, start, stop, copy=copy)
+        except CacheError:
+            if not self._has_moved_on(selection):
+                raise
+        return self.read(id, feature, start, stop, copy=copy)
 
     def read_batch(self, ids: Iterable[str], feature: str) -> PaddedFeatures:
         """Return the arrays of several utterances, copied into one array padded with zeros.
 
         Raises `KeyNotFoundError` for an unknown id or feature.
         """
-        self.selection.blocks.require(feature)
-        return self.selection.read_padded(self.rows(ids), feature)
+        selection = self.selection
+        selection.blocks.require(feature)
+        listed = listed_ids(ids)
+        try:
+            return selection.read_padded(selection.rows(listed), feature)
+        except CacheError:
+            if not self._has_moved_on(selection):
+                raise
+        return self.read_batch(listed, feature)
 
     def stats(self, feature: str) -> FeatureStats:
         """Return count, mean and variance over all frames of a feature; exact.
@@ -178,10 +228,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
 
         Raises `KeyNotFoundError` if none were collected.
         """
-        self.selection.blocks.require(feature)
-        if feature not in self._stats:
-            self._stats[feature] = stats_of_rows(self.selection, feature)
-        return self._stats[feature]
+        return self.selection.stats(feature)
 
     def read_into(self, rows: Ints, feature: str, starts: Ints, lengths: Ints, out: Bytes) -> None:
         """Read `lengths` frames from `starts` on of each row into the bytes of a row of `out`.
@@ -196,7 +243,8 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         Raises `KeyNotFoundError` or `RowError` for one that is not there, and `ConfigError` for
         one that comes twice.
         """
-        return self._take(chosen_rows(self, keys))
+        table = self.table
+        return _view(table, chosen_rows(table.selection, keys))
 
     def filter(
         self, where: Callable[[Mapping[str, Value]], object] | None = None, **conditions: object
@@ -212,22 +260,24 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
 
         >>> table.filter(fbank=(100, 3000), speaker={"anna", "ben"})  # doctest: +SKIP
         """
-        rows = rows_that_meet(self, conditions, where)
-        if not len(rows) and len(self):
+        table = self.table
+        rows = rows_that_meet(table, conditions, where)
+        if not len(rows) and len(table):
             said = [f"{name}={condition!r:.80}" for name, condition in conditions.items()]
             said += [f"where={where!r:.80}"] if where is not None else []
-            self._tell_nothing(f"filter({', '.join(said)}) keeps", what_keeps_nothing(conditions))
-        return self._take(rows)
+            _tell_nothing(table, f"filter({', '.join(said)}) keeps", what_keeps_nothing(conditions))
+        return _view(table, rows)
 
     def sample(self, amount: float, *, seed: int = 0) -> FeatureTable:
         """Return a view of a share of the utterances, 0.1, or of a number of them, 500, at random.
 
         They are in the order of this table, and depend on the ids and the seed alone.
         """
-        rows = sampled_rows(self, amount, seed)
-        if not len(rows) and len(self):
-            self._tell_nothing(f"sample({amount!r}) draws", "draw more")
-        return self._take(rows)
+        table = self.table
+        rows = sampled_rows(table, amount, seed)
+        if not len(rows) and len(table):
+            _tell_nothing(table, f"sample({amount!r}) draws", "draw more")
+        return _view(table, rows)
 
     def split(
         self, shares: Mapping[str, float], *, by: str | None = None, seed: int = 0
@@ -241,15 +291,17 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
                 is empty.
             seed: draws others. The same ids and seed give the same views everywhere.
         """
-        parts = split_rows(self, shares, by, seed)
-        return {name: self._take(rows) for name, rows in parts.items()}
+        table = self.table
+        parts = split_rows(table, shares, by, seed)
+        return {name: _view(table, rows) for name, rows in parts.items()}
 
     def sort(self, by: str, *, descending: bool = False) -> FeatureTable:
         """Return the view in the order of "id", of the frames of a feature or of an annotation.
 
         Utterances of one value stay in their order; those without one come last.
         """
-        return self._take(order_by(Columns(self)[by], by, descending=descending))
+        table = self.table
+        return _view(table, order_by(Columns(table)[by], by, descending=descending))
 
     def segments(
         self, source: SegmentSource, *, align: Align = "trim", tolerance_frames: int = FEW_FRAMES
@@ -270,32 +322,35 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         Raises `WindowError` for a stop beyond the end, and for a listed segment without a frame of
         some feature. Frames without `frame_s` are not read.
         """
-        segments = segments_of(self, source, Alignment(align, tolerance_frames))
-        if not len(segments.rows) and len(self):
-            self._tell_nothing(f"segments({source!r:.80}) cuts", "see what should list them")
-        return FeatureTable(self.selection.cut(segments))
+        table = self.table
+        segments = segments_of(table, source, Alignment(align, tolerance_frames))
+        if not len(segments.rows) and len(table):
+            _tell_nothing(table, f"segments({source!r:.80}) cuts", "see what should list them")
+        return FeatureTable(table.selection.cut(segments))
 
     def to_arrow(self) -> pyarrow.Table:
         """Return a `pyarrow.Table` of ids, frames of the features and annotations.
 
         >>> pyarrow.parquet.write_table(table.to_arrow(), "train.parquet")  # doctest: +SKIP
         """
-        return arrow_table(self)
+        return arrow_table(self.table)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a `pandas.DataFrame` of ids, frames of the features and annotations."""
-        return data_frame(self)
+        return data_frame(self.table)
 
     @property
     def digest(self) -> str:
         """A digest of the ids in their order: of those below, and of what was made of them."""
         return self.selection.digest
 
-    def _tell_nothing(self, what: str, advice: str) -> None:
-        _log.warning("%s nothing of %r: the view is empty; %s", what, self, advice)
 
-    def _take(self, rows: Ints) -> FeatureTable:
-        return FeatureTable(self.selection.take(rows))
+def _view(table: FeatureTable, rows: Ints) -> FeatureTable:
+    return FeatureTable(table.selection.take(rows))
+
+
+def _tell_nothing(table: FeatureTable, what: str, advice: str) -> None:
+    _log.warning("%s nothing of %r: the view is empty; %s", what, table, advice)
 
 
 # Data sets over the rows of a table: the table of each, whoever made it smaller.
@@ -389,7 +444,7 @@ def require_rows_of(table: FeatureTable, numbering: Numbering) -> None:
 
     Lengths alone prove it where they are those of all its rows, in their order.
     """
-    if numbering.table is table:
+    if numbering.table is not None and numbering.table.selection is table.selection:
         return
     of_table, count, *digests = numbering.proof
     if of_table:

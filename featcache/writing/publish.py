@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from featcache._cached import cached_property
 from featcache.container_files import sync_directory
 from featcache.errors import CacheError, CacheLockedError, CorruptCacheError, FeatureError
 from featcache.format.annotations import (

@@ -279,7 +279,7 @@ def main(arguments: list[str]) -> None:
                 naming,
                 folder / "tokens" / split,
                 [storage["tokens"]],
-                fingerprint={feature: view.cache.fingerprint},
+                fingerprint={feature: featcache.open(view.path).fingerprint},
                 **shared,
             )
             made[split].append(tokens)

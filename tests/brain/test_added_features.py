@@ -164,7 +164,8 @@ def test_code_that_changed_is_refused_where_nothing_is_added(old: FeatureStorage
 
 def test_an_overwrite_computes_all_at_once(new: FeatureStorage) -> None:
     dataset = make_dataset()
-    cache = make_brain(new, More).cache_features(dataset, TRAIN, overwrite=True).cache
+    view = make_brain(new, More).cache_features(dataset, TRAIN, overwrite=True)
+    cache = featcache.open(view.path)
     assert not (cache.path / "sets").exists()
     assert_has_energy(cache, dataset)
 

@@ -62,8 +62,8 @@ def test_the_view_of_a_data_set_has_old_and_added_features(
     caplog.clear()
     view = make_brain(storage, More).cache_features(make_dataset(6), TRAIN)
     assert view.features == ("ssl", "units", "energy")
-    assert (len(view), len(view.cache)) == (6, 10)
-    assert view.cache.path == storage.path("train")
+    assert (len(view), len(featcache.open(view.path))) == (6, 10)
+    assert view.path == storage.path("train")
     told = [line for line in caplog.messages if "4 of them not in this data set" in line]
     assert len(told) == 1
 
@@ -73,7 +73,7 @@ def test_annotations_are_stored_once_with_the_first_features(storage: FeatureSto
     brain = make_brain(storage, More)
     view = brain.cache_features(dataset, TRAIN, annotations="text")
     assert [*view.annotation("text")] == texts(dataset)
-    sets = view.cache.path / "sets"
+    sets = view.path / "sets"
     assert [bool(featcache.open(sets / name).annotations) for name in ("ssl", "energy")] == [
         True,
         False,
@@ -90,7 +90,7 @@ def test_a_second_brain_reads_the_annotations_that_it_stores(storage: FeatureSto
     make_brain(first).cache_features(dataset, TRAIN, annotations="text")
     view = make_brain(second, EnergyAlone).cache_features(newer, TRAIN, annotations="text")
     assert [*view.annotation("text")] == texts(newer)
-    assert view.cache.path == storage.path("train")
+    assert view.path == storage.path("train")
     assert [*storage.cache("train").annotation("text")] == texts(dataset)  # of the first set
     storage.cache("train").annotate({id: {"text": "x"} for id in dataset.data_ids})
     assert {*storage.cache("train").annotation("text")} == {"x"}
@@ -101,15 +101,15 @@ def test_a_deleted_utterance_is_computed_again_with_all_features(storage: Featur
     brain, dataset = make_brain(storage, More), make_dataset()
     view = brain.cache_features(dataset, TRAIN)
     gone, before = dataset.data_ids[3], view.ids
-    view.cache.tag("v1")
-    view.cache.delete([gone])
+    featcache.open(view.path).tag("v1")
+    featcache.open(view.path).delete([gone])
     audio = Audio()
     view = brain.cache_features(make_dataset(10, audio), TRAIN, check=None)
     assert {*audio.loaded} == {gone}
     assert [*view.ids] == [*before]
-    assert view.cache.complete
-    view.cache.compact(drop_tags=True)
-    assert len(featcache.open(view.cache.path, verify="arrays")) == 10
+    assert featcache.open(view.path).complete
+    featcache.open(view.path).compact(drop_tags=True)
+    assert len(featcache.open(view.path, verify="arrays")) == 10
 
 
 class Tones(featcache.EnvironmentProvider):
@@ -158,7 +158,7 @@ def test_extract_adds_features_and_returns_the_view_of_all(tmp_path: Path, paral
         *files.values()
     }
     assert not featcache.open(path / "sets/loud").annotations
-    assert both.cache.missing("loud") == ("u5", "u6", "u7")
+    assert featcache.open(both.path).missing("loud") == ("u5", "u6", "u7")
     assert both.read("u4", "loud").shape == both.read("u4", "tone").shape
     alone = featcache.extract(Tones(("loud",), 5), path, [loud], accept=True, progressbar=False)
     assert alone.features == ("loud",)

@@ -21,6 +21,7 @@ from brain_helpers import (
 )
 from speechbrain.utils.checkpoints import Checkpointer
 
+import featcache
 from featcache.brain import FeatureCacheMixin
 from featcache.errors import ComputeError, ConfigError, StaleCacheError
 from featcache.storage import FeatureStorage
@@ -39,9 +40,9 @@ def test_one_call_caches_a_split_whole(
     brain, dataset = make_brain(storage, cls), make_dataset()
     cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs)
     assert cache.complete
-    assert cache.cache.path == storage.path("train")
+    assert cache.path == storage.path("train")
     assert_holds(cache, expected(brain, dataset))
-    assert cache.cache.stats("ssl").count == sum(3 + number % 4 for number in range(10))
+    assert cache.stats("ssl").count == sum(3 + number % 4 for number in range(10))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_split_and_stage_default_to_each_other(
     cache = brain.cache_features(
         make_dataset(1), None if stage is None else sb.Stage[stage], split=split, check=None
     )
-    assert cache.cache.path == storage.path(path)
+    assert cache.path == storage.path(path)
     assert stages == [sb.Stage[seen]]
 
 
@@ -88,9 +89,9 @@ def test_a_stage_by_name_is_the_stage(storage: FeatureStorage, name: str) -> Non
     brain, dataset = make_brain(storage, Watching), make_dataset(3)
     table = brain.cache_features(dataset, name)
     assert set(seen) == {sb.Stage.VALID}
-    assert table.cache.path == storage.path("valid")
+    assert table.path == storage.path("valid")
     again = brain.cache_features(dataset, sb.Stage.VALID)  # one and the same
-    assert again.cache.generation == table.cache.generation
+    assert featcache.open(again.path).generation == featcache.open(table.path).generation
     brain.check_features(dataset, name)
     storage.cache("valid", expect=brain.expectation(name))
 
@@ -109,7 +110,7 @@ def test_what_is_cached_is_not_loaded_again(storage: FeatureStorage) -> None:
 
 def test_a_complete_cache_returns_at_once_even_while_it_is_locked(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    made = brain.cache_features(make_dataset(), check=None).cache
+    made = featcache.open(brain.cache_features(make_dataset(), check=None).path)
     brain.calls.clear()
     audio = Audio()
     dataset = make_dataset(10, audio)
@@ -128,7 +129,7 @@ def test_a_subset_of_a_complete_cache_is_complete(storage: FeatureStorage) -> No
     brain.cache_features(make_dataset(), check=None)
     brain.calls.clear()
     view = brain.cache_features(make_dataset(3), check=None)
-    assert (len(view), len(view.cache), view.complete) == (3, 10, True)
+    assert (len(view), len(featcache.open(view.path)), view.complete) == (3, 10, True)
     assert brain.calls == []
 
 
@@ -209,7 +210,8 @@ def test_the_precision_of_evaluation_is_used_and_remembered(storage: FeatureStor
             return utterances
 
     brain = make_brain(storage, Watching, precision="bf16", eval_precision="fp32")
-    assert brain.cache_features(make_dataset(1)).cache.fingerprint["precision"] == "fp32"
+    view = brain.cache_features(make_dataset(1))
+    assert featcache.open(view.path).fingerprint["precision"] == "fp32"
     assert brain.dtype == torch.float32
     brain = make_brain(storage, Watching, eval_precision="bf16")
     with pytest.raises(StaleCacheError, match='precision: was "fp32", now "bf16"'):

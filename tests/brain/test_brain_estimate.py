@@ -52,7 +52,7 @@ def test_bytes_are_those_that_are_then_written(tmp_path: Path, backend: str, cod
     assert len(audio.loaded) == 32
     assert list(tmp_path.iterdir()) == []
     table = brain.cache_features(dataset, sb.Stage.TRAIN, loader_kwargs={"batch_size": 8})
-    written = size_of(table.cache.path)
+    written = size_of(table.path)
     filling = 2**17 * 2 if backend == "zarr" else 0
     assert told.nbytes == pytest.approx(written, rel=0.03, abs=filling)
     assert told.frames["ssl"] == table.lengths("ssl").sum()

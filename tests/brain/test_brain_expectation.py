@@ -105,7 +105,7 @@ def test_an_expectation_holds_for_all_splits_unless_it_names_a_stage(
 
 def test_an_expectation_is_the_fingerprint_of_the_cache(storage: FeatureStorage) -> None:
     brain, given = make_brain(storage), {"layer": 9, "modules": None}
-    cache = brain.cache_features(make_dataset(), fingerprint=given).cache
+    cache = featcache.open(brain.cache_features(make_dataset(), fingerprint=given).path)
     expected = brain.expectation(sb.Stage.TRAIN, fingerprint=given)
     assert {**expected, "features": cache.fingerprint["features"]} == cache.fingerprint
     with pytest.raises(StaleCacheError, match="layer: was 9, now 12"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from brain_helpers import make_brain, make_dataset
 
+import featcache
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import StaleCacheError
 from featcache.storage import FeatureStorage
@@ -56,9 +57,9 @@ def test_another_declaration_makes_a_cache_stale(storage: FeatureStorage, tmp_pa
 
 def test_what_the_user_gives_counts_too(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
-    cache = brain.cache_features(
-        make_dataset(), fingerprint={"layer": 9, "modules": None}, check=None
-    ).cache
+    given = {"layer": 9, "modules": None}
+    view = brain.cache_features(make_dataset(), fingerprint=given, check=None)
+    cache = featcache.open(view.path)
     assert cache.fingerprint["layer"] == 9
     assert cache.fingerprint["sample_rate"] == 8000
     assert cache.fingerprint["stage"] == "TRAIN"

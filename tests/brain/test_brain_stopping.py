@@ -137,7 +137,7 @@ def test_failing_utterances_are_skipped_recorded_and_tried_again(
     audio.missing = set()
     cache = brain.cache_features(dataset, loader_kwargs=loader_kwargs)
     assert cache.complete
-    assert not (cache.cache.path / "work-failures.jsonl").exists()
+    assert not (cache.path / "work-failures.jsonl").exists()
     assert_holds(cache, expected(brain, dataset))
 
 

@@ -98,7 +98,7 @@ def test_the_blocks_cache_both_splits_and_train_an_epoch_from_them(tmp_path: Pat
     names = make_recipe(tmp_path)
     exec(USE, names)
     assert set(names["brain"].losses) == {sb.Stage.TRAIN, sb.Stage.VALID}
-    cache = names["train_view"].cache
+    cache = featcache.open(names["train_view"].path)
     assert (len(cache), cache.complete, cache.features) == (9, True, ("energy", "fbank"))
     assert cache.dtype("fbank") == "float16"
     for number in range(9):  # of its own samples, whatever was in its batch

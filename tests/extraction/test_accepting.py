@@ -50,7 +50,9 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         provider = Provider(importlib.import_module(name))
         declared = [featcache.FeatureStorageConfig("x", frame_s=settings.pop("frame_s", None))]
         path = tmp_path / "cache"
-        return featcache.extract(provider, path, declared, progressbar=False, **settings).cache
+        return featcache.open(
+            featcache.extract(provider, path, declared, progressbar=False, **settings).path
+        )
 
     yield extract
     sys.modules.pop(name, None)

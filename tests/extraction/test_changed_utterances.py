@@ -47,8 +47,7 @@ def brain(tmp_path: Path) -> Recorder:
 def cached(brain: Any, recordings: Recordings, **settings: Any) -> featcache.Cache:
     # without a probe, which loads and computes, too
     settings = {"loader_kwargs": {"batch_size": 2}, "check": None, **settings}
-    cache: featcache.Cache = brain.cache_features(recordings.dataset(), **settings).cache
-    return cache
+    return featcache.open(brain.cache_features(recordings.dataset(), **settings).path)
 
 
 @pytest.mark.parametrize("loader_kwargs", [{}, TWO_PROCESSES, {"batch_size": 1, "num_workers": 1}])

@@ -14,6 +14,7 @@ import torch
 from brain_helpers import HOP, Audio, Recipe, assert_holds, expected, make_brain, make_dataset
 from parallel_helpers import LOCAL
 
+import featcache
 from featcache import FeatureStorage, FeatureStorageConfig, unpad
 from featcache.errors import ComputeError, ConfigError, NotACacheError, StaleCacheError
 from featcache.extraction.checking import read_probe
@@ -375,7 +376,7 @@ def test_random_features_are_the_same_whoever_computes_them_in_any_order(
         brain = make_brain(FeatureStorage(tmp_path / place, features), cls, seed=5)
         brain.hparams.on_workers = "parallel" in run
         cache = brain.cache_features(make_dataset(12, audio()), check="all", **settings)
-        assert cache.cache.fingerprint["seed"] == 5
+        assert featcache.open(cache.path).fingerprint["seed"] == 5
         caches.append(stored(cache))
     assert caches[0] == caches[1]
 
@@ -410,7 +411,8 @@ def test_features_that_no_seed_repeats_are_said_to_be_unchecked(
     storage: FeatureStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     brain = make_brain(storage, Counting)
-    assert "seed" not in brain.cache_features(make_dataset(12)).cache.fingerprint
+    view = brain.cache_features(make_dataset(12))
+    assert "seed" not in featcache.open(view.path).fingerprint
     assert "even from the same seed" in caplog.text
     brain.cache_features(make_dataset(12))
 

@@ -50,7 +50,9 @@ class Provider(featcache.EnvironmentProvider):
 
 def extract(provider: Provider, path: Path, **settings: Any) -> featcache.Cache:
     declared = [featcache.FeatureStorageConfig("x")]
-    return featcache.extract(provider, path, declared, progressbar=False, **settings).cache
+    return featcache.open(
+        featcache.extract(provider, path, declared, progressbar=False, **settings).path
+    )
 
 
 def test_a_part_of_a_data_set_has_its_own_size_and_ids(tmp_path: Path) -> None:

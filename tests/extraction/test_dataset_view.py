@@ -50,10 +50,10 @@ def test_utterances_that_left_the_data_set_come_back_neither_in_training_nor_in_
     loader = FeatureLoader(view, batch_sampler=sampler, transform=with_items(dataset, ["frames"]))
     served = [id for batch in loader for id in batch["id"]]
     assert sorted(served) == sorted(dataset.data_ids)
-    frames = np.concatenate([view.cache.read(id, "ssl") for id in dataset.data_ids])
+    frames = np.concatenate([featcache.open(view.path).read(id, "ssl") for id in dataset.data_ids])
     mvn = featcache.GlobalMVN.from_cache(view, "ssl")
     np.testing.assert_allclose(mvn.mean.numpy(), frames.mean(axis=0), rtol=1e-5)
-    assert len(view.cache) == 10
+    assert len(featcache.open(view.path)) == 10
 
 
 def test_rows_are_in_the_order_of_the_cache_whatever_that_of_the_data_set(
@@ -66,7 +66,9 @@ def test_rows_are_in_the_order_of_the_cache_whatever_that_of_the_data_set(
     turned = some.filtered_sorted(sort_key="frames", reverse=True)
     again = brain.cache_features(turned, check=None)
     assert list(first) == list(again) == sorted(some.data_ids)
-    assert list(brain.cache_features(make_dataset(10), check=None)) == list(again.cache)
+    assert list(brain.cache_features(make_dataset(10), check=None)) == list(
+        featcache.open(again.path)
+    )
 
 
 def test_who_appends_needs_no_warning(
@@ -76,14 +78,17 @@ def test_who_appends_needs_no_warning(
     brain.cache_features(make_dataset(3), check=None)
     more = without(make_dataset(5), *make_dataset(3).data_ids)
     view = brain.cache_features(more, append=True, check=None)
-    assert (list(view), len(view.cache), lines(caplog)) == (more.data_ids, 5, [])
+    assert (list(view), len(featcache.open(view.path)), lines(caplog)) == (more.data_ids, 5, [])
 
 
 def test_what_failed_is_in_no_view(storage: FeatureStorage) -> None:
     brain = make_brain(storage)
     brain.bad = frozenset(["spk/utt-1"])
     view = brain.cache_features(make_dataset(3), on_error="skip", check=None)
-    assert (list(view), view.cache.failed) == (["spk/utt-0", "spk/utt-2"], ("spk/utt-1",))
+    assert (list(view), featcache.open(view.path).failed) == (
+        ["spk/utt-0", "spk/utt-2"],
+        ("spk/utt-1",),
+    )
 
 
 class Provider(featcache.EnvironmentProvider):
@@ -104,7 +109,7 @@ def test_extract_returns_the_view_too(tmp_path: Path) -> None:
         provider = Provider(list(ids), ids)
         view = featcache.extract(provider, tmp_path / "x", declared, progressbar=False, check=None)
         assert list(view) == sorted(ids)
-        assert len(view.cache) == 3
+        assert len(featcache.open(view.path)) == 3
 
 
 def test_a_subset_of_torch_is_a_data_set_like_another(storage: FeatureStorage) -> None:
@@ -112,7 +117,7 @@ def test_a_subset_of_torch_is_a_data_set_like_another(storage: FeatureStorage) -
     dataset: Any = Subset(make_dataset(6), [4, 1])
     view = brain.cache_features(dataset, loader_kwargs={"collate_fn": collated}, check=None)
     assert list(view) == ["spk/utt-1", "spk/utt-4"]
-    assert_holds(view.cache, expected(brain, dataset))
+    assert_holds(featcache.open(view.path), expected(brain, dataset))
 
 
 def collated(items: Any) -> Any:

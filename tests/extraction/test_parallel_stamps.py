@@ -60,7 +60,9 @@ class Provider(EnvironmentProvider):
 
 def extract(recordings: Recordings, folder: Path, *, loads: bool, **settings: Any) -> Any:
     provider = Provider(recordings, loads=loads)
-    return featcache.extract(provider, folder / "cache", X, progressbar=False, **settings).cache
+    return featcache.open(
+        featcache.extract(provider, folder / "cache", X, progressbar=False, **settings).path
+    )
 
 
 @pytest.mark.parametrize("loads", [False, True])
@@ -181,7 +183,7 @@ def lengths_of(items: Any) -> list[dict[str, Any]]:
 def run(dataset: Any, folder: Path, **env: Any) -> Any:
     provider = ItemsProvider(dataset, **env)
     settings: Any = {"batch_size": 3, "check": None, "progressbar": False}
-    return featcache.extract(provider, folder / "x", X, **settings).cache
+    return featcache.open(featcache.extract(provider, folder / "x", X, **settings).path)
 
 
 def test_a_data_set_may_tell_its_entries(tmp_path: Path) -> None:

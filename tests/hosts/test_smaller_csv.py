@@ -121,19 +121,23 @@ def test_no_way_of_feeding_brings_them_back(brain: Recogniser, folder: Path) -> 
     assert ids_of(batches) == KEPT
     assert all(batch["fbank"].shape[:2].numel() <= 60 for batch in batches)
     with pytest.raises(ConfigError, match="10 utterances"):
-        FeatureLoader(view.cache, batch_sampler=sampler)  # rows of the view are no rows of it
+        FeatureLoader(
+            featcache.open(view.path), batch_sampler=sampler
+        )  # rows of the view are no rows of it
     with pytest.raises(ConfigError, match="10 utterances"):
-        FeatureLoader(view.cache, batch_sampler=BucketBatchSampler(view, max_frames=60))
+        FeatureLoader(
+            featcache.open(view.path), batch_sampler=BucketBatchSampler(view, max_frames=60)
+        )
 
 
 def test_the_whole_cache_stays_and_is_one_attribute_away(brain: Recogniser, folder: Path) -> None:
     dataset = dataset_of(folder / "smaller.csv")
     view = brain.cache_features(dataset, sb.Stage.TRAIN)
-    assert list(view.cache) == IDS
+    assert list(featcache.open(view.path)) == IDS
     brain.hparams.feature_storage.attach(dataset, "train")
     dataset.set_output_keys(["id", "fbank", "label"])
     assert sorted(item["id"] for item in dataset) == KEPT
     again = brain.cache_features(dataset_of(folder / "all.csv"), sb.Stage.TRAIN)
     assert list(again) == IDS
-    view.cache.delete(REMOVED)
-    assert list(featcache.open(view.cache.path)) == KEPT
+    featcache.open(view.path).delete(REMOVED)
+    assert list(featcache.open(view.path)) == KEPT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from loader_helpers import ids_of
@@ -14,7 +15,7 @@ from store_helpers import FINGERPRINT, id_of, make_cache, two_features, write
 from torch.utils.data import DataLoader
 
 import featcache
-from featcache import CacheWriter, FeatureDataset, FeatureLoader
+from featcache import CacheWriter, FeatureDataset, FeatureLoader, FeatureStorageConfig
 from featcache.errors import (
     ConfigError,
     IncompleteError,
@@ -197,11 +198,14 @@ def test_an_unfinished_cache_is_read_only_on_request(tmp_path: Path) -> None:
 
 
 def test_it_is_told_how_many_utterances_an_unfinished_cache_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    cache = featcache.open(make_cache(tmp_path, range(3)))
-    monkeypatch.setattr(type(cache), "complete", False)
-    monkeypatch.setattr(type(cache), "expected", 8, raising=False)
+    with CacheWriter(tmp_path, [FeatureStorageConfig("fbank")]) as writer:
+        writer.expect(map(str, range(8)))
+        for number in range(3):
+            writer.write(str(number), {"fbank": np.ones((3, 2), np.float32)})
+        writer.close(complete=False)
+    cache = featcache.open(tmp_path)
     with pytest.raises(IncompleteError, match="is incomplete: 3 of 8 utterances are there"):
         FeatureDataset(cache)
 
@@ -225,7 +229,9 @@ def test_speechbrain_may_not_share_a_samplers_batches_again(cache: featcache.Cac
 def test_an_unknown_feature_of_a_table_is_named(cache: featcache.Cache) -> None:
     table = FeatureTable.of(cache)
     for ask in (table.dims, table.dtype, table.lengths, table.has_frames):
-        with pytest.raises(KeyNotFoundError, match="no feature 'fbnk'; did you mean 'fbank'"):
+        with pytest.raises(
+            KeyNotFoundError, match=r"no feature 'fbnk' in cache .*; did you mean 'fbank'"
+        ):
             ask("fbnk")
 
 

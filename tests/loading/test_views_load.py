@@ -42,7 +42,7 @@ def test_a_spawned_worker_reads_a_view(whole: FeatureTable, tmp_path: Path) -> N
 
 def test_states_and_samplers_of_other_views_are_refused(whole: FeatureTable) -> None:
     one, other = whole.sample(20), whole.sample(20, seed=1)
-    again = FeatureTable.of(featcache.open(whole.cache.path)).sample(20)
+    again = FeatureTable.of(featcache.open(whole.path)).sample(20)
     loader = FeatureLoader(one, batch_size=3)
     next(iter(loader))
     state = loader.state_dict()

@@ -236,7 +236,7 @@ def test_104_a_validation_set_whose_stage_was_forgotten_stays_out_of_the_trainin
     view = brain.cache_features(numbered(6, 9), append=True)
     assert view.complete
     assert_holds(view, expected(brain, numbered(6, 9)))
-    assert_holds(view.cache, expected(brain, make_dataset(9)))
+    assert_holds(featcache.open(view.path), expected(brain, make_dataset(9)))
 
 
 def test_104_two_test_sets_of_one_stage_are_told_apart(storage: FeatureStorage) -> None:
@@ -305,7 +305,7 @@ def test_102_a_data_set_without_ids_is_compared_by_what_is_in_it(
     view = brain.cache_features(hide(numbered(2, 6)), loader_kwargs=COLLATED)
     assert sorted({id for batch in brain.calls for id in batch}) == ["spk/utt-4", "spk/utt-5"]
     assert_holds(view, expected(brain, numbered(2, 6)))
-    assert_holds(view.cache, expected(brain, make_dataset(6)))
+    assert_holds(featcache.open(view.path), expected(brain, make_dataset(6)))
 
 
 def test_103_an_iterable_that_has_grown_is_read_to_its_end(
@@ -367,7 +367,7 @@ def test_104_utterances_that_are_not_in_the_data_set_are_told(
     assert "holds 7" not in caplog.text
     view = brain.cache_features(make_dataset(6))
     assert "/train' holds 7 utterances, 1 of them not in this data set: 'spk/utt-6'" in caplog.text
-    assert (len(view), len(view.cache)) == (6, 7)
+    assert (len(view), len(featcache.open(view.path))) == (6, 7)
     assert "spk/utt-6" not in view
 
 
@@ -604,7 +604,7 @@ def test_54_57_a_read_only_cache_is_used_and_says_what_it_lacks(read_only: Featu
     brain = make_brain(read_only)
     assert len(brain.cache_features(make_dataset(4))) == 4
     view = brain.cache_features(make_dataset(3))
-    assert (len(view), len(view.cache)) == (3, 4)
+    assert (len(view), len(featcache.open(view.path))) == (3, 4)
     assert len(brain.cache_features(Hidden(make_dataset(4)), loader_kwargs=COLLATED)) == 4
     with pytest.raises(CacheError) as caught:
         brain.cache_features(make_dataset(5))
@@ -644,7 +644,7 @@ def test_104_extract_refuses_another_data_set_but_knows_no_splits(tmp_path: Path
         numbers_only(other, tmp_path / "layer-6")
     assert calls(tmp_path / "other") == []
     view = numbers_only(other, tmp_path / "layer-6", append=True)
-    assert (len(view), len(view.cache)) == (4, 8)
+    assert (len(view), len(featcache.open(view.path))) == (4, 8)
 
 
 def test_106_extract_leaves_out_what_failed_and_tries_it_again_when_asked(
@@ -652,14 +652,22 @@ def test_106_extract_leaves_out_what_failed_and_tries_it_again_when_asked(
 ) -> None:
     failing = Provider(tmp_path, 6, fails=[2])
     cache = numbers_only(failing, tmp_path / "cache", on_error="skip", retries=0)
-    assert (len(cache), cache.complete, cache.cache.failed) == (5, True, ("spk2/utt-2",))
+    assert (len(cache), cache.complete, featcache.open(cache.path).failed) == (
+        5,
+        True,
+        ("spk2/utt-2",),
+    )
     before = len(calls(tmp_path))
     grown = numbers_only(
         Provider(tmp_path, 8, fails=[2]), tmp_path / "cache", on_error="skip", retries=0
     )
-    assert (len(grown), grown.complete, grown.cache.failed) == (7, True, ("spk2/utt-2",))
+    assert (len(grown), grown.complete, featcache.open(grown.path).failed) == (
+        7,
+        True,
+        ("spk2/utt-2",),
+    )
     assert len(calls(tmp_path)) - before == 2
     assert "1 utterance failed earlier and is left out: 'spk2/utt-2', see" in caplog.text
     again = numbers_only(Provider(tmp_path, 8), tmp_path / "cache")
-    assert (len(again), again.complete, again.cache.failed) == (8, True, ())
+    assert (len(again), again.complete, featcache.open(again.path).failed) == (8, True, ())
     assert not (tmp_path / "cache" / "work-failures.jsonl").exists()

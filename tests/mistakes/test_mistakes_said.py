@@ -108,7 +108,7 @@ def test_what_came_since_a_cache_was_opened_is_said_to_be_there_after_a_refresh(
         ask(cache)
     assert SINCE not in str(before.value)
     made(tmp_path, "later")
-    cache.annotate({"u": {"gender": "f"}})
+    featcache.open(tmp_path).annotate({"u": {"gender": "f"}})
     made(tmp_path, "u", "later", feature="g")
     with pytest.raises(KeyNotFoundError) as caught:
         ask(cache)

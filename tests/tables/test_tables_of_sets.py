@@ -60,7 +60,7 @@ def test_views_hold_the_rows_that_all_sets_have(cache: featcache.Cache) -> None:
     table = cache.table
     assert_rows(table, range(2, 8))
     view = table.select(["u6", "u3", "u5"])
-    assert view.cache is cache
+    assert view.path == cache.path
     assert_rows(view, [6, 3, 5])
     assert_rows(pickle.loads(pickle.dumps(view)), [6, 3, 5])  # noqa: S301
     assert_rows(table.filter(ssl=(140, 150)).sort("ssl", descending=True), [5, 4])
@@ -81,8 +81,7 @@ def test_statistics_of_a_view_are_those_of_its_rows(
 
 def test_statistics_of_a_whole_table_are_those_of_its_rows(cache: featcache.Cache) -> None:
     rows = sum(len(frames(number, FBANK)) for number in range(2, 8))
-    assert cache.table.stats("fbank").count == rows
-    assert cache.stats("fbank").count > rows  # of all that have the feature
+    assert cache.stats("fbank").count == cache.table.stats("fbank").count == rows
 
 
 def test_windows_cut_features_of_all_sets_at_the_same_time(cache: featcache.Cache) -> None:
@@ -156,4 +155,4 @@ def test_a_cache_of_sets_is_joined_with_another_one(cache: featcache.Cache, tmp_
     assert list(shuffled)[:2] == ["u7", "u3"]
     assert shuffled.annotation("number")[:3] == [7, 3, 2]
     with pytest.raises(ConfigError, match="several caches"):
-        _ = both.cache
+        _ = both.path

@@ -36,7 +36,8 @@ from featcache.extraction.table_rows import TableRows, table_of
 from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.format.part import committed, read_part
 from featcache.interface import Ints
-from featcache.store import Cache, CachePath
+from featcache.reading.opening import CachePath
+from featcache.store import Cache
 from featcache.store import open as open_cache
 from featcache.tables.table import FeatureTable
 from featcache.workers.config import ParallelConfig, config_or_client
@@ -312,7 +313,7 @@ _DECLARED = (
 
 @named_settings("convert", dict.fromkeys(("backend", "codec", "options", "dtype"), _DECLARED))
 def convert(
-    src: FeatureTable | Cache | CachePath,
+    src: FeatureTable | CachePath,
     dst: str | PathLike[str],
     *,
     features: Features | Iterable[str | FeatureStorageConfig] | None = None,
@@ -380,7 +381,7 @@ def convert(
 
 
 def _converted(
-    src: FeatureTable | Cache | CachePath,
+    src: FeatureTable | CachePath,
     path: Path,
     features: Features | Iterable[str | FeatureStorageConfig] | None,
     workers: ParallelConfig | Client | None,
@@ -411,9 +412,9 @@ def _converted(
 
 def _refuse_source(table: FeatureTable, path: Path) -> None:
     """Raise `ConfigError` for a cache that would be converted onto itself, or into itself."""
-    for cache in table.selection.blocks.as_opened:
-        if path.resolve().is_relative_to(cache.path.resolve()):
-            where = "is" if path.resolve() == cache.path.resolve() else "lies in"
+    for source in table.paths:
+        if path.resolve().is_relative_to(source.resolve()):
+            where = "is" if path.resolve() == source.resolve() else "lies in"
             raise ConfigError(f"{str(path)!r} {where} the source itself; give another directory")
 
 
@@ -422,5 +423,5 @@ def _failed(table: FeatureTable) -> list[str]:
     selection = table.selection
     if selection.row_map is not None or selection.cuts is not None:
         return []
-    failed = {id for cache in selection.blocks.as_opened for id in cache.failed}
+    failed = {id for opened in selection.blocks.generations for id in opened.failed}
     return sorted(failed.difference(table.ids))

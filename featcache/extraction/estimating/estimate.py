@@ -22,8 +22,8 @@ from featcache.extraction.environment import EnvironmentProvider
 from featcache.extraction.table_rows import TableRow, TableRows, table_of
 from featcache.interface import Ints, storage_dtype
 from featcache.reading.generation import Generation
+from featcache.reading.opening import CachePath
 from featcache.registry import backend_names, get_backend
-from featcache.store import Cache, CachePath
 from featcache.tables.table import FeatureTable
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
@@ -325,11 +325,11 @@ def said_hours(hours: float) -> str:
 
 Declared = Mapping[str, FeatureStorageConfig]
 _Computes = EnvironmentProvider | Mapping[str, Any]
-_Stored = FeatureTable | Cache | CachePath
+_Stored = FeatureTable | CachePath
 
 
 def estimate(
-    source: FeatureTable | Cache | CachePath | EnvironmentProvider | Mapping[str, object],
+    source: FeatureTable | CachePath | EnvironmentProvider | Mapping[str, object],
     features: Features | Iterable[str | FeatureStorageConfig] | None = None,
     *,
     utterances: int = TRIAL_UTTERANCES,
@@ -468,7 +468,7 @@ def _other_ways(feature: FeatureStorageConfig) -> Iterator[FeatureStorageConfig]
 
 
 def _computes(source: object) -> bool:
-    stored = isinstance(source, FeatureTable | Cache)  # mappings, too
+    stored = isinstance(source, FeatureTable)  # mappings, too
     return isinstance(source, EnvironmentProvider | Mapping) and not stored
 
 

@@ -45,11 +45,13 @@ def table(path: Path, text: str) -> Path:
 
 def test_annotations_are_given_in_a_new_generation(tmp_path: Path) -> None:
     make_cache(tmp_path, range(9))
-    before = featcache.open(tmp_path)
-    before.annotate({id_of(3): {"speaker": "anna", "snr": 3}, id_of(5): {"snr": 0.5}})
+    cache = featcache.open(tmp_path)
+    before, first = cache.table, cache.generation
+    cache.annotate({id_of(3): {"speaker": "anna", "snr": 3}, id_of(5): {"snr": 0.5}})
     assert before.annotations == ()
+    assert cache.annotations == ("snr", "speaker")
     after = featcache.open(tmp_path)
-    assert after.generation == before.generation + 1
+    assert after.generation == cache.generation == first + 1
     assert after.complete
     check_cache(tmp_path, range(9))
     given = {id_of(3): {"speaker": "anna", "snr": 3.0}, id_of(5): {"snr": 0.5}}

@@ -55,14 +55,17 @@ def again(data: bytes) -> featcache.Cache:
     return cache
 
 
-def test_what_is_deleted_is_gone_for_the_next_reader_and_after_a_refresh(path: Path) -> None:
-    cache = featcache.open(path)
+def test_what_is_deleted_is_gone_here_for_the_next_reader_and_after_a_refresh(path: Path) -> None:
+    cache, other = featcache.open(path), featcache.open(path)
+    before = cache.table
     cache.delete([id_of(2), id_of(8)])
-    assert_holds(cache, oracle(ALL))
     left = [number for number in ALL if number not in (2, 8)]
     check_cache(path, left)
-    cache.refresh()
     assert_holds(cache, oracle(left))
+    assert_holds(other, oracle(ALL))
+    assert np.array_equal(before.read(id_of(2), "fbank"), oracle(ALL)[id_of(2)]["fbank"])
+    other.refresh()
+    assert_holds(other, oracle(left))
     assert id_of(2) not in cache
 
 
