@@ -24,14 +24,17 @@ class Interrupt:
     Args:
         line: from 1 on, in the order in which they run, however often; 0: never.
         places: files or folders of code.
+        at: a file and a line of it: the runs of this one alone count. A second run of the same
+            code passes fewer lines in all, as some run once in a process.
 
     Attributes:
         left: how many lines are still to come before that.
         passed: the numbers at which each line, a file and its number there, ran.
     """
 
-    def __init__(self, line: int, *places: Path) -> None:
+    def __init__(self, line: int, *places: Path, at: tuple[str, int] | None = None) -> None:
         self.left = line
+        self._at = at
         self.passed: dict[tuple[str, int], list[int]] = {}
         self._places = tuple(map(str, places))
         self._count = 0
@@ -41,13 +44,13 @@ class Interrupt:
             return None
         source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if event == "line" and not source.lstrip().startswith(("with ", "try:")):
-            self.left -= 1
+            place = frame.f_code.co_filename, frame.f_lineno
             self._count += 1
-            self.passed.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(
-                self._count
-            )
-            if self.left == 0:
-                raise KeyboardInterrupt
+            self.passed.setdefault(place, []).append(self._count)
+            if self._at in (None, place):
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
         return self
 
 

@@ -43,6 +43,7 @@ from featcache.lazy.live_cache import ABSENT, LiveCache
 from featcache.lazy.random_results import TwiceComputed
 from featcache.lazy.results import Results, as_read_back, declared_for, exactly_read_back
 from featcache.writing.arrays import ArrayLike, check_features, to_storage
+from featcache.writing.background import nothing
 from featcache.writing.cache_writer import CacheWriter
 from featcache.writing.part_writer import PartWriter
 from featcache.writing.session import publish_sealed
@@ -294,7 +295,7 @@ class Share:
         self._twice = TwiceComputed()
         self._last_miss = 0.0
         self._closed = self._told_of_overwrite = False
-        self.forget: Callable[[], object] = _nothing
+        self.forget: Callable[[], object] = nothing
 
     @property
     def written(self) -> int:
@@ -626,8 +627,12 @@ class Share:
             live, until = self._live, time.monotonic() + PATIENCE_S
             while live is None:
                 try:
-                    with CacheWriter(plan.path, features, made_from) as writer:
+                    writer = CacheWriter(plan.path, features, made_from)
+                    try:
                         writer.close(complete=False)
+                    except BaseException as error:  # no `with`: an interrupt may come before it
+                        close_after(error, partial(writer.close, complete=False))
+                        raise
                 except CacheLockedError:  # another one makes it
                     if time.monotonic() > until:
                         raise
@@ -667,7 +672,3 @@ class _OwnPart:
         self.fresh[id] = {name: array.copy() for name, array in read.items()}, stamps
         self._numbers.append((len(self.writer), id))
         return durable
-
-
-def _nothing() -> None:
-    pass

@@ -79,7 +79,7 @@ class Background:
         self._thread.join()
         # tasks know the one who queues them, who knows us: let go, or its files stay open until a
         # garbage collection
-        self._idle = _nothing
+        self._idle = nothing
         self._tasks.clear()
 
     def _wait_for_room(self, memory: int) -> None:
@@ -129,8 +129,8 @@ class Background:
             return bool(self._tasks) or not self.is_stopping
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """Do nothing, in the place of what is not needed, or not any more."""
 
 
 # Writers that nobody closed: closed when they are dropped, and when their process ends.

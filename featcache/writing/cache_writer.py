@@ -69,7 +69,11 @@ class CacheWriter:
         where = directory(path, "a cache").absolute()
         self.path = directory_to_write(where, self.features)
         self._work = WriteSession(self, self.path, self.features, fingerprint, overwrite)
-        self._parts = self._work.parts
+        try:
+            self._parts = self._work.parts
+        except BaseException:
+            self._work.keep()
+            raise
 
     def __repr__(self) -> str:
         state = "closed" if self._parts.closed else f"{len(self)} utterances written"
@@ -271,7 +275,11 @@ class CacheWriter:
         self._work.abort()
 
     def __enter__(self) -> Self:
-        return self
+        try:
+            return self
+        except BaseException:  # an interrupt (Ctrl-C), whose traceback may keep the writer alive
+            self._work.keep()
+            raise
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         close_after(error, self.close if error is None else self._work.keep)

@@ -39,7 +39,7 @@ from featcache.writing.arrays import (
     pack,
     store_all,
 )
-from featcache.writing.background import close_at_exit
+from featcache.writing.background import close_at_exit, nothing
 from featcache.writing.free_space import FreeSpace
 from featcache.writing.known_ids import KnownIds, find_stored
 from featcache.writing.open_part import OpenPart
@@ -201,8 +201,13 @@ class PartWriter:
         self._may_seal: Callable[[], bool] = _yes
         self._under_way = PartsUnderWay(self.path, self._known)
         self._thread = HandOver(self.path, self.features, self._memory, self._under_way)
-        what = f"the part writer of {str(self.path)!r}"
-        self.forget = close_at_exit(self, what, PartWriter.close)
+        self.forget: Callable[[], object] = nothing
+        try:
+            what = f"the part writer of {str(self.path)!r}"
+            self.forget = close_at_exit(self, what, PartWriter.close)
+        except BaseException:
+            self.abort()
+            raise
 
     def __contains__(self, id: str) -> bool:
         """Whether an utterance is stored already, or was written now."""

@@ -24,7 +24,7 @@ from featcache.format.part import remove_part
 from featcache.interface import Array, Bytes, EncodedArray
 from featcache.stats import FeatureStats
 from featcache.writing.arrays import BLOCK_BYTES, CopyMemory, Packed, UtteranceBatch
-from featcache.writing.background import Background
+from featcache.writing.background import Background, nothing
 from featcache.writing.known_ids import KnownIds
 from featcache.writing.open_part import Declarations, OpenPart
 
@@ -390,7 +390,7 @@ class HandOver:
         self._background.stop(finish)
         self._waiting = None
         # or those who gave them live on in a circle
-        self._commit, self._kept, self.may_commit = _nothing, str, _yes
+        self._commit, self._kept, self.may_commit = nothing, str, _yes
 
     def _put_waiting(self) -> None:
         waiting = self._waiting
@@ -422,10 +422,6 @@ def _store(part: OpenPart, batch: UtteranceBatch) -> None:
     if not batch.is_stored:
         batch.is_stored = True
         part.append(batch)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _yes() -> bool:

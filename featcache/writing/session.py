@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from featcache.format.part import as_known, committed_builds
 from featcache.reading.generation import Generation
 from featcache.reading.opening import note_compared
 from featcache.reading.verify import container_damage, own_containers, raise_damage
-from featcache.writing.background import close_at_exit
+from featcache.writing.background import close_at_exit, nothing
 from featcache.writing.changes import Changes, find_tombstones, with_changes
 from featcache.writing.compact import UNCHANGED, merge_small
 from featcache.writing.open_part import Declarations
@@ -125,6 +125,7 @@ class WriteSession:
         self.expected: Sequence[str] | None = None
         self.failed: set[str] = set()
         self.stamps: dict[str, Stamps] = {}  # new ones of what is stored
+        self._forget: Callable[[], object] = nothing
         with explained(path, _kept):
             content = cache_fingerprint(features, fingerprint)
             claim_directory(path)
@@ -141,11 +142,15 @@ class WriteSession:
                 self._publish_recovered()
                 self.files = BuildFiles(path)
                 self.parts = PartWriter(path, features, fingerprint)
+            except BaseException:
+                self._lock.release()
+                raise
+            try:
                 what = f"the writer of {str(path)!r}"
                 self._forget = close_at_exit(self, what, WriteSession.keep, owner)
                 self.parts.forget()  # or they would be closed first, and not published
             except BaseException:
-                self._lock.release()
+                self.abort()
                 raise
 
     @property

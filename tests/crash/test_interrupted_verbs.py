@@ -64,8 +64,9 @@ def begun(path: Path) -> CacheWriter:
     return writer
 
 
-def run(verb: Verb, writer: CacheWriter, line: int, kept: list[BaseException]) -> Interrupt:
-    interrupt = Interrupt(line, *STORE)
+def run(
+    verb: Verb, writer: CacheWriter, interrupt: Interrupt, kept: list[BaseException]
+) -> Interrupt:
     try:
         with interrupted(interrupt):
             verb(writer)
@@ -82,15 +83,15 @@ def test_an_interrupt_at_any_line_leaves_a_cache_that_goes_on(tmp_path: Path, ve
     """The verb is called again, or the writer is closed, given up or dropped."""
     writer = begun(tmp_path / "whole")
     random = Random(0)
-    passed = [*run(VERBS[verb], writer, 0, []).passed.items()]
+    passed = [*run(VERBS[verb], writer, Interrupt(0, *STORE), []).passed.items()]
     writer.close()
     for place, lines in random.sample(passed, min(len(passed), 3 * ROUNDS)):
-        line = random.choice(lines)
-        then = THEN[line % len(THEN)]
-        path = tmp_path / str(line)
+        time = random.randrange(len(lines)) + 1
+        then = random.choice(THEN)
+        path = tmp_path / str(lines[time - 1])
         writers = [begun(path)]
         kept: list[BaseException] = []
-        run(VERBS[verb], writers[0], line, kept)
+        run(VERBS[verb], writers[0], Interrupt(time, *STORE, at=place), kept)
         try:
             if then == "drop":
                 kept.clear()
@@ -98,7 +99,7 @@ def test_an_interrupt_at_any_line_leaves_a_cache_that_goes_on(tmp_path: Path, ve
             gc.collect()
             check(path, verb, then)
         except BaseException as error:
-            error.add_note(f"{verb} interrupted at {place}, the {line}th line, then {then}")
+            error.add_note(f"{verb} interrupted when {place} ran the {time}th time, then {then}")
             raise
 
 
