@@ -52,9 +52,9 @@ class Selection:
         self.row_map = row_map
         self.cuts = cuts
         self._stats: dict[str, FeatureStats] = {}
-        plain = row_map is None and len(blocks.blocks) == 1 and blocks.blocks[0].whole
-        # the index that numbers the rows, where one whole cache does
-        self._whole = blocks.blocks[0].members[0].opened.index if plain else None
+        alone = row_map is None and len(generations := blocks.generations) == 1
+        # the one generation, where the rows are all of its own, in their order
+        self._whole = generations[0] if alone and blocks.blocks[0].whole else None
 
     @classmethod
     def of(cls, opened: Generation) -> Selection:
@@ -65,7 +65,7 @@ class Selection:
         return len(self.blocks) if self.row_map is None else len(self.row_map)
 
     def __iter__(self) -> Iterator[str]:
-        return map(self.id, range(len(self))) if self._whole is None else iter(self._whole.ids)
+        return map(self.id, range(len(self))) if self._whole is None else iter(self._whole.index)
 
     @property
     def said(self) -> str:
@@ -177,7 +177,7 @@ class Selection:
         return isinstance(id, str) and self._find(id) >= 0
 
     def _find(self, id: str) -> int:
-        return int(self.find([id])[0]) if self._whole is None else self._whole.find(id)
+        return int(self.find([id])[0]) if self._whole is None else self._whole.index.find(id)
 
     def rows(self, ids: Iterable[str]) -> Ints:
         """Return the rows of many ids; raises `KeyNotFoundError` for an unknown one."""
@@ -195,9 +195,25 @@ class Selection:
         return row
 
     def read(
+        self,
+        id: str,
+        feature: str,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        copy: bool = True,
+    ) -> NDArray[Any]:
+        """Return an array, or some of its frames, as `FeatureTable.read` does."""
+        if self._whole is None:
+            self.blocks.require(feature)
+            return self._read(self.row(id), feature, start, stop, copy=copy)
+        arrays = self._whole.arrays(feature)
+        stored = self._whole.read(id, arrays, start, stop, copy=copy)
+        return from_storage(stored, arrays.declared_dtype, writable=copy)
+
+    def _read(
         self, row: int, feature: str, start: int | None, stop: int | None, *, copy: bool
     ) -> NDArray[Any]:
-        """Return the frames from `start` to before `stop` of a row, as `FeatureTable.read` does."""
         block, inner = self.place(row)
         member = block.features[feature]
         arrays = member.opened.arrays(feature)

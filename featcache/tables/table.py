@@ -85,9 +85,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
     def __getitem__(self, id: str) -> dict[str, NDArray[Any]]:
         selection = self.selection
         try:
-            row = selection.row(id)
-            names = selection.blocks.features
-            return {name: selection.read(row, name, None, None, copy=True) for name in names}
+            return {name: selection.read(id, name) for name in selection.blocks.features}
         except CacheError:
             if not self._has_moved_on(selection):
                 raise
@@ -198,8 +196,7 @@ class FeatureTable(NumberedRows, Mapping[str, dict[str, NDArray[Any]]]):
         """
         selection = self.selection
         try:
-            selection.blocks.require(feature)
-            return selection.read(selection.row(id), feature, start, stop, copy=copy)
+            return selection.read(id, feature, start, stop, copy=copy)
         except CacheError:
             if not self._has_moved_on(selection):
                 raise
