@@ -339,11 +339,11 @@ class Containers:
         """
         looked_at = pieces if self._missed else pieces[:: max(len(pieces) // LOOK_AT, 1)]
         self._missed = not all(
-            self._file(piece[0]).has(piece[1] + piece[2] // 2) for piece in looked_at
+            self._file_of(piece).has(piece[1] + piece[2] // 2) for piece in looked_at
         )
         if self._missed:
-            for container, offset, nbytes in pieces:
-                self._file(container).start_reading(offset, nbytes)
+            for piece in pieces:
+                self._file_of(piece).start_reading(*piece[1:])
 
     def check(self, container: int, offset: int, nbytes: int) -> None:
         """Raise `CorruptCacheError` for bytes that a container does not have."""
@@ -369,6 +369,11 @@ class Containers:
         file = self._held(container) or self._start(container)
         file.used = True
         return file
+
+    def _file_of(self, piece: Piece) -> _File:
+        """Return the file of a piece that it has: the system takes no offset beyond 2^63."""
+        self.check(*piece)
+        return self._file(piece[0])
 
     def _start(self, container: int) -> _File:
         if self._closed:

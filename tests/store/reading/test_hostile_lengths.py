@@ -79,6 +79,23 @@ def test_arrays_are_not_read_by_lengths_that_they_cannot_have(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # KiB
 
 
+@pytest.mark.parametrize("offset", [*HOSTILE, 2**63 - 30])
+@pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
+def test_bytes_that_no_container_has_are_not_asked_for(
+    tmp_path: Path, layout: tuple[str, str], offset: int
+) -> None:
+    columns = crafted(tmp_path, layout, 5).opened.arrays("x")._columns
+    offsets = columns.offset.copy()
+    offsets[1] = offset  # neither of the shortest nor of the longest, which are looked at first
+    change_index(tmp_path, {"x.offset": offsets, "x.rows": np.array([5, 4, 3, 3])})
+    for mapped in (True, False):
+        cache = featcache.open(tmp_path, mapped=mapped)
+        with pytest.raises(CorruptCacheError):
+            cache.read_batch(["u1", "u0", "u2"], "x")
+        with pytest.raises(CorruptCacheError):
+            list(featcache.FeatureLoader(cache, batch_size=4))
+
+
 @pytest.mark.parametrize("frames", HOSTILE)
 @pytest.mark.parametrize("layout", LAYOUTS, ids="-".join)
 def test_lengths_that_nothing_can_have_are_refused_as_such(
