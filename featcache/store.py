@@ -161,7 +161,7 @@ class Cache(FeatureTable):
         """
         opened = self.opened
         opened.arrays(feature)
-        return FeatureReader.of(opened, feature, dtype=dtype)
+        return FeatureReader(opened, feature, dtype=dtype)
 
     def refresh(self) -> None:
         """Read the current generation from now on, or what `version` names now.

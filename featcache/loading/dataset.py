@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
@@ -183,11 +182,14 @@ class FeatureDataset(Dataset[Item]):
 
     def view(self, table: FeatureTable) -> FeatureDataset:
         """Return a data set over a view of the table, with the same features and transform."""
-        table.selection.share()
-        _tell_nothing(table)
-        other = copy.copy(self)
-        vars(other).update(table=table, _proof=())
-        return other
+        return FeatureDataset(
+            table,
+            self.features,
+            annotations=self._annotations,
+            dtypes=self._dtypes,
+            transform=self._transform,
+            allow_incomplete=True,  # as this one, if it is
+        )
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ class FeatureReader:
     a time axis.
 
     Args:
-        path: the cache directory.
+        path: the cache directory; or what `Cache.opened` is, whose settings hold then.
         feature: the name of the feature.
         dtype: dtype of the tensors, "float32" or `torch.float32`; None: as declared.
         check_reads, expect, mapped, roots: as of `featcache.open`.
@@ -40,7 +40,7 @@ class FeatureReader:
 
     def __init__(
         self,
-        path: str | PathLike[str],
+        path: str | PathLike[str] | Generation,
         feature: str,
         *,
         dtype: object = None,
@@ -49,33 +49,21 @@ class FeatureReader:
         mapped: bool = True,
         roots: Mapping[str, str | PathLike[str]] = NO_ROOTS,
     ) -> None:
-        self.path = directory(path, "a cache").absolute()
         self.feature = feature
         self._dtype = None if dtype is None else dtype_name(dtype)
-        self._check_reads = check_reads
-        self._mapped = mapped
-        self._roots = absolute_roots(roots)
-        self._expectation = Expectation.of(expect).with_what_is_there(self._place)
         self._name: str | None = None  # of the generation; None: the current one
         self._opened: Generation | None = None
-
-    @classmethod
-    def of(cls, opened: Generation, feature: str, *, dtype: object = None) -> FeatureReader:
-        """Return a reader of what is open already, with the same settings."""
-        opened = opened.of_feature(feature)
-        reader = cls.__new__(cls)
-        vars(reader).update(
-            path=opened.path,
-            feature=feature,
-            _dtype=None if dtype is None else dtype_name(dtype),
-            _check_reads=opened.check_reads,
-            _mapped=opened.mapped,
-            _roots=opened.roots,
-            _name=opened.manifest.name if opened.version is not None else None,
-            _expectation=Expectation.of_opened(opened),
-            _opened=None,
-        )
-        return reader
+        if isinstance(path, Generation):
+            opened = path.of_feature(feature)
+            self.path, self._roots = opened.path, opened.roots
+            self._check_reads, self._mapped = opened.check_reads, opened.mapped
+            self._expectation = Expectation.of_opened(opened)
+            if opened.version is not None:
+                self._name = opened.manifest.name
+            return
+        self.path, self._roots = directory(path, "a cache").absolute(), absolute_roots(roots)
+        self._check_reads, self._mapped = check_reads, mapped
+        self._expectation = Expectation.of(expect).with_what_is_there(self._place)
 
     def __call__(self, id: str) -> torch.Tensor:
         """Return the tensor of an utterance; raises `KeyNotFoundError` for an unknown id."""
