@@ -199,10 +199,19 @@ def _steps(file: IO[bytes]) -> Iterator[tuple[str, object]]:
         opcode = _OPCODES[code]
         if opcode.name not in _KNOWN:
             raise ValueError(f"its pickle has the opcode {opcode.name}")
-        yield opcode.name, opcode.arg.reader(file) if opcode.arg else None
+        read = _global if opcode.name == "GLOBAL" else opcode.arg and opcode.arg.reader
+        yield opcode.name, read(file) if read else None
         if opcode.name == "STOP":
             return
     raise ValueError(f"its pickle has more than {MOST_STEPS:,} steps")
+
+
+def _global(file: IO[bytes]) -> str:
+    """Read a module and a name as they are: the library's reader takes escapes, with a warning."""
+    lines = [file.readline(), file.readline()]
+    if not all(line.endswith(b"\n") for line in lines):
+        raise ValueError("its pickle is damaged, or ends early")
+    return " ".join(line[:-1].decode("ascii") for line in lines)
 
 
 def _step(machine: _Machine, name: str, argument: object) -> None:

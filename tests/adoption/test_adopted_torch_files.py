@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from foreign_stores import adopted, annotation, assert_holds, contents, random_a
 from featcache.adoptable import Options
 from featcache.adoption.adopt import check_found
 from featcache.adoption.place import LocalPlace
-from featcache.adoption.pt import KIND
+from featcache.adoption.pt import KIND, saved
 from featcache.errors import AdoptionError
 
 
@@ -129,3 +131,14 @@ def test_a_file_cut_or_changed_anywhere_is_refused_or_read(tmp_path: Path) -> No
         except AdoptionError:
             continue
         check_found(found, [len(changed)])
+
+
+def test_a_pickle_with_other_bytes_anywhere_is_refused_without_a_warning(tmp_path: Path) -> None:
+    torch.save({"fbank": torch.ones(2, 3), "text": "yes"}, tmp_path / "utt1.pt")
+    with zipfile.ZipFile(tmp_path / "utt1.pt") as file:
+        data = file.read("utt1/data.pkl")
+    saved(data)
+    for place in range(len(data) - 1):
+        for other in (b"\\\x95", b"\\x", b"''", b"\n\n", b"\xff\xff"):
+            with contextlib.suppress(ValueError):
+                saved(data[:place] + other + data[place + 2 :])
