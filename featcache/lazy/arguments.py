@@ -64,7 +64,8 @@ class Arguments:
     def __init__(self, function: Callable[..., object] | None) -> None:
         self._names: tuple[str, ...] = ()
         self._defaults: dict[str, object] = {}
-        self._known: dict[object, int] = {}
+        self._plain_entry = functools.lru_cache(_MOST_KNOWN, typed=True)(self._entry_to_keep)
+        self._known: dict[object, int] = {}  # of others
         self.counts = function is not None
         if function is None:
             return
@@ -104,39 +105,29 @@ class Arguments:
         """
         if not self.counts:
             return 0
-        if not (args or kwargs):
-            return _NONE
-        key: tuple[object, ...] | None
-        if kwargs:
-            key = (args, *map(type, args), *kwargs.items(), *map(type, kwargs.values()))
-        else:
-            key = (args, *map(type, args))
         try:
-            known = self._known.get(key)
-        except TypeError:  # lists and dicts are no keys
-            known = None
-        return self._other_entry(args, kwargs, key) if known is None else known
+            return self._plain_entry(*args, **kwargs)
+        except TypeError:  # lists and dicts are no keys, and of others none is kept
+            return self._other_entry(args, kwargs)
 
-    def _other_entry(
-        self,
-        args: tuple[object, ...],
-        kwargs: Mapping[str, object],
-        key: tuple[object, ...] | None,
-    ) -> int:
+    def _entry_to_keep(self, *args: object, **kwargs: object) -> int:
         values = (*args, *kwargs.values())
-        types = (*map(type, values),)
-        if not _SIMPLE.issuperset(types):
-            keys = (*map(_key_of, values),)
-            key = None if None in keys else (keys, (len(args), *kwargs), types)
-        elif not all(map(_may_be_key, values)):
-            key = None
+        if not (_SIMPLE.issuperset(map(type, values)) and all(map(_may_be_key, values))):
+            raise TypeError("not kept")
+        return _digest(self.named(args, kwargs))
+
+    def _other_entry(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> int:
+        values = (*args, *kwargs.values())
+        keys = (*map(_key_of, values),)
+        if None in keys:
+            return _digest(self.named(args, kwargs))
+        key = (keys, (len(args), *kwargs), *map(type, values))
         known = self._known.get(key)
         if known is None:
             known = _digest(self.named(args, kwargs))
-            if key is not None:
-                if len(self._known) >= _MOST_KNOWN:
-                    self._known.clear()
-                self._known[key] = known
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = known
         return known
 
     def _is_default(self, name: str, value: object) -> bool:
