@@ -35,6 +35,7 @@ from featcache.extraction.probing import (
 from featcache.extraction.random_state import kept_random_state, tell_random
 from featcache.format.fingerprint import (
     ABSENT,
+    RULES,
     Difference,
     cache_fingerprint,
     canonical,
@@ -164,7 +165,7 @@ def _changed(name: str, was: Sequence[str], now: Sequence[str]) -> list[str]:
 
 # sections of a fingerprint that are code and settings; weights, declarations but for the times of
 # frames, and what the user names by himself cannot be accepted
-_SECTIONS = ("source", "constants", "hparams", "attributes", "given", "torch", "modules")
+_SECTIONS = ("source", "constants", "hparams", "attributes", "given", "torch", "modules", RULES)
 _CODE = ("source", "constants")
 OFFER = "if the change cannot matter, accept=True keeps the cache"
 _log = logging.getLogger("featcache")

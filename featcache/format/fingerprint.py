@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,6 +17,8 @@ from featcache.format.files import (
 )
 
 ABSENT = object()
+# key of a fingerprint: version of the rules by which code and values are described in it
+RULES = "fingerprint_rules"
 _NOT_JSON = "the fingerprint must be made of JSON values"
 
 
@@ -130,6 +132,19 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.field}: was {_shortened(_text(self.was))}, now {_shortened(_text(self.now))}"
+
+
+def are_by_other_rules(changed: Sequence[Difference]) -> bool:
+    """Whether two fingerprints that differ so describe code and values by different rules.
+
+    Then only computing again tells whether the features are others, too.
+    """
+    return any(each.path == (RULES,) for each in changed)
+
+
+def are_rules_alone(changed: Sequence[Difference]) -> bool:
+    """Whether two fingerprints differ in nothing but the version of the rules, if at all."""
+    return all(each.path == (RULES,) for each in changed)
 
 
 def differences(old: object, new: object, path: tuple[str, ...] = ()) -> list[Difference]:

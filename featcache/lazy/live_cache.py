@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -12,16 +11,22 @@ from typing import Self
 from featcache.declaration import FeatureStorageConfig
 from featcache.errors import (
     CacheError,
-    CacheLockedError,
     ConfigError,
     CorruptCacheError,
     NotACacheError,
     StaleCacheError,
 )
 from featcache.extraction.checking import are_code_or_settings
+from featcache.extraction.destination import is_refused
 from featcache.format.feature_sets import set_of
 from featcache.format.files import reading
-from featcache.format.fingerprint import Difference, canonical, differences
+from featcache.format.fingerprint import (
+    Difference,
+    are_by_other_rules,
+    are_rules_alone,
+    canonical,
+    differences,
+)
 from featcache.format.index import Stamps
 from featcache.format.manifest import ADOPTED, NAME, FeatureSetsError, Manifest
 from featcache.format.part import committed_builds
@@ -37,7 +42,7 @@ from featcache.writing.session import accept
 
 # Caches that were made from something else than is declared now: told, and accepted if wanted.
 
-_PAUSE_S, _PATIENCE_S = 0.05, 60.0  # for another process that has the lock
+_PATIENCE_S = 60.0  # for another process that has the lock
 _log = logging.getLogger("featcache")
 
 
@@ -79,39 +84,38 @@ def accept_if_same(
     fingerprint: Callable[[], Mapping[str, object]],
     id: str,
     compute: Callable[[], object],
+    *,
+    is_asked: bool,
 ) -> None:
     """Take a cache for one of the function of now, if that computes an utterance of it to the bit.
 
-    Raises `StaleCacheError` if it does not, if the cache does not hold the utterance, and where
-    more than code and settings has changed.
+    Unless that `is_asked`, only a cache whose fingerprint other rules made, of another version of
+    featcache. Raises `StaleCacheError` if the utterance is another one, if the cache does not hold
+    it, and where more than code and settings has changed.
     """
     place = set_of(path, names[0])
-    value: object = None
-    until = time.monotonic() + _PATIENCE_S
-    while True:
-        with reading(place):
-            try:
-                generation = Generation.at(place)
-            except (NotACacheError, FeatureSetsError):
-                return
-            manifest = generation.manifest
-            changed = changed_since(manifest, features, fingerprint())
-            if not (changed and manifest.rows):
-                return
-            if not may_be_accepted(manifest, changed):
-                raise stale(place, manifest, changed, "accept=True is for code and settings alone")
-            value = compute() if value is None else value
-            results = _compared(place, generation, changed, id, value)
-        declared = _declared(manifest)
+    with reading(place):
         try:
-            accept(place, declared, {**fingerprint(), "results": results.to_json()})
-        except CacheLockedError:  # another one accepts it, or publishes
-            if time.monotonic() > until:
-                raise
-            time.sleep(_PAUSE_S)
-            continue
-        _log.warning("cache %r: accepted %s", str(place), "; ".join(map(str, changed)))
+            generation = Generation.at(place)
+        except (NotACacheError, FeatureSetsError):
+            return
+        manifest = generation.manifest
+        changed = changed_since(manifest, features, fingerprint())
+        if not (changed and manifest.rows and (is_asked or are_by_other_rules(changed))):
+            return  # where it is another one, it is refused when it is opened
+        if not may_be_accepted(manifest, changed):
+            raise stale(place, manifest, changed, "accept=True is for code and settings alone")
+        results = manifest.fingerprint.get("results")
+        if not are_rules_alone(changed):
+            results = _compared(place, generation, changed, id, compute()).to_json()
+    made_from = {**fingerprint(), **({} if results is None else {"results": results})}
+    try:
+        accept(place, _declared(manifest), made_from, patience_s=_PATIENCE_S)
+    except OSError as error:
+        if is_asked or not is_refused(error):
+            raise
         return
+    _log.warning("cache %r: accepted %s", str(place), "; ".join(map(str, changed)))
 
 
 def _compared(
@@ -121,7 +125,7 @@ def _compared(
     row = generation.index.find(id)
     if row < 0:
         other = generation.index.id(0)
-        why = f"accept=True compares an utterance, and {id!r} is not stored; read {other!r} first"
+        why = f"an utterance is compared, and {id!r} is not stored; read {other!r} first"
         raise stale(place, manifest, changed, why)
     content = manifest.fingerprint.get("results")
     results = Results.from_json(content, list(declared))
@@ -207,7 +211,7 @@ class LiveCache:
             changed = changed_since(manifest, features, fingerprint())
             if changed and not (manifest.rows or committed_builds(place)):
                 return None
-        if changed:
+        if not are_rules_alone(changed):
             raise stale(place, manifest, changed)
         note_compared(place, manifest)
         return cls(place, generation)

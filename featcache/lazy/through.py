@@ -171,9 +171,10 @@ class ReadThrough:
         with here.lock:
             if here.share is None:
                 plan.fingerprint.begin()
-                if plan.accept and call is not None:
+                if call is not None:
                     of_now = plan.known_names, plan.features, plan.fingerprint
-                    accept_if_same(plan.path, *of_now, call.id, call.compute)
+                    of_call = call.id, call.compute
+                    accept_if_same(plan.path, *of_now, *of_call, is_asked=plan.accept)
                 share = Share(plan)
                 what = f"the part of {str(self.path)!r} that is filled by reading"
                 share.forget = close_at_exit(share, what, Share.close, self, expected=True)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -36,6 +36,8 @@ from featcache.format.files import reading
 from featcache.format.fingerprint import (
     ABSENT,
     Difference,
+    are_by_other_rules,
+    are_rules_alone,
     canonical,
     differences,
     digest_of_canonical,
@@ -185,13 +187,15 @@ class Expectation:
     def check(self, opened: Generation) -> None:
         """Raise `StaleCacheError`, with the differences, for a cache made from something else."""
         path, made_from = opened.path, opened.manifest.fingerprint
-        if changed := [line for key in self.keys for line in self._differences(made_from, key)]:
+        changed = [each for key in self.keys for each in self._differences(made_from, key)]
+        if not are_rules_alone(changed):
             lines = "".join(f"\n  {line}" for line in changed)
             raise StaleCacheError(
                 f"cache {str(path)!r}, {origin(opened)}, was made from something else than is "
                 f"expected:{lines}\n"
-                "compute it again (cache_features or extract with overwrite=True), or expect what "
-                "it was made from: featcache.inspect.made_from(path) tells"
+                f"{_of_rules(changed)}compute it again (cache_features or extract with "
+                "overwrite=True), or expect what it was made from: "
+                "featcache.inspect.made_from(path) tells"
             )
         found = digest_of_canonical(made_from)
         changed_since_seen = self.seen not in (None, found) and _compared.get(path) != found
@@ -211,6 +215,16 @@ class Expectation:
         if key == "features" and isinstance(expected, Mapping) and isinstance(found, Mapping):
             found = {name: found[name] for name in expected if name in found}
         return differences(found, expected, (key,))
+
+
+def _of_rules(changed: Sequence[Difference]) -> str:
+    if not are_by_other_rules(changed):
+        return ""
+    return (
+        "another version of featcache described the same code by other rules, which may be all: "
+        "cache_features, extract and through compute utterances again, and keep the cache if these "
+        "are the same; else "
+    )
 
 
 def note_compared(path: Path, manifest: Manifest) -> None:

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from featcache.errors import ConfigError
+from featcache.format.fingerprint import RULES
 from featcache.staleness.code import code_digest, is_users, tree_digest
 from featcache.staleness.follow import Follower, Function
 from featcache.staleness.members import functions_in, is_method, is_pythons, step_into
@@ -48,6 +49,10 @@ from featcache.staleness.values import (
     wrapped_by,
 )
 
+# Version of the rules by which this package describes code and values: raised with each change of
+# them that gives the same code another fingerprint (`tests/staleness/test_rules.py` fails then).
+# Fingerprints without one are of version 0. The digests of weights are the same in all versions.
+VERSION = 1
 CONTAINERS = ("modules", "raw_modules", "hparams")
 # ways through all of a container
 _WAYS_THROUGH = frozenset(
@@ -433,7 +438,7 @@ class Provenance:
                 # reading large weights takes a moment
                 shown[name] = {key: settled(value) for key, value in sorted(values.items())}
         as_before(self.extractor, shown)
-        return dict(sorted({**shown, **given}.items()))
+        return dict(sorted({**shown, RULES: VERSION, **given}.items()))
 
 
 class TooDeepError(ConfigError):

@@ -11,7 +11,7 @@ import numpy as np
 from featcache.errors import ConfigError
 from featcache.format.annotations import AnnotationValues, joined, wider_kind
 from featcache.format.columns import Strings, joined_ends
-from featcache.format.fingerprint import Difference, differences
+from featcache.format.fingerprint import RULES, Difference, differences
 from featcache.format.index import Hashes
 from featcache.interface import Ints
 from featcache.reading.feature_arrays import FeatureArrays
@@ -26,7 +26,7 @@ from featcache.tables.table import FeatureTable
 
 # keys of fingerprints that may differ: the features of all splits are made from the same, and
 # what matters of the declarations is compared feature by feature
-_APART = ("stage", "features")
+_APART = ("stage", "features", RULES)
 
 
 def check_same_features(first: Block, other: Block) -> None:

@@ -436,15 +436,17 @@ def accept(
     cache: Path,
     features: Mapping[str, FeatureStorageConfig],
     fingerprint: Mapping[str, object],
+    *,
+    patience_s: float = 0.0,
 ) -> list[Difference]:
     """Take a fingerprint for what a cache was made from, and return in what it differs.
 
     Whoever calls this has seen that both compute the same. An overwrite that is under way is given
     up. Raises `StaleCacheError` for declarations that read the bytes in another way (other times of
-    frames do not), `CacheLockedError` while the cache is written.
+    frames do not), `CacheLockedError` while the cache is written, for longer than `patience_s`.
     """
     content = cache_fingerprint(features, fingerprint)
-    with explained(cache, lambda: "the cache is as it was"), WriterLock(cache):
+    with explained(cache, lambda: "the cache is as it was"), WriterLock(cache, patience_s):
         manifest = read_manifest(cache)
         check_writable(cache, manifest)
         changed = differences(manifest.fingerprint, content)

@@ -214,6 +214,7 @@ def test_what_is_given_takes_the_place_of_what_is_found() -> None:
 
     found = found_in(Extractor()).fingerprint({"modules": "v1", "source": None})
     assert found.pop("torch")
+    assert found.pop("fingerprint_rules")
     assert found == {"attributes": {"b": 2}, "modules": "v1", "source": None}
 
 
