@@ -21,6 +21,15 @@ def load(package: str, homes: Mapping[str, str], name: str) -> object:
         return getattr(import_module(homes[name]), name)
     except MissingDependencyError as error:
         return _raising(name, str(error))
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return _raising(name, str(without_torch(f"{package}.{name}")))
+
+
+def without_torch(what: str) -> MissingDependencyError:
+    """Return the error of what needs torch, which is not installed."""
+    return MissingDependencyError(f"{what!r} needs 'torch'; try: pip install 'featcache[torch]'")
 
 
 def _raising(name: str, message: str) -> Callable[..., NoReturn]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from featcache._checks import directory
-from featcache.extraction.estimating.estimate import Estimate as Estimate
-from featcache.extraction.estimating.estimate import estimate as estimate
+from featcache._loading import load
 from featcache.format.files import reading
 from featcache.format.fingerprint import differences
 from featcache.reading.generation import Generation
@@ -21,10 +21,24 @@ from featcache.reading.opening import (
     open_generation,
     witnesses,
 )
-from featcache.staleness.provenance import provenance as provenance
 from featcache.store import Cache
 
+if TYPE_CHECKING:
+    from featcache.extraction.estimating.estimate import Estimate as Estimate
+    from featcache.extraction.estimating.estimate import estimate as estimate
+    from featcache.staleness.provenance import provenance as provenance
+
+_HOMES = {  # loaded when first used: a look at a cache needs no torch
+    "Estimate": "featcache.extraction.estimating.estimate",
+    "estimate": "featcache.extraction.estimating.estimate",
+    "provenance": "featcache.staleness.provenance",
+}
 _SOURCES = "sources"  # of the witnesses: the text of each function, by file and name
+
+
+def __getattr__(name: str) -> object:
+    value = globals()[name] = load("featcache.inspect", _HOMES, name)
+    return value
 
 
 def made_from(cache: Cache | CachePath) -> dict[str, object]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from featcache._checks import directory
+from featcache._loading import without_torch
 from featcache.declaration import dtype_name
 from featcache.format.feature_sets import set_of, stored_sets
 from featcache.format.files import as_id, reading
@@ -74,7 +75,10 @@ class FeatureReader:
 
         An id that is a whole number, or a tensor of one, is taken as text.
         """
-        import torch
+        try:
+            import torch
+        except ModuleNotFoundError as error:
+            raise without_torch("featcache.FeatureReader") from error
 
         id = cast(str, as_id(id))
         opened = self.opened
