@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from places import ROOT
 
 import featcache
 import featcache.errors
@@ -128,6 +131,17 @@ def test_type_checkers_know_the_same_names() -> None:
 def test_the_public_names_are_these() -> None:
     """A name that comes or goes is a decision; see also the change log."""
     assert featcache.__all__ == PUBLIC
+
+
+def test_the_page_on_what_stays_has_the_public_names() -> None:
+    text = (ROOT / "docs" / "stability.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(featcache[.\w]*)` \| (`.*`) \|$", text, re.MULTILINE)
+    told = {module: re.findall(r"`(\w+)`", names) for module, names in rows}
+    assert told.pop("featcache") == PUBLIC
+    assert told.keys() == {"featcache.inspect", "featcache.registry"}
+    for module, names in told.items():
+        there = importlib.import_module(module)
+        assert all(getattr(there, name).__doc__ for name in names), module
 
 
 def test_no_module_hides_a_public_function() -> None:
