@@ -76,14 +76,7 @@ from featcache.interface import (
 )
 from featcache.reading.feature_arrays import joined
 from featcache.stats import FeatureStats
-from featcache.writing.arrays import (
-    Packed,
-    PreparedArrays,
-    UtteranceBatch,
-    encoded,
-    encoded_all,
-    pieces_of,
-)
+from featcache.writing.arrays import Utterances, encoded, pieces_of
 from featcache.writing.background import close_before_libraries_end
 
 # Groups of features that share the containers of a part.
@@ -409,57 +402,46 @@ class OpenPart:
         """Return the ids of what was appended so far."""
         return [*self._rows.ids]
 
-    @property
-    def checks(self) -> bool:
-        """True where `check` may refuse anything."""
-        return bool(self._checking)
-
-    def check(self, id: str, sizes: Mapping[str, tuple[int, int]]) -> None:
-        """Raise `FeatureError` for what a format cannot hold; in any thread.
-
-        `sizes` are by feature the rows and the bytes of an array, before a codec.
-        """
-        for names, container in self._checking:
-            container.check(id, {name: sizes[name] for name in names})
-
-    def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
-        """Return the arrays of lossy codecs as bytes; in any thread.
-
-        Raises `FeatureError` for numbers that these refuse, as no other codec does.
-        """
-        return {name: self._encode(id, name, arrays[name]) for name in self._lossy}
-
     def is_raw(self, name: str) -> bool:
         """Whether a feature is stored without a codec."""
         return self._specs[name].codec is None
 
-    def prepare_piece(
-        self, ids: Sequence[str], packed: Mapping[str, Packed], start: int, stop: int
-    ) -> dict[str, PreparedArrays]:
-        """Make arrays of some utterances of a batch bytes, but for those of lossless codecs."""
-        found: dict[str, PreparedArrays] = {}
-        for name, each in packed.items():
-            if self._specs[name].codec is None:
-                found[name] = pieces_of(each.rows(start, stop), each.lengths[start:stop])
-                continue
-            arrays = each.arrays(start, stop)
-            if name in self._lossy:
-                some = zip(ids[start:stop], arrays, strict=True)
-                found[name] = [self._encode(id, name, array) for id, array in some]
-            else:
-                found[name] = [*arrays]
-        return found
+    def prepare(self, utterances: Utterances) -> None:
+        """Encode arrays of lossy codecs, and have formats look at all; in any thread.
 
-    def append(self, batch: UtteranceBatch) -> None:
+        Raises `FeatureError` for numbers that a codec refuses, as no lossless one does, and for
+        what a format cannot hold.
+        """
+        arrays = utterances.arrays
+        for names, container in self._checking:
+            lengths = zip(*(arrays[name].lengths for name in names), strict=True)
+            widths = [self._specs[name].row_bytes for name in names]
+            for id, rows in zip(utterances.ids, lengths, strict=True):
+                sizes = [(n, n * width) for n, width in zip(rows, widths, strict=True)]
+                container.check(id, dict(zip(names, sizes, strict=True)))
+        if self._lossy:
+            utterances.encoded = {name: self._encode(name, utterances) for name in self._lossy}
+
+    def append(self, utterances: Utterances) -> None:
         """Store utterances, and take them into the statistics."""
         self._journal.check_there()
-        for name in self.stats if batch.stats else ():
-            self.stats[name] = self.stats[name].merge_all(each[name] for each in batch.stats)
-        encoded = {
-            name: encoded_all(batch.ids, each, self._specs[name], self._blocks[name])
-            for name, each in batch.arrays.items()
-        }
-        self._append(batch.ids, encoded, batch.stamps, batch.annotations, batch.checksums)
+        for name in self.stats:
+            taken = utterances.arrays[name].stats
+            if taken is not None:
+                self.stats[name] = self.stats[name].merge(taken)
+        stored: dict[str, EncodedArrays] = {}
+        known: dict[str, Sequence[int]] = {}
+        for name, packed in utterances.arrays.items():
+            if self.is_raw(name):
+                stored[name] = pieces_of(packed.array, packed.lengths)
+                known[name] = packed.checksums or ()
+            else:
+                encoded = utterances.encoded.get(name) or self._encode(name, utterances)
+                stored[name] = EncodedArrays.of(encoded)
+        ids = utterances.ids
+        stamps = [utterances.stamps.get(id, UNKNOWN) for id in ids]
+        annotations = [utterances.annotations.get(id, NONE) for id in ids]
+        self._append(ids, stored, stamps, annotations, known)
 
     def append_encoded(
         self,
@@ -582,8 +564,10 @@ class OpenPart:
             container.abort()
         self._containers = []
 
-    def _encode(self, id: str, name: str, array: Array) -> EncodedArray:
-        return encoded(id, array, self._specs[name], self._blocks[name])
+    def _encode(self, name: str, utterances: Utterances) -> list[EncodedArray]:
+        spec, blocks = self._specs[name], self._blocks[name]
+        arrays = zip(utterances.ids, utterances.arrays[name].each(), strict=True)
+        return [encoded(id, array, spec, blocks) for id, array in arrays]
 
     def _open_containers(self) -> None:
         for prefix, names in container_groups(self._features):
