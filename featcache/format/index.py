@@ -148,6 +148,10 @@ class FeatureColumns:
     block_rows: Ints | None = None
     skip: Ints | None = None
 
+    def sizes(self) -> Ints:
+        """Return the stored bytes of each array."""
+        return np.diff(ends_of(self.nbytes)[self.first])
+
 
 # and its statistics
 _OF_FEATURES = {field.name for field in dataclasses.fields(FeatureColumns)} | {

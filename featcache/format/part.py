@@ -47,12 +47,11 @@ from featcache.format.index import (
     Index,
     StampColumns,
     are_below,
-    hash_of,
     is_sound,
     read_index,
     read_stamps,
 )
-from featcache.format.journal import Header, Journal, Utterance, read_journal
+from featcache.format.journal import Header, Journal, read_journal
 from featcache.format.manifest import PARTS, Manifest, PartEntry, read_manifest
 from featcache.interface import Ints
 from featcache.stats import FeatureStats
@@ -60,38 +59,6 @@ from featcache.stats import FeatureStats
 # Writing an index: utterances in any order are put into the canonical one, a column at a time.
 
 Columns = Iterator[tuple[str, NDArray[Any]]]
-
-
-def index_of(
-    utterances: Sequence[Utterance],
-    containers: ContainerColumns,
-    stats: Mapping[str, FeatureStats],
-    names: Sequence[str],
-) -> Index:
-    """Return the index of utterances as they come, for `index_columns`."""
-    keys = [utterance.id.encode() for utterance in utterances]
-    numbers = {path: number for number, path in enumerate(containers.paths)}
-    features = {}
-    for name in names:
-        placed = [utterance.arrays[name] for utterance in utterances]
-        extents = [extent for array in placed for extent in array.extents]
-        features[name] = FeatureColumns(
-            rows=np.array([array.rows for array in placed], np.int64),
-            checksum=np.array([array.checksum for array in placed], np.uint64),
-            first=ends_of([len(array.extents) for array in placed]),
-            container=np.array([numbers[extent.container] for extent in extents], np.int32),
-            offset=np.array([extent.offset for extent in extents], np.int64),
-            nbytes=np.array([extent.nbytes for extent in extents], np.int64),
-        )
-    return Index(
-        hashes=np.fromiter(map(hash_of, keys), np.uint64, len(keys)),
-        hash_rows=np.arange(len(keys)),
-        ids=Strings.of_bytes(keys),
-        features=features,
-        containers=containers,
-        stats=stats,
-        stamps=StampColumns.of([utterance.stamps for utterance in utterances]),
-    )
 
 
 class RowIds(NamedTuple):

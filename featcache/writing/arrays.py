@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import operator
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Union
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,11 @@ from featcache.container_files import EncodedArrays
 from featcache.declaration import MANY_FRAMES, FeatureStorageConfig, FrameTimes, first_contradiction
 from featcache.errors import ConfigError, FeatureError, nearest
 from featcache.format.annotations import Values
-from featcache.format.files import from_bfloat16, from_storage
+from featcache.format.files import check_id, from_bfloat16, from_storage
 from featcache.format.index import Stamps
+from featcache.format.part import checksums
 from featcache.interface import Array, Blocks, Bytes, EncodedArray, FeatureSpec, storage_dtype
+from featcache.registry import RAW
 from featcache.stats import FeatureStats
 
 if TYPE_CHECKING:
@@ -78,43 +80,65 @@ class CopyMemory:
         return block
 
 
-# `UtteranceBatch`: utterances on their way to the thread that stores them.
+# `Utterances`: on their way from the caller to the thread that stores, one or many alike.
 #
 # They go together, since to hand over each short one costs more than to store it.
 
-# of several utterances: arrays of shape (rows, *dims), C order, storage dtype, or bytes already
-PreparedArrays = Sequence[Array | EncodedArray] | EncodedArrays
-Gathered = Mapping[str, FeatureStats]  # statistics, by feature
+
+class Packed(NamedTuple):
+    """The arrays of a feature, (rows, *dims), one behind the other, C order, storage dtype."""
+
+    array: Array
+    lengths: Sequence[int]  # rows of each utterance
+    stats: FeatureStats | None = None  # of all; None where they are not taken, or not yet
+    checksums: Sequence[int] | None = None  # of their stored bytes; None where they are not known
+
+    def each(self) -> list[Array]:
+        """Return the array of each utterance."""
+        ends = itertools.accumulate(self.lengths, initial=0)
+        return [self.array[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-class UtteranceBatch:
-    """Utterances that were checked, cast and copied, in the order in which they were given.
+# one for all: each object that is kept costs the garbage collector time
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Utterances:
+    """Utterances that were checked and cast, in the order in which they were given.
+
+    Args:
+        ids: theirs.
+        arrays: by feature.
+        stamps: of those of which they are known, by id.
+        annotations: of those that have any, by id.
 
     Attributes:
         nbytes: of their arrays, before any codec.
-        stats: of some of them together, by feature, in the same order.
+        encoded: the arrays of lossy codecs as bytes, by feature: `OpenPart.prepare` fills it in.
         is_stored: True once the thread that stores has begun with it: it may be put twice.
-        checksums: of their stored bytes, of the features of which they are known.
     """
 
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        self.arrays: dict[str, PreparedArrays] = {}
-        self.stamps: list[Stamps] = []
-        self.annotations: list[Values] = []
-        self.stats: list[Gathered] = []
-        self.checksums: dict[str, list[int]] = {}
+    __slots__ = ("annotations", "arrays", "encoded", "ids", "is_stored", "nbytes", "stamps")
+
+    def __init__(
+        self,
+        ids: Sequence[str],
+        arrays: Mapping[str, Packed],
+        stamps: Mapping[str, Stamps],
+        annotations: Mapping[str, Values],
+    ) -> None:
+        self.ids = ids
+        self.arrays = arrays
+        self.stamps = stamps
+        self.annotations = annotations
         self.nbytes = 0
+        for packed in arrays.values():
+            self.nbytes += packed.array.nbytes
+        self.encoded: Mapping[str, Sequence[EncodedArray]] = NOTHING
         self.is_stored = False
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    def add_stats(self, stats: Gathered, nbytes: int) -> None:
-        """Add the statistics, if there are any, and the bytes of utterances."""
-        self.nbytes += nbytes
-        if stats:
-            self.stats.append(stats)
 
 
 # Arrays of the user as they are stored: checked, cast and copied.
@@ -155,56 +179,66 @@ def to_storage(
 
     Raises `FeatureError`, naming id, feature and value, for what the declared dtype cannot hold.
     """
-    where = f"utterance {id!r}, feature {feature.name!r}"
-    array, is_bfloat16 = as_numpy(value, where)
-    least = 1 if feature.time_axis == 0 else 0
-    if not least <= array.ndim <= MAX_RANK:
-        rank = f"has rank {array.ndim}, but must have {least} to {MAX_RANK}"
-        raise FeatureError(f"{where}: shape {array.shape} {rank}")
-    stored = converted(array, is_bfloat16, feature, where)
+    try:
+        array, is_bfloat16 = as_numpy(value)
+        least = 1 if feature.time_axis == 0 else 0
+        if not least <= array.ndim <= MAX_RANK:
+            rank = f"has rank {array.ndim}, but must have {least} to {MAX_RANK}"
+            raise FeatureError(f"shape {array.shape} {rank}")
+        stored = converted(array, is_bfloat16, feature)
+    except FeatureError as error:
+        raise _of_utterance(id, feature, error) from error.__cause__
     return stored if feature.time_axis == 0 else stored[np.newaxis]
 
 
-def store_all(
+def check_one(
     id: str,
     arrays: Mapping[str, ArrayLike],
+    stamps: Mapping[str, Stamps],
+    annotations: Mapping[str, Values],
     features: Mapping[str, FeatureStorageConfig],
-) -> dict[str, Array]:
-    """Return the features of an utterance as `to_storage` does."""
+) -> Utterances:
+    """Return an utterance as it is stored, maybe with arrays of the caller's.
+
+    Raises `FeatureError`, as `to_storage` does.
+    """
     check_features(id, arrays, features)
-    return {name: to_storage(id, arrays[name], feature) for name, feature in features.items()}
+    packed = {}
+    for name, feature in features.items():
+        array = to_storage(id, arrays[name], feature)
+        packed[name] = Packed(array, (len(array),))
+    return Utterances((id,), packed, stamps, annotations)
+
+
+def _of_utterance(id: str, feature: FeatureStorageConfig, error: FeatureError) -> FeatureError:
+    return FeatureError(f"utterance {id!r}, feature {feature.name!r}: {error}")
 
 
 def converted(
-    array: Array,
-    is_bfloat16: bool,
-    feature: FeatureStorageConfig,
-    where: str,
-    *,
-    check_finite: bool = True,
+    array: Array, is_bfloat16: bool, feature: FeatureStorageConfig, *, check_finite: bool = True
 ) -> Array:
     """Return an array in the declared dtype and C order, maybe itself.
 
-    Raises `FeatureError` that begins with `where` for what the dtype cannot hold.
+    Raises `FeatureError` for what the dtype cannot hold.
     """
     if array.dtype.kind not in "fiub":
         raise FeatureError(
-            f"{where}: arrays of {array.dtype} cannot be stored; give floats, integers or bool"
+            f"arrays of {array.dtype} cannot be stored; give floats, integers or bool"
         )
     numbers = from_bfloat16(array) if is_bfloat16 else array
     if check_finite and numbers.dtype.kind == "f":
-        _check_finite(numbers, feature, where)
+        _check_finite(numbers, feature)
     if is_bfloat16 and feature.dtype == "bfloat16":
         return np.asarray(array, order="C")
     if feature.dtype == "bfloat16":
-        return _to_bfloat16(numbers, where)
+        return _to_bfloat16(numbers)
     dtype = storage_dtype(feature.dtype)
     if numbers.dtype != dtype:
-        return _cast(numbers, dtype, where)
+        return _cast(numbers, dtype)
     return np.asarray(numbers, order="C")
 
 
-def as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
+def as_numpy(value: ArrayLike) -> tuple[Array, bool]:
     """Return a NumPy array over the value, and whether it holds the bits of bfloat16."""
     torch = sys.modules.get("torch")  # a tensor can only come from a loaded torch
     if torch is not None and isinstance(value, torch.Tensor):
@@ -217,88 +251,68 @@ def as_numpy(value: ArrayLike, where: str) -> tuple[Array, bool]:
         # sparse, quantised, without data, or of a dtype that numpy lacks
         except (TypeError, RuntimeError) as error:
             what = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
-            raise FeatureError(f"{where}: a tensor of {what} cannot be stored: {error}") from error
+            raise FeatureError(f"a tensor of {what} cannot be stored: {error}") from error
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
         return np.asarray(value), False
-    raise FeatureError(
-        f"{where}: a numpy array or a torch tensor is needed, not {type(value).__name__}"
-    )
+    raise FeatureError(f"a numpy array or a torch tensor is needed, not {type(value).__name__}")
 
 
-def _check_finite(array: Array, feature: FeatureStorageConfig, where: str) -> None:
+def _check_finite(array: Array, feature: FeatureStorageConfig) -> None:
     if feature.nonfinite == "raise":
         finite = np.isfinite(array)
         if not finite.all():
             hint = "mend it, or declare nonfinite: keep to store it as it is"
-            _refuse(array, ~finite, f"is not finite; {hint}", where)
+            _refuse(array, ~finite, f"is not finite; {hint}")
 
 
-def _cast(array: Array, dtype: np.dtype[np.generic], where: str) -> Array:
+def _cast(array: Array, dtype: np.dtype[np.generic]) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         cast = np.array(array, dtype, order="C")  # casts and copies at once
     source, target = array.dtype.kind, dtype.kind
     if source == "f" and target != "f":
         raise FeatureError(
-            f"{where}: {array.dtype} does not fit {dtype}; round and convert it before it is "
-            "written"
+            f"{array.dtype} does not fit {dtype}; round and convert it before it is written"
         )
     if target == "f":
-        _check_overflow(array, cast, dtype.name, where)
+        _check_overflow(array, cast, dtype.name)
     elif not np.can_cast(array.dtype, dtype):
         # int64 and uint64 wrap into each other and compare equal through float64, so the sign must
         # agree too
         wrong = (cast.astype(array.dtype) != array) | (np.less(cast, 0) != np.less(array, 0))
         if wrong.any():
-            _refuse(array, wrong, f"does not fit {dtype.name}; {_MEND}", where)
+            _refuse(array, wrong, f"does not fit {dtype.name}; {_MEND}")
     return cast
 
 
-def _to_bfloat16(array: Array, where: str) -> Array:
+def _to_bfloat16(array: Array) -> Array:
     import torch
 
     with np.errstate(over="ignore"):
         single = np.array(array, np.float32, order="C")
     stored = torch.from_numpy(single).to(torch.bfloat16).view(torch.uint16).numpy()
-    _check_overflow(array, from_bfloat16(stored), "bfloat16", where)
+    _check_overflow(array, from_bfloat16(stored), "bfloat16")
     return stored
 
 
-def _check_overflow(array: Array, stored: Array, dtype: str, where: str) -> None:
+def _check_overflow(array: Array, stored: Array, dtype: str) -> None:
     infinite = np.isinf(stored)
     if infinite.any() and (overflowed := infinite & np.isfinite(array)).any():
-        _refuse(array, overflowed, f"does not fit {dtype}; {_MEND}", where)
+        _refuse(array, overflowed, f"does not fit {dtype}; {_MEND}")
 
 
-def _refuse(array: Array, wrong: Array, why: str, where: str) -> NoReturn:
+def _refuse(array: Array, wrong: Array, why: str) -> NoReturn:
     """Raise `FeatureError`, naming the first of the numbers that are wrong."""
     bad = tuple(map(int, np.argwhere(wrong)[0]))
-    raise FeatureError(f"{where}: {array[bad]} at {bad} {why}")
+    raise FeatureError(f"{array[bad]} at {bad} {why}")
 
 
 # A batch of a feature as it is stored: checked, cast and copied once, not once an utterance.
 
+T = TypeVar("T")
 LengthsByFeature = Lengths | Mapping[str, Lengths | None] | None
 BatchLayout = Literal["padded", "packed"]
 _LAYOUTS = ("padded", "packed")
 PIECE_ROWS = 4096  # utterances that are handed over together
-
-
-class Packed(NamedTuple):
-    """The arrays of a feature, (rows, *dims), one behind the other, C order, storage dtype."""
-
-    array: Array
-    lengths: list[int]  # rows of each utterance
-    ends: list[int]  # one more than there are utterances, beginning with 0
-    stats: list[FeatureStats]  # of `PIECE_ROWS` utterances each; none where they are not collected
-
-    def rows(self, start: int, stop: int) -> Array:
-        """Return the rows of some utterances."""
-        return self.array[self.ends[start] : self.ends[stop]]
-
-    def arrays(self, start: int, stop: int) -> list[Array]:
-        """Return the array of each of some utterances."""
-        ends = self.ends[start : stop + 1]
-        return [self.array[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def lengths_of(
@@ -350,38 +364,104 @@ def integers(feature: str, lengths: Lengths) -> list[int]:
         ) from None
 
 
-def pack(
+def check_batch(
+    ids: Sequence[str],
+    arrays: Mapping[str, ArrayLike],
+    lengths: LengthsByFeature,
+    layout: BatchLayout,
+    annotations: Mapping[str, Values],
+    stamps: Mapping[str, Stamps],
+    features: Mapping[str, FeatureStorageConfig],
+    memory: CopyMemory,
+) -> list[Utterances]:
+    """Return a batch of the declared features as it is stored, `PIECE_ROWS` utterances together.
+
+    Raises `FeatureError` for what cannot be stored, naming the utterance where it can.
+    """
+    listed = _checked_ids(ids, annotations, stamps)
+    check_features(listed[0] if listed else "", arrays, features)
+    rows = lengths_of(listed, lengths, features)
+    packed = {
+        name: _pack(listed, arrays[name], rows[name], layout, feature, memory)
+        for name, feature in features.items()
+    }
+    return [
+        Utterances(
+            some,
+            {name: pieces[number] for name, pieces in packed.items()},
+            {id: stamps[id] for id in some if id in stamps},
+            {id: annotations[id] for id in some if id in annotations},
+        )
+        for number, some in enumerate(_pieces(listed))
+    ]
+
+
+def _checked_ids(ids: Sequence[str], *by_id: Mapping[str, object]) -> list[str]:
+    """Return the ids of a batch; raises `FeatureError` for one twice, and for what is by others."""
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise FeatureError(f"ids are a list of strings, not {ids!r}")
+    listed = list(ids)
+    for id in listed:
+        check_id(id)
+    known = set(listed)
+    if len(known) < len(listed):
+        twice = next(id for id in listed if listed.count(id) > 1)
+        raise FeatureError(f"utterance {twice!r} is in the batch twice")
+    for given in by_id:
+        for id in given:
+            if id not in known:
+                raise FeatureError(
+                    f"annotations or stamps are given for {id!r}, which is not in the batch; "
+                    f"{nearest(str(id), listed)}"
+                )
+    return listed
+
+
+def _pieces(of_each: Sequence[T]) -> list[Sequence[T]]:
+    return [of_each[start : start + PIECE_ROWS] for start in range(0, len(of_each), PIECE_ROWS)]
+
+
+def _pack(
     ids: Sequence[str],
     value: ArrayLike,
     lengths: list[int],
     layout: BatchLayout,
     feature: FeatureStorageConfig,
     memory: CopyMemory,
-) -> Packed:
-    """Return a copy of a padded or packed batch as it is stored.
+) -> list[Packed]:
+    """Return a copy of a padded or packed batch as it is stored, `PIECE_ROWS` utterances together.
 
     Raises `FeatureError`, naming the utterance where it can, for what cannot be stored as declared.
     """
     if layout not in _LAYOUTS:
         raise ConfigError(f"layout is 'padded' or 'packed', not {layout!r}")
-    array, is_bfloat16 = as_numpy(value, f"a batch of feature {feature.name!r}")
+    try:
+        array, is_bfloat16 = as_numpy(value)
+    except FeatureError as error:
+        what = f"a batch of feature {feature.name!r}: {error}"
+        raise FeatureError(what) from error.__cause__
     if feature.time_axis is None:
         layout = "packed"  # of a row each
     _check_shape(ids, array.shape, lengths, layout, feature)
     rows = array if layout == "packed" else _without_padding(array, lengths)
-    packed = Packed(rows, lengths, [0, *np.cumsum(lengths, dtype=np.int64).tolist()], [])
+    given = Packed(rows, lengths)
     try:
         # the statistics tell whether all numbers are finite
-        where = f"feature {feature.name!r}"
-        stored = converted(rows, is_bfloat16, feature, where, check_finite=not feature.stats)
-    except FeatureError:
-        _refuse_batch(ids, packed, is_bfloat16, feature)
-        raise
-    stats = _stats_of(packed._replace(array=stored), feature)
-    if not all(each.is_finite for each in stats):
-        _refuse_batch(ids, packed, is_bfloat16, feature)
-    copy = memory.copy(stored) if np.may_share_memory(stored, array) else stored
-    return packed._replace(array=copy, stats=stats)
+        stored = converted(rows, is_bfloat16, feature, check_finite=not feature.stats)
+    except FeatureError as error:
+        _refuse_one(ids, given, is_bfloat16, feature)
+        raise FeatureError(f"feature {feature.name!r}: {error}") from error.__cause__
+    if np.may_share_memory(stored, array):
+        stored = memory.copy(stored)
+    pieces: list[Packed] = []
+    for some in _pieces(lengths):
+        piece, stored = stored[: sum(some)], stored[sum(some) :]
+        stats = FeatureStats.of(from_storage(piece, feature.dtype)) if feature.stats else None
+        if stats is not None and not stats.is_finite:
+            _refuse_one(ids, given, is_bfloat16, feature)
+        known = checksums(pieces_of(piece, some)) if feature.codec == RAW else None
+        pieces.append(Packed(piece, some, stats, known))
+    return pieces
 
 
 def _check_shape(
@@ -417,22 +497,15 @@ def _without_padding(array: Array, lengths: list[int]) -> Array:
     return np.concatenate(pieces) if pieces else array[:, :0].reshape(0, *array.shape[2:])
 
 
-def _stats_of(packed: Packed, feature: FeatureStorageConfig) -> list[FeatureStats]:
-    if not feature.stats:
-        return []
-    starts = range(0, len(packed.lengths), PIECE_ROWS)
-    stops = [min(start + PIECE_ROWS, len(packed.lengths)) for start in starts]
-    pieces = (packed.rows(start, stop) for start, stop in zip(starts, stops, strict=True))
-    return [FeatureStats.of(from_storage(piece, feature.dtype)) for piece in pieces]
-
-
-def _refuse_batch(
+def _refuse_one(
     ids: Sequence[str], packed: Packed, is_bfloat16: bool, feature: FeatureStorageConfig
 ) -> None:
     """Raise the error of the first utterance that cannot be stored."""
-    for id, array in zip(ids, packed.arrays(0, len(ids)), strict=True):
-        where = f"utterance {id!r}, feature {feature.name!r}"
-        converted(array if feature.time_axis == 0 else array[0], is_bfloat16, feature, where)
+    for id, array in zip(ids, packed.each(), strict=True):
+        try:
+            converted(array if feature.time_axis == 0 else array[0], is_bfloat16, feature)
+        except FeatureError as error:
+            raise _of_utterance(id, feature, error) from error.__cause__
 
 
 # Arrays as the bytes that containers store: in blocks, encoded where there is a codec.
@@ -455,23 +528,6 @@ def encoded(id: str, array: Array, feature: FeatureSpec, blocks: Blocks | None) 
         return EncodedArray(rows, tuple(map(feature.codec.encode, cut)))
     except FeatureError as error:
         raise FeatureError(f"utterance {id!r}, feature {feature.name!r}: {error}") from error
-
-
-def encoded_all(
-    ids: Sequence[str],
-    arrays: PreparedArrays,
-    feature: FeatureSpec,
-    blocks: Blocks | None,
-) -> EncodedArrays:
-    """Return arrays of several utterances as they are stored: those that are not are encoded."""
-    if isinstance(arrays, EncodedArrays):
-        return arrays
-    return EncodedArrays.of(
-        [
-            each if isinstance(each, EncodedArray) else encoded(id, each, feature, blocks)
-            for id, each in zip(ids, arrays, strict=True)
-        ]
-    )
 
 
 def bytes_of(array: Array) -> EncodedArray:
@@ -509,89 +565,91 @@ class FirstShapes:
 
     Attributes:
         trusting: True takes all shapes: those of arrays that were stored before.
-        has_times: True where `check_times` has anything to compare.
     """
 
     def __init__(self, features: Mapping[str, FeatureStorageConfig]) -> None:
         self.trusting = False
+        self._features = features
         self._times = {
             name: FrameTimes(each.frame_s, each.offset_s)
             for name, each in features.items()
             if each.frame_s is not None and each.time_axis is not None
         }
-        self.has_times = len(self._times) > 1
         frames_s = [each.frame_s for each in self._times.values()]
         self._many_s = MANY_FRAMES * max(frames_s, default=0.0)
+        self._settled: set[str] = set()  # features of which only empty arrays are noted any more
         self._warned: dict[str, bool] = {}  # per feature; False: one has looked right
         self._single: dict[str, tuple[int, int]] = {}  # per feature: a length, and how many had it
         self._empty: dict[str, tuple[int, str]] = {}  # per feature: how many, and the first
 
-    def check_times(self, ids: Sequence[str], lengths: Mapping[str, Sequence[int]]) -> None:
-        """Raise `FeatureError` for an utterance whose features cannot all end where they do."""
-        if self.trusting or not self.has_times:
+    def check(self, utterances: Utterances) -> None:
+        """Note the shapes of arrays.
+
+        Raises `FeatureError` for a second batch of one, and for an utterance whose features cannot
+        all end where they do.
+        """
+        if self.trusting:
             return
-        if len(ids) == 1:  # the plain look costs a twentieth of the one at many
-            first, last = math.inf, -math.inf
-            for name, times in self._times.items():
-                end = times.offset_s + lengths[name][0] * times.frame_s
-                first, last = min(first, end), max(last, end)
-            if last - first <= self._many_s:
-                return
-        columns = {name: np.array(lengths[name], np.int64) for name in self._times}
+        for name, packed in utterances.arrays.items():
+            if name not in self._settled or 0 in packed.lengths:
+                dims = packed.array.shape[1:]
+                for id, length in zip(utterances.ids, packed.lengths, strict=True):
+                    self._note(id, self._features[name], (length, *dims))
+        if len(self._times) > 1:
+            self._check_times(utterances)
+
+    def _check_times(self, utterances: Utterances) -> None:
+        times = self._times.values()
+        lengths = {name: utterances.arrays[name].lengths for name in self._times}
+        for of_each in zip(*lengths.values(), strict=True):
+            ends = [
+                each.offset_s + n * each.frame_s for each, n in zip(times, of_each, strict=True)
+            ]
+            if max(ends) - min(ends) > self._many_s:
+                break
+        else:  # as nearly always, and known in a twentieth of the time
+            return
+        columns = {name: np.array(each, np.int64) for name, each in lengths.items()}
         found = first_contradiction(self._times, columns)
         if found is not None:
             raise FeatureError(
-                f"utterance {ids[found[0]]!r}: {found[1]}, which cannot both be right; declare the "
-                "right frame_s and offset_s, see whether both are of the same audio and without "
-                "padding, or leave out the frame_s of one"
+                f"utterance {utterances.ids[found[0]]!r}: {found[1]}, which cannot both be right; "
+                "declare the right frame_s and offset_s, see whether both are of the same audio "
+                "and without padding, or leave out the frame_s of one"
             )
 
-    def check_many(
-        self,
-        ids: Sequence[str],
-        feature: FeatureStorageConfig,
-        lengths: Sequence[int],
-        dims: tuple[int, ...],
-    ) -> None:
-        """Note arrays (length, *dims) of utterances, as `check` does."""
-        if self.trusting:
-            return
-        for id, length in zip(ids, lengths, strict=True):
-            if not length or not self._is_settled(feature, dims):
-                self.check(id, feature, (length, *dims))
-
-    def _is_settled(self, feature: FeatureStorageConfig, dims: tuple[int, ...]) -> bool:
-        """Whether nothing is to be noted of more arrays of such frames, if they have any."""
-        counted = feature.dims is None and feature.time_axis == 0 and not dims
-        watches = counted and self._single.get(feature.name, (0, 0))[1] >= 0
-        return self._warned.get(feature.name) is False and not watches
-
-    def check(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
+    def _note(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
         """Note an array (frames, *dims); raises `FeatureError` for a second batch of one."""
-        if self.trusting:
-            return
+        name = feature.name
         if shape[0] == 0:
-            count, first = self._empty.get(feature.name, (0, id))
-            self._empty[feature.name] = count + 1, first
-        self._note_vectors(id, feature, shape)
-        warned = self._warned.get(feature.name)
-        if warned is False:
+            count, first = self._empty.get(name, (0, id))
+            self._empty[name] = count + 1, first
+        if name in self._settled:
             return
-        sentence = feature.looks_wrong(shape)
-        self._warned[feature.name] = sentence is not None
+        watched = self._note_vectors(id, feature, shape)
+        warned = self._warned.get(name)
+        sentence = None if warned is False else feature.looks_wrong(shape)
+        self._warned[name] = sentence is not None
         if sentence is None:
+            if not watched:
+                self._settled.add(name)
             return
-        message = f"utterance {id!r}, feature {feature.name!r}: {sentence}"
+        message = f"utterance {id!r}, feature {name!r}: {sentence}"
         if warned:
             raise FeatureError(message)
         warnings.warn(message, stacklevel=2)
 
-    def _note_vectors(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> None:
-        """Warn where the first utterances all have as many frames, each of a single number."""
-        vectors = len(shape) == 1 and shape[0] > 1 and "float" in feature.dtype
+    def _note_vectors(self, id: str, feature: FeatureStorageConfig, shape: tuple[int, ...]) -> bool:
+        """Warn where the first utterances all have as many frames, each of a single number.
+
+        Returns whether more are to be noted.
+        """
         length, count = self._single.get(feature.name, (shape[0], 0))
-        if not vectors or feature.dims is not None or feature.time_axis is None or count < 0:
-            return
+        may_be = len(shape) == 1 and "float" in feature.dtype and feature.dims is None
+        if not may_be or feature.time_axis is None or count < 0:
+            return False
+        if shape[0] <= 1:
+            return True
         same = shape[0] == length
         self._single[feature.name] = length, count + 1 if same and count + 1 < _ALIKE else -1
         if same and count + 1 == _ALIKE:
@@ -601,6 +659,7 @@ class FirstShapes:
                 "time_axis: null, or dims: [] if it is right",
                 stacklevel=2,
             )
+        return same and count + 1 < _ALIKE
 
     def tell(self, path: Path) -> None:
         """Log how many utterances of each feature had no frames, or were vectors all alike."""

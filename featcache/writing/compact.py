@@ -52,10 +52,16 @@ from featcache.interface import Ints
 from featcache.reading.generation import Generation
 from featcache.writing import part_writer
 from featcache.writing.changes import Changes
-from featcache.writing.copies import CopiedPart, CopySource
+from featcache.writing.copies import CopySource, StoredArrays, copy_rows
 from featcache.writing.free_space import margin
 from featcache.writing.open_part import Declarations
-from featcache.writing.publish import ExpectedIds, merged_stats, publish, sealed_parts
+from featcache.writing.publish import (
+    AnnotatedRows,
+    ExpectedIds,
+    merged_stats,
+    publish,
+    sealed_parts,
+)
 from featcache.writing.recover import still_written
 
 # Groups of small parts that become one, so that many appends leave few parts.
@@ -247,11 +253,8 @@ def seal_again(
 def what_counts(cache: Path, part: SealedPart, names: Sequence[str]) -> Sized:
     """Return a part with the rows that count, and the bytes of their arrays as they are stored."""
     index, rows = part.index(cache, [*names]), live_rows(cache, part)
-    stays = np.zeros(len(index), bool)
-    stays[rows] = True
-    columns = index.features.values()
-    kept = (each.nbytes[np.repeat(stays, np.diff(each.first))].sum() for each in columns)
-    return Sized(part, len(rows), sum(map(int, kept)))
+    sizes = (columns.sizes()[rows].sum() for columns in index.features.values())
+    return Sized(part, len(rows), sum(map(int, sizes)))
 
 
 def live_rows(cache: Path, part: SealedPart) -> Ints:
@@ -282,20 +285,21 @@ def rewrite(
     Only the holder of the cache's lock may call this. Raises `CorruptCacheError` for an array that
     is not what was written; then nothing has changed.
     """
+
+    def sources() -> Iterator[CopySource]:
+        for part in parts:
+            index = part.stamped_index(cache, [*features])
+            arrays = StoredArrays(cache, part.directory, index, features)
+            annotated = AnnotatedRows.of_part(cache, part, index)
+            yield CopySource(arrays, annotated, live_rows(cache, part))
+
     header = dataclasses.replace(
         parts[0].header,
         build=manifest.build,
         fingerprint=manifest.building_fingerprint,
         replaces=tuple(part.entry.name for part in parts),
     )
-    copy = CopiedPart(cache, features, header)
-    try:
-        for part in parts:
-            copy.copy(CopySource.of_part(cache, part, list(features)), live_rows(cache, part))
-        copy.seal(merged_stats(cache, parts, manifest))
-    except BaseException:
-        copy.discard()
-        raise
+    copy_rows(cache, features, header, sources(), merged_stats(cache, parts, manifest))
 
 
 # Compacts a cache: parts are rewritten without what was deleted, small ones become few.

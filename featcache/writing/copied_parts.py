@@ -21,7 +21,7 @@ from featcache.reading.generation import Generation
 from featcache.registry import RAW
 from featcache.stats import FeatureStats
 from featcache.writing.compact import LARGE, fullness
-from featcache.writing.copies import CopiedPart, CopySource
+from featcache.writing.copies import CopySource, StoredArrays, copy_rows
 from featcache.writing.known_ids import find_stored
 from featcache.writing.open_part import Declarations
 from featcache.writing.publish import AnnotatedRows, merged_stats
@@ -73,7 +73,7 @@ class PartCopies:
         """
         if not len(rows):
             return
-        containers, offsets = self._places(rows)
+        containers, offsets = self._arrays().places(rows)
         order = np.lexsort((offsets, containers))
         numbers = self.source.index.containers.parts
         # an array without bytes may be copied with any part
@@ -94,14 +94,13 @@ class PartCopies:
         if end > begin:
             yield rows[order[begin:end]]
 
+    def _arrays(self) -> StoredArrays:
+        return StoredArrays(self.source.path, "", self.source.index, self.features)
+
     def nbytes(self, rows: Ints) -> Ints:
         """Return the stored bytes of rows, all features together."""
-        total = np.zeros(len(rows), np.int64)
-        for name in self.features:
-            columns = self.source.index.features[name]
-            ends = np.append(0, np.cumsum(columns.nbytes))
-            total += ends[columns.first[rows + 1]] - ends[columns.first[rows]]
-        return total
+        columns = self.source.index.features
+        return sum((columns[name].sizes()[rows] for name in self.features), np.zeros_like(rows))
 
     def copy(
         self, rows: Ints, tell: Callable[[int, int], object] = lambda utterances, nbytes: None
@@ -115,30 +114,14 @@ class PartCopies:
         build, _, _, _ = find_stored(self.cache, self.fingerprint)
         dims = {name: self.source.manifest.dims[name] for name in self.features}
         header = header_for(self.features, dims, build, self.fingerprint)
+        source = CopySource(self._arrays(), _annotated(self.source), rows)
         stats = self._whole_stats(rows)
-        copy = CopiedPart(self.cache, self.features, header)
-        try:
-            copy.copy(_as_source(self.source), rows, tell, count=stats is None)
-            return copy.seal(stats), copy.hashed
-        except BaseException:
-            copy.discard()
-            raise
-
-    def _places(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return container and offset of the first bytes of rows; container -1 without bytes."""
-        containers, offsets = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
-        for name in self.features:
-            columns = self.source.index.features[name]
-            first = columns.first[rows]
-            found = np.flatnonzero((containers < 0) & (columns.first[rows + 1] > first))
-            containers[found] = columns.container[first[found]]
-            offsets[found] = columns.offset[first[found]]
-        return containers, offsets
+        return copy_rows(self.cache, self.features, header, [source], stats, tell=tell)
 
     def _whole_stats(self, rows: Ints) -> Mapping[str, FeatureStats] | None:
         """Return the statistics of the parts that rows are all of; None if they are not all."""
         opened, manifest = self.source, self.source.manifest
-        containers, _ = self._places(rows)
+        containers, _ = self._arrays().places(rows)
         numbers = np.unique(opened.index.containers.parts[containers[containers >= 0]]).tolist()
         names = [manifest.parts[number].name for number in numbers]
         found = [part for name in names if (part := read_part(opened.path, name)) is not None]
@@ -151,12 +134,11 @@ class PartCopies:
         return stats if all(stats[name].count == frames[name] for name in counted) else None
 
 
-def _as_source(opened: Generation) -> CopySource:
+def _annotated(opened: Generation) -> AnnotatedRows:
     def column(name: str) -> AnnotationValues:
         return cast(AnnotationValues, opened.annotation(name).column)
 
     kinds = {name: entry.kind for name, entry in opened.manifest.annotations.items()}
-    annotated = AnnotatedRows(
+    return AnnotatedRows(
         opened.manifest.name, len(opened.index), kinds, column, lambda: np.empty(0, np.int64)
     )
-    return CopySource(opened.path, "", opened.index, annotated)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from featcache.container_files import EncodedArrays, Extents, Piece, cut
+from featcache.container_files import EncodedArrays, Piece, cut
 from featcache.errors import CorruptCacheError
 from featcache.format.annotations import joined, stored_columns
-from featcache.format.columns import Strings, ends_of, joined_ends
+from featcache.format.columns import ends_of
 from featcache.format.files import remedy
-from featcache.format.index import (
-    ContainerColumns,
-    FeatureColumns,
-    Hashes,
-    Index,
-    StampColumns,
-    hash_of,
-)
+from featcache.format.index import UNKNOWN, FeatureColumns, Index, Stamps, hash_of
 from featcache.format.journal import Header
 from featcache.format.manifest import PARTS
 from featcache.format.part import Columns, SealedPart
@@ -52,25 +45,35 @@ class StoredArrays:
     Args:
         cache: the cache directory.
         directory: that of the part, relative to it; "": the index is that of a generation.
-        index: the index.
+        index: the index, with the stamps that count now.
         features: the declarations, by name.
     """
 
     def __init__(self, cache: Path, directory: str, index: Index, features: Declarations) -> None:
         self._cache = cache
         self._directory = directory
-        self._index = index
+        self.index = index
         self._coded = {name: feature.codec != RAW for name, feature in features.items()}
         self._containers = Containers.of(cache / directory, index.containers)
 
+    def places(self, rows: Ints) -> tuple[Ints, Ints]:
+        """Return container and offset of the first bytes of rows; container -1 without bytes."""
+        containers, offsets = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
+        for name in self._coded:
+            columns = self.index.features[name]
+            first = columns.first[rows]
+            found = np.flatnonzero((containers < 0) & (columns.first[rows + 1] > first))
+            containers[found] = columns.container[first[found]]
+            offsets[found] = columns.offset[first[found]]
+        return containers, offsets
+
     def in_order_of_bytes(self, rows: Ints) -> Ints:
-        """Sort rows by where the bytes of their first feature lie."""
-        columns = self._index.features[next(iter(self._coded))]
-        if not len(columns.offset):
-            return rows
-        # of arrays without bytes, any place will do
-        first = np.minimum(columns.first[rows], len(columns.offset) - 1)
-        return rows[np.lexsort((columns.offset[first], columns.container[first]))]
+        """Sort rows by where their first bytes lie."""
+        return rows[np.lexsort(self.places(rows)[::-1])]
+
+    def let_go(self) -> None:
+        """Close the files until they are needed again: not all systems remove open ones."""
+        self._containers.let_go()
 
     def batches(self, rows: Ints) -> Iterator[CopiedRows]:
         """Yield the arrays of rows, in their order; a thread looks at the next ones meanwhile.
@@ -92,14 +95,14 @@ class StoredArrays:
         """Cut rows into batches, and have the system start to read them."""
         nbytes = np.zeros(len(rows), np.int64)
         for name in self._coded:
-            nbytes += self._sizes(self._index.features[name])[rows]
+            nbytes += self._sizes(self.index.features[name])[rows]
         ends = ends_of(nbytes)
         start = 0
         while start < len(rows):
             full = int(ends.searchsorted(ends[start] + BATCH_BYTES, "right")) - 1
             stop = min(max(full, start + 1), start + BATCH_ROWS)
             some = rows[start:stop]
-            placed = {name: _Placed.of(self._index.features[name], some) for name in self._coded}
+            placed = {name: _Placed.of(self.index.features[name], some) for name in self._coded}
             self._containers.prefetch([run for each in placed.values() for run in each.runs])
             yield some, placed
             start = stop
@@ -111,24 +114,23 @@ class StoredArrays:
 
     def _sizes(self, columns: FeatureColumns) -> Ints:
         """Return the bytes of each array; refuses extents that no file has."""
-        sizes = self._index.containers.sizes[columns.container]
+        sizes = self.index.containers.sizes[columns.container]
         fits = (columns.nbytes >= 0) & (columns.offset >= 0)
         fits &= columns.offset <= sizes - columns.nbytes
         for at in np.flatnonzero(~fits)[:1].tolist():
             place = (columns.container[at], columns.offset[at], columns.nbytes[at])
             self._containers.check(*map(int, place))
-        ends = ends_of(columns.nbytes)[columns.first]
-        return np.diff(ends)
+        return columns.sizes()
 
     def _read(self, name: str, rows: Ints, placed: _Placed) -> EncodedArrays:
-        columns = self._index.features[name]
+        columns = self.index.features[name]
         pieces: list[Piece] = [self._containers.view(*run).data for run in placed.runs]
         arrays = [*cut(pieces, placed.sizes.tolist())]
         found = np.array([*map(hash_of, arrays)], np.uint64)
         wrong = np.flatnonzero(found != columns.checksum[rows])
         if len(wrong):
             raise CorruptCacheError(
-                f"utterance {self._index.id(int(rows[wrong[0]]))!r}, feature {name!r}, in "
+                f"utterance {self.index.id(int(rows[wrong[0]]))!r}, feature {name!r}, in "
                 f"{str(self._cache / self._directory)!r} is not what was written; "
                 f"{remedy(self._cache, self._directory or PARTS)}"
             )
@@ -177,176 +179,80 @@ def _one_ahead(items: Iterator[CopiedRows]) -> Iterator[CopiedRows]:
             yield item
 
 
-# A part that rows of others are copied into: their columns, from its opening to its seal.
+# The one copier: rows of parts, of a generation, or of what a dead writer left, become a part.
 
 
-@dataclass(frozen=True, slots=True)
-class CopySource:
-    """Source of rows that are copied: a sealed part, or a generation.
+class CopySource(NamedTuple):
+    """Rows that are to be copied."""
 
-    Args:
-        cache: the cache directory.
-        directory: that of the part, relative to it; "" for a generation.
-        name: for messages.
-        index: its index, with the stamps that count now.
-        kinds: of its annotations, by name.
-        column: returns an annotation of all its rows.
-    """
-
-    cache: Path
-    directory: str
-    index: Index
+    arrays: StoredArrays
     annotated: AnnotatedRows
-
-    @classmethod
-    def of_part(cls, cache: Path, part: SealedPart, names: list[str]) -> CopySource:
-        """Copy from a sealed part."""
-        index = part.stamped_index(cache, names)
-        return cls(cache, part.directory, index, AnnotatedRows.of_part(cache, part, index))
+    rows: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """Rows that were copied."""
+def copy_rows(
+    cache: Path,
+    features: Declarations,
+    header: Header,
+    sources: Iterable[CopySource],
+    stats: Mapping[str, FeatureStats] | None,
+    *,
+    name: str | None = None,
+    tell: Callable[[int, int], object] = lambda utterances, nbytes: None,
+) -> tuple[SealedPart, set[str]]:
+    """Copy rows into a new part, their blocks as they are, in the order of bytes, and seal that.
 
-    source: CopySource
-    rows: Ints  # in the order of copying
-
-
-class CopiedPart:
-    """An open part that stored rows are copied into; counts for nothing without its seal.
+    From its seal on the part counts, in the place of those that its header says it replaces; until
+    then it counts for nothing. Also returns the paths of its files whose pages were hashed while
+    they were written.
 
     Args:
         cache: the cache directory.
         features: the declarations, by name.
-        header: of the new part; names the parts that it replaces.
+        header: of the new part.
+        sources: the rows.
+        stats: of all of them, by feature; None: they are computed.
+        name: of the new part; None: a new one.
+        tell: called with numbers of utterances and bytes.
+
+    Raises `CorruptCacheError` for an array that is not what was written; then nothing is left.
     """
-
-    def __init__(self, cache: Path, features: Declarations, header: Header) -> None:
-        self._cache = cache
-        self._features = features
-        self._copied: list[_Copied] = []
-        self._placed: dict[str, list[Extents]] = {name: [] for name in features}
-        self._part = OpenPart(cache, features, header)
-
-    def copy(
-        self,
-        source: CopySource,
-        rows: Ints,
-        tell: Callable[[int, int], object] = lambda utterances, nbytes: None,
-        *,
-        count: bool = False,
-    ) -> None:
-        """Copy rows, their blocks as they are, in the order in which their bytes lie.
-
-        `tell` is called with numbers of utterances and bytes; `count` takes the arrays into the
-        statistics. Raises `CorruptCacheError` for an array that is not what was written.
-        """
-        arrays = StoredArrays(source.cache, source.directory, source.index, self._features)
-        rows = arrays.in_order_of_bytes(rows)
-        for batch in arrays.batches(rows):
-            ids = [*source.index.ids.take(batch.rows)]
-            for name, extents in self._part.append_many(ids, batch.arrays).items():
-                self._placed[name].append(extents)
-            if count:
-                self._part.count_many(batch.arrays)
-            tell(len(ids), sum(int(each.nbytes.sum()) for each in batch.arrays.values()))
-        self._copied.append(_Copied(source, rows))
-
-    def seal(self, stats: Mapping[str, FeatureStats] | None = None) -> SealedPart:
-        """Finish the part; from then on it counts, in the place of those that it replaces.
-
-        `stats` are those of all that was copied, where they were not counted.
-        """
+    part = OpenPart(cache, features, header, name)
+    copied: list[tuple[AnnotatedRows, Ints]] = []
+    try:
+        for arrays, annotated, rows in sources:
+            in_order = arrays.in_order_of_bytes(rows)
+            for batch in arrays.batches(in_order):
+                _append(part, arrays.index, batch)
+                if stats is None:
+                    part.count(batch.arrays)
+                nbytes = sum(int(each.nbytes.sum()) for each in batch.arrays.values())
+                tell(len(batch.rows), nbytes)
+            arrays.let_go()
+            copied.append((annotated, in_order))
         if stats is not None:
-            self._part.stats = {name: stats[name] for name in self._part.stats}
-        sealed = self._part.seal(_Content(self._copied, self._placed))
+            part.stats = {each: stats[each] for each in part.stats}
+        sealed = part.seal(partial(_annotations, cache, copied))
         if sealed is None:
-            raise CorruptCacheError(f"nothing was copied to {str(self._cache)!r}")
-        return sealed
-
-    @property
-    def hashed(self) -> set[str]:
-        """Paths of the files whose pages were hashed while they were written, once it is sealed."""
-        return self._part.hashed
-
-    def discard(self) -> None:
-        """Remove the part."""
-        self._part.discard()
+            raise CorruptCacheError(f"nothing was copied to {str(cache)!r}")
+        return sealed, part.hashed
+    except BaseException:
+        part.discard()
+        raise
 
 
-class _Content:
-    """The rows that were copied, as they are sealed."""
+def _append(part: OpenPart, index: Index, batch: CopiedRows) -> None:
+    rows = batch.rows
+    checksums = {name: index.features[name].checksum[rows].tolist() for name in batch.arrays}
+    stamps = [UNKNOWN] * len(rows)
+    if index.stamps is not None:
+        pairs = zip(*(column[rows].tolist() for column in index.stamps), strict=True)
+        stamps = [Stamps(*each) for each in pairs]
+    part.append_copies([*index.ids.take(rows)], batch.arrays, checksums, stamps)
 
-    def __init__(self, copied: Sequence[_Copied], placed: Mapping[str, Sequence[Extents]]) -> None:
-        self._copied = copied
-        self._placed = placed
 
-    def __len__(self) -> int:
-        return sum(len(each.rows) for each in self._copied)
-
-    def paths(self) -> set[str]:
-        """Return the containers that arrays were copied to."""
-        return {
-            path for placed in self._placed.values() for each in placed for path in each.containers
-        }
-
-    def index(
-        self,
-        containers: ContainerColumns,
-        stats: Mapping[str, FeatureStats],
-        names: Sequence[str],
-    ) -> Index:
-        """Return the index of all rows in the order of copying."""
-        ids = [each.source.index.ids.take(each.rows) for each in self._copied]
-        hashes: Hashes = np.concatenate(
-            [each.source.index.hashes_of_rows()[each.rows] for each in self._copied]
-        )
-        numbers = {path: number for number, path in enumerate(containers.paths)}
-        return Index(
-            hashes=hashes,
-            hash_rows=np.arange(len(hashes)),
-            ids=Strings(
-                joined_ends(each.ends for each in ids), np.concatenate([each.data for each in ids])
-            ),
-            features={name: self._columns(name, numbers) for name in names},
-            containers=containers,
-            stats=stats,
-            stamps=self._stamps(),
-        )
-
-    def annotations(self, order: Ints) -> Columns:
-        """Yield the annotations of all rows as columns, in another order."""
-        sources = [each.source for each in self._copied]
-        kinds = widest_kinds(sources[0].cache, [each.annotated for each in sources], {})
-        for name, kind in sorted(kinds.items()):
-            columns = [
-                each.source.annotated.of_kind(name, kind).take(each.rows) for each in self._copied
-            ]
-            yield from stored_columns(name, joined(columns, kind).take(order))
-
-    def _columns(self, name: str, numbers: Mapping[str, int]) -> FeatureColumns:
-        sources = [(each.source.index.features[name], each.rows) for each in self._copied]
-        placed = self._placed[name]
-        container = [
-            np.array([numbers[path] for path in each.containers], np.int32)[each.container]
-            for each in placed
-        ]
-        return FeatureColumns(
-            rows=np.concatenate([columns.rows[rows] for columns, rows in sources]),
-            checksum=np.concatenate([columns.checksum[rows] for columns, rows in sources]),
-            first=ends_of(np.concatenate([each.counts for each in placed])),
-            container=np.concatenate(container),
-            offset=np.concatenate([each.offset for each in placed]),
-            nbytes=np.concatenate([each.nbytes for each in placed]),
-        )
-
-    def _stamps(self) -> StampColumns | None:
-        known = [
-            StampColumns.unknown(len(each.rows))
-            if each.source.index.stamps is None
-            else StampColumns(*(column[each.rows] for column in each.source.index.stamps))
-            for each in self._copied
-        ]
-        joined = StampColumns(*(np.concatenate(columns) for columns in zip(*known, strict=True)))
-        return joined if any(column.any() for column in joined) else None
+def _annotations(cache: Path, copied: Sequence[tuple[AnnotatedRows, Ints]], order: Ints) -> Columns:
+    kinds = widest_kinds(cache, [annotated for annotated, _ in copied], {})
+    for name, kind in sorted(kinds.items()):
+        columns = [annotated.of_kind(name, kind).take(rows) for annotated, rows in copied]
+        yield from stored_columns(name, joined(columns, kind).take(order))

@@ -112,37 +112,32 @@ class KnownIds:
         """The number of indexes that are looked at."""
         return len(self._sealed[0])
 
-    def check_new(self, id: str, number: int) -> None:
-        """Raise `DuplicateIdError` for a known id, that of an utterance with this number."""
-        earlier = self._numbers.get(id)
-        if earlier is not None:
-            raise DuplicateIdError(
-                f"utterance {id!r} was given twice: as number {earlier} and as number {number} of "
-                "this run (counted from 0)"
-            )
-        if self._is_stored(id):
-            raise DuplicateIdError(
-                f"utterance {id!r} was given as number {number} of this run (counted from 0), "
-                f"but is stored in {str(self._cache)!r} already; skip it (`id in writer` tells), "
-                "or overwrite the cache"
-            )
-
-    def check_all_new(self, ids: Sequence[str], number: int) -> None:
+    def check_new(self, ids: Sequence[str], number: int) -> None:
         """Raise `DuplicateIdError` for the first known id of some, of which none is there twice.
 
         `number` is that of the first one's utterance.
         """
         stored, others = self._sealed
-        largest = stored[0].index if stored else None
-        if self._numbers.keys().isdisjoint(ids) and (
-            largest is None or not (largest.find_many(ids) >= 0).any()
-        ):
-            if len(stored) < 2:
+        if self._numbers.keys().isdisjoint(ids):
+            if not stored or (len(ids) == 1 and not self._is_stored(ids[0])):
                 return
-            if not any(others.may_hold(hash_of(id.encode("utf-8", "surrogatepass"))) for id in ids):
-                return
-        for place, id in enumerate(ids):
-            self.check_new(id, number + place)
+            if not (stored[0].index.find_many(ids) >= 0).any():
+                hashes = (hash_of(id.encode("utf-8", "surrogatepass")) for id in ids)
+                if len(stored) < 2 or not any(map(others.may_hold, hashes)):
+                    return
+        for count, id in enumerate(ids, number):
+            earlier = self._numbers.get(id)
+            if earlier is not None:
+                raise DuplicateIdError(
+                    f"utterance {id!r} was given twice: as number {earlier} and as number {count} "
+                    "of this run (counted from 0)"
+                )
+            if self._is_stored(id):
+                raise DuplicateIdError(
+                    f"utterance {id!r} was given as number {count} of this run (counted from 0), "
+                    f"but is stored in {str(self._cache)!r} already; skip it (`id in writer` "
+                    "tells), or overwrite the cache"
+                )
 
     def look_again(self, stored: Sequence[StoredRows]) -> None:
         """Forget what was sealed before for what is there now."""

@@ -6,10 +6,9 @@ import array
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -58,14 +57,12 @@ from featcache.format.part import (
     checksums,
     container_columns,
     index_columns,
-    index_of,
     new_part_name,
     read_part,
     remove_part,
     rows_of,
 )
 from featcache.interface import (
-    Array,
     ChecksArrays,
     ContainerWriter,
     EncodedArray,
@@ -76,14 +73,7 @@ from featcache.interface import (
 )
 from featcache.reading.feature_arrays import joined
 from featcache.stats import FeatureStats
-from featcache.writing.arrays import (
-    Packed,
-    PreparedArrays,
-    UtteranceBatch,
-    encoded,
-    encoded_all,
-    pieces_of,
-)
+from featcache.writing.arrays import Utterances, encoded, pieces_of
 from featcache.writing.background import close_before_libraries_end
 
 # Groups of features that share the containers of a part.
@@ -105,23 +95,42 @@ def container_groups(features: Mapping[str, FeatureStorageConfig]) -> list[tuple
     ]
 
 
+Annotations = Callable[[Ints], Columns]
+
 # `PartRows`: utterances that an open part has taken, as columns: objects of millions cost memory.
 #
 # Not how they are put in order and stored: that is `seal`'s.
 
 
 class PartRows:
-    """The `Content` of a part that grows, in the order of writing.
+    """Utterances of a part, in the order of writing.
 
     Args:
         names: of the features.
+
+    Attributes:
+        copied: returns the annotations, where those of all were copied as columns.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.ids: list[str] = []
+        self.copied: Annotations | None = None
         self._stamps: list[Stamps] = []
         self._annotations: list[Values] = []
         self._arrays = {name: _Arrays() for name in names}
+
+    @classmethod
+    def of(cls, utterances: Sequence[Utterance], names: Sequence[str]) -> PartRows:
+        """Return those that a journal names."""
+        rows, placed = cls(names), {}
+        for name in names:
+            arrays = [utterance.arrays[name] for utterance in utterances]
+            extents = Extents.of([array.extents for array in arrays])
+            checksums = [array.checksum for array in arrays]
+            placed[name] = PlacedArrays([array.rows for array in arrays], checksums, extents)
+        ids, _, stamps, annotations = zip(*utterances, strict=True)
+        rows.add(ids, placed, stamps, annotations)
+        return rows
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -144,12 +153,7 @@ class PartRows:
         """Return the containers that their arrays lie in."""
         return {path for arrays in self._arrays.values() for path in arrays.numbers}
 
-    def index(
-        self,
-        containers: ContainerColumns,
-        stats: Mapping[str, FeatureStats],
-        names: Sequence[str],
-    ) -> Index:
+    def index(self, containers: ContainerColumns, stats: Mapping[str, FeatureStats]) -> Index:
         """Return their index."""
         keys = [id.encode() for id in self.ids]
         numbers = {path: number for number, path in enumerate(containers.paths)}
@@ -157,14 +161,16 @@ class PartRows:
             hashes=np.fromiter(map(hash_of, keys), np.uint64, len(keys)),
             hash_rows=np.arange(len(keys)),
             ids=Strings.of_bytes(keys),
-            features={name: self._arrays[name].columns(numbers) for name in names},
+            features={name: each.columns(numbers) for name, each in self._arrays.items()},
             containers=containers,
             stats=stats,
             stamps=StampColumns.of(self._stamps),
         )
 
     def annotations(self, order: Ints) -> Columns:
-        """Return their annotations as columns."""
+        """Return their annotations as columns, in the order of the rows that they become."""
+        if self.copied is not None:
+            return self.copied(order)
         return annotation_columns(self.ids, self._annotations, order)
 
 
@@ -208,54 +214,6 @@ def _int64(values: Ints) -> bytes:
 # Sealing a part: its finished files get an index, and `part.json` names that.
 
 
-class Content(Protocol):
-    """Utterances of a part that is being sealed."""
-
-    def __len__(self) -> int: ...
-
-    def paths(self) -> set[str]:
-        """Return the containers that their arrays lie in."""
-
-    def index(
-        self,
-        containers: ContainerColumns,
-        stats: Mapping[str, FeatureStats],
-        names: Sequence[str],
-    ) -> Index:
-        """Return their index, in the order in which they were written."""
-
-    def annotations(self, order: Ints) -> Columns:
-        """Return their annotations as columns, in the order of the rows that they become."""
-
-
-class Listed:
-    """Utterances that are objects."""
-
-    def __init__(self, utterances: Sequence[Utterance]) -> None:
-        self._utterances = utterances
-
-    def __len__(self) -> int:
-        return len(self._utterances)
-
-    def paths(self) -> set[str]:
-        """Return the containers that their arrays lie in."""
-        return {extent.container for extent in extents_of(self._utterances)}
-
-    def index(
-        self,
-        containers: ContainerColumns,
-        stats: Mapping[str, FeatureStats],
-        names: Sequence[str],
-    ) -> Index:
-        """Return their index."""
-        return index_of(self._utterances, containers, stats, names)
-
-    def annotations(self, order: Ints) -> Columns:
-        """Return their annotations as columns."""
-        ids = [utterance.id for utterance in self._utterances]
-        return annotation_columns(ids, [each.annotations for each in self._utterances], order)
-
-
 _NO_CONTAINERS = (journal.NAME, lock.NAME, lock.SOFT_NAME, lock.HOLDER, COLUMNS, SEAL)
 
 
@@ -263,7 +221,7 @@ def seal_directory(
     cache: Path,
     name: str,
     header: Header,
-    content: Content,
+    rows: PartRows,
     stats: Mapping[str, FeatureStats],
     pages: Mapping[str, Pages],
 ) -> SealedPart:
@@ -282,11 +240,11 @@ def seal_directory(
     remove_unfinished(directory)
     told = {
         "name": name,
-        "rows": len(content),
+        "rows": len(rows),
         "page_bytes": PAGE_BYTES,
         "block_rows": dict(header.block_rows),
         "header": header.to_json(),
-        "columns": _save_columns(directory, list(header.dims), content, stats, pages),
+        "columns": _save_columns(directory, rows, stats, pages),
     }
     sync_directory(directory)
     write_durably(directory / SEAL, pack_json(told))
@@ -299,14 +257,13 @@ def seal_directory(
 
 def _save_columns(
     directory: Path,
-    names: list[str],
-    content: Content,
+    rows: PartRows,
     stats: Mapping[str, FeatureStats],
     known_pages: Mapping[str, Pages],
 ) -> str:
     pages = dict(_all_pages(directory, known_pages))
     sizes = {path: (directory / path).stat().st_size for path in pages}
-    for path in sorted(content.paths() - pages.keys()):
+    for path in sorted(rows.paths() - pages.keys()):
         raise CorruptCacheError(
             f"container {str(directory / path)!r} is not there: another writer took the part over, "
             "which can be where locks do not count (see docs/format.md); run the same again"
@@ -323,16 +280,16 @@ def _save_columns(
         digests=np.frombuffer(digests, np.uint8),
         parts=np.zeros(len(pages), np.int32),
     )
-    index = content.index(containers, stats, names)
-    rows = rows_of([index], [])
+    index = rows.index(containers, stats)
+    in_order = rows_of([index], [])
     columns = itertools.chain(
-        index_columns([index], rows, names, stats),
+        index_columns([index], in_order, [*index.features], stats),
         container_columns([""], [containers]),
         [
             ("page_ends", ends_of([len(each) for each in pages.values()])),
             ("pages", np.concatenate([np.empty(0, np.uint64), *pages.values()])),
         ],
-        content.annotations(rows.order),
+        rows.annotations(in_order.order),
     )
     return save_columns(directory / COLUMNS, columns)
 
@@ -388,8 +345,7 @@ class OpenPart:
         with_stats = [key for key, feature in features.items() if feature.stats]
         self.stats = {key: FeatureStats.empty(header.dims[key]) for key in with_stats}
         self._rows = PartRows([*features])
-        self._committed = 0
-        self.nbytes = 0
+        self._appended = self._committed = 0  # of those that the journal names
         self._containers: list[tuple[str, list[str], ContainerWriter]] = []
         self._checking: list[tuple[list[str], ChecksArrays]] = []  # those of them that check
         self.hashed: set[str] = set()
@@ -409,131 +365,98 @@ class OpenPart:
         """Return the ids of what was appended so far."""
         return [*self._rows.ids]
 
-    @property
-    def checks(self) -> bool:
-        """True where `check` may refuse anything."""
-        return bool(self._checking)
-
-    def check(self, id: str, sizes: Mapping[str, tuple[int, int]]) -> None:
-        """Raise `FeatureError` for what a format cannot hold; in any thread.
-
-        `sizes` are by feature the rows and the bytes of an array, before a codec.
-        """
-        for names, container in self._checking:
-            container.check(id, {name: sizes[name] for name in names})
-
-    def encode_lossy(self, id: str, arrays: Mapping[str, Array]) -> dict[str, EncodedArray]:
-        """Return the arrays of lossy codecs as bytes; in any thread.
-
-        Raises `FeatureError` for numbers that these refuse, as no other codec does.
-        """
-        return {name: self._encode(id, name, arrays[name]) for name in self._lossy}
-
     def is_raw(self, name: str) -> bool:
         """Whether a feature is stored without a codec."""
         return self._specs[name].codec is None
 
-    def prepare_piece(
-        self, ids: Sequence[str], packed: Mapping[str, Packed], start: int, stop: int
-    ) -> dict[str, PreparedArrays]:
-        """Make arrays of some utterances of a batch bytes, but for those of lossless codecs."""
-        found: dict[str, PreparedArrays] = {}
-        for name, each in packed.items():
-            if self._specs[name].codec is None:
-                found[name] = pieces_of(each.rows(start, stop), each.lengths[start:stop])
-                continue
-            arrays = each.arrays(start, stop)
-            if name in self._lossy:
-                some = zip(ids[start:stop], arrays, strict=True)
-                found[name] = [self._encode(id, name, array) for id, array in some]
-            else:
-                found[name] = [*arrays]
-        return found
+    def prepare(self, utterances: Utterances) -> None:
+        """Encode arrays of lossy codecs, and have formats look at all; in any thread.
 
-    def append(self, batch: UtteranceBatch) -> None:
+        Raises `FeatureError` for numbers that a codec refuses, as no lossless one does, and for
+        what a format cannot hold.
+        """
+        arrays = utterances.arrays
+        for names, container in self._checking:
+            lengths = zip(*(arrays[name].lengths for name in names), strict=True)
+            widths = [self._specs[name].row_bytes for name in names]
+            for id, rows in zip(utterances.ids, lengths, strict=True):
+                sizes = [(n, n * width) for n, width in zip(rows, widths, strict=True)]
+                container.check(id, dict(zip(names, sizes, strict=True)))
+        if self._lossy:
+            utterances.encoded = {name: self._encode(name, utterances) for name in self._lossy}
+
+    def append(self, utterances: Utterances) -> None:
         """Store utterances, and take them into the statistics."""
         self._journal.check_there()
-        for name in self.stats if batch.stats else ():
-            self.stats[name] = self.stats[name].merge_all(each[name] for each in batch.stats)
-        encoded = {
-            name: encoded_all(batch.ids, each, self._specs[name], self._blocks[name])
-            for name, each in batch.arrays.items()
-        }
-        self._append(batch.ids, encoded, batch.stamps, batch.annotations, batch.checksums)
+        for name in self.stats:
+            taken = utterances.arrays[name].stats
+            if taken is not None:
+                self.stats[name] = self.stats[name].merge(taken)
+        stored: dict[str, EncodedArrays] = {}
+        known: dict[str, Sequence[int]] = {}
+        for name, packed in utterances.arrays.items():
+            if self.is_raw(name):
+                stored[name] = pieces_of(packed.array, packed.lengths)
+                known[name] = packed.checksums or ()
+            else:
+                encoded = utterances.encoded.get(name) or self._encode(name, utterances)
+                stored[name] = EncodedArrays.of(encoded)
+        ids = utterances.ids
+        stamps = [utterances.stamps.get(id, UNKNOWN) for id in ids]
+        annotations = [utterances.annotations.get(id, NONE) for id in ids]
+        placed = self._store(ids, stored, known)
+        self._journal.add(ids, placed, stamps, annotations)
+        self._rows.add(ids, placed, stamps, annotations)
+        self._appended += len(ids)
 
-    def append_encoded(
-        self,
-        id: str,
-        arrays: Mapping[str, EncodedArray],
-        stamps: Stamps = UNKNOWN,
-        annotations: Values = NONE,
-    ) -> None:
-        """Store one utterance as it is, without touching the statistics."""
-        self._journal.check_there()
-        encoded = {name: EncodedArrays.of([array]) for name, array in arrays.items()}
-        self._append([id], encoded, [stamps], [annotations], {})
-
-    def _append(
+    def append_copies(
         self,
         ids: Sequence[str],
         arrays: Mapping[str, EncodedArrays],
+        checksums: Mapping[str, Sequence[int]],
         stamps: Sequence[Stamps],
-        annotations: Sequence[Values],
-        known: Mapping[str, Sequence[int]],
     ) -> None:
-        extents = self._store(ids, arrays)
-        placed = {
-            k: PlacedArrays(each.rows.tolist(), known.get(k) or checksums(each), extents[k])
-            for k, each in arrays.items()
-        }
-        self._journal.add(ids, placed, stamps, annotations)
-        self._rows.add(ids, placed, stamps, annotations)
+        """Store what is stored elsewhere, too, as it is, without touching the statistics.
 
-    def append_many(
-        self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]
-    ) -> dict[str, Extents]:
-        """Store what is stored elsewhere, too; tell where it lies.
-
-        The journal does not name it: without a seal the part is removed. To seal it, `seal` is
-        given its columns.
+        The journal does not name it: without a seal the part is removed. Annotations come with the
+        seal.
         """
         self._journal.check_there()
-        return self._store(ids, arrays)
+        placed = self._store(ids, arrays, checksums)
+        self._rows.add(ids, placed, stamps, [NONE] * len(ids))
 
-    def _store(self, ids: Sequence[str], arrays: Mapping[str, EncodedArrays]) -> dict[str, Extents]:
+    def count(self, arrays: Mapping[str, EncodedArrays]) -> None:
+        """Take arrays that `append_copies` stores into the statistics."""
+        for name, stats in self.stats.items():
+            spec, cut = self._specs[name], self._header.block_rows[name]
+            decoded = (from_storage(joined(spec, each, cut), spec.dtype) for each in arrays[name])
+            self.stats[name] = stats.merge_all(map(FeatureStats.of, decoded))
+
+    def _store(
+        self,
+        ids: Sequence[str],
+        arrays: Mapping[str, EncodedArrays],
+        known: Mapping[str, Sequence[int]],
+    ) -> dict[str, PlacedArrays]:
+        """Store arrays whose checksums may be known."""
         placed: dict[str, Extents] = {}
         for prefix, names, container in self._containers:
             extents = append_many(container, ids, {name: arrays[name] for name in names})
             for name in names:
-                found = extents[name]
-                paths = [prefix + path for path in found.containers]
-                placed[name] = dataclasses.replace(found, containers=paths)
-                self.nbytes += int(arrays[name].nbytes.sum())
-        return placed
-
-    def add_to_stats(self, arrays: Mapping[str, Array]) -> None:
-        """Take arrays as they are stored into the statistics."""
-        for name in arrays.keys() & self.stats.keys():
-            frames = from_storage(arrays[name], self._specs[name].dtype)
-            self.stats[name] = self.stats[name].merge(FeatureStats.of(frames))
-
-    def count_many(self, arrays: Mapping[str, EncodedArrays]) -> None:
-        """Take arrays that `append_many` stored into the statistics."""
-        for name in self.stats:
-            for each in arrays[name]:
-                self.add_to_stats({name: self.decode(name, each)})
-
-    def decode(self, name: str, array: EncodedArray) -> Array:
-        """Return an array of shape (rows, *dims), storage dtype, that `append_encoded` takes."""
-        return joined(self._specs[name], array, self._header.block_rows[name])
+                paths = [prefix + path for path in extents[name].containers]
+                placed[name] = dataclasses.replace(extents[name], containers=paths)
+        return {
+            name: PlacedArrays(each.rows.tolist(), known.get(name) or checksums(each), placed[name])
+            for name, each in arrays.items()
+        }
 
     def commit(self) -> int:
         """Make all that was appended durable; returns how many utterances are."""
-        if self._committed < len(self._rows):
+        if self._committed < self._appended:
             for _, _, container in self._containers:
                 container.flush()
             self._journal.commit(self.stats)
-            self._committed = len(self._rows)
+            self._committed = self._appended
         return self._committed
 
     def show(self) -> None:
@@ -543,13 +466,13 @@ class OpenPart:
                 container.write_out()
         self._journal.show()
 
-    def seal(self, copied: Content | None = None) -> SealedPart | None:
+    def seal(self, annotations: Annotations | None = None) -> SealedPart | None:
         """Finish the files and name them in `part.json`; None if nothing was written.
 
-        `copied` is what `append_many` stored.
+        `annotations` are those of what `append_copies` stored.
         """
-        content = copied or self._rows
-        if not len(content):
+        self._rows.copied = annotations
+        if not len(self._rows):
             self.discard()
             return None
         self.commit()
@@ -561,7 +484,8 @@ class OpenPart:
                 pages |= {prefix + path: each for path, each in container.pages().items()}
             self._containers.pop()
         self.hashed = {*pages}
-        sealed = seal_directory(self._cache, self.name, self._header, content, self.stats, pages)
+        rows, header = self._rows, self._header
+        sealed = seal_directory(self._cache, self.name, header, rows, self.stats, pages)
         self.release()
         (self.directory / lock.NAME).unlink(missing_ok=True)
         return sealed
@@ -582,8 +506,10 @@ class OpenPart:
             container.abort()
         self._containers = []
 
-    def _encode(self, id: str, name: str, array: Array) -> EncodedArray:
-        return encoded(id, array, self._specs[name], self._blocks[name])
+    def _encode(self, name: str, utterances: Utterances) -> list[EncodedArray]:
+        spec, blocks = self._specs[name], self._blocks[name]
+        arrays = zip(utterances.ids, utterances.arrays[name].each(), strict=True)
+        return [encoded(id, array, spec, blocks) for id, array in arrays]
 
     def _open_containers(self) -> None:
         for prefix, names in container_groups(self._features):

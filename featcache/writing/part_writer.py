@@ -6,152 +6,38 @@ It checks arrays in the caller's thread; another thread encodes and writes them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
 from featcache._checks import directory
 from featcache._closing import close_after
-from featcache.container_files import EncodedArrays
-from featcache.declaration import Features, FeatureStorageConfig, by_name
-from featcache.errors import ClosedError, CorruptCacheError, FeatureError, nearest
-from featcache.format.annotations import NONE, Values, check_annotations, with_kinds
+from featcache.declaration import Features, by_name
+from featcache.errors import ClosedError, CorruptCacheError, FeatureError
+from featcache.format.annotations import check_annotations, with_kinds
 from featcache.format.feature_sets import features_beside
 from featcache.format.files import check_id, explained, reading
 from featcache.format.fingerprint import cache_fingerprint, fingerprint_digest
 from featcache.format.index import UNKNOWN, Stamps, check_stamps
-from featcache.format.part import checksums, header_for
-from featcache.interface import Array
+from featcache.format.part import header_for
 from featcache.writing.arrays import (
-    PIECE_ROWS,
+    NOTHING,
     ArrayLike,
     BatchLayout,
     CopyMemory,
     FirstShapes,
     LengthsByFeature,
-    Packed,
-    UtteranceBatch,
-    check_features,
-    lengths_of,
-    pack,
-    store_all,
+    Utterances,
+    check_batch,
+    check_one,
 )
 from featcache.writing.background import close_at_exit, nothing
 from featcache.writing.free_space import FreeSpace
 from featcache.writing.known_ids import KnownIds, find_stored
 from featcache.writing.open_part import OpenPart
 from featcache.writing.queue import HandOver, PartsUnderWay
-
-# `CheckedBatch`: a batch of utterances that can be stored, in pieces that are handed over.
-
-
-@dataclass(frozen=True)
-class CheckedBatch:
-    """Utterances that were checked, cast and copied together."""
-
-    ids: list[str]
-    features: Mapping[str, Packed]
-    stamps: Mapping[str, Stamps]
-    annotations: Mapping[str, Values]
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all arrays, before any codec."""
-        return sum(each.array.nbytes for each in self.features.values())
-
-    def dims(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of a frame, by feature."""
-        return {name: each.array.shape[1:] for name, each in self.features.items()}
-
-    def pieces(self, part: OpenPart) -> list[UtteranceBatch]:
-        """Return the utterances, `PIECE_ROWS` of them together.
-
-        Raises `FeatureError` for one that a format or a lossy codec of the part cannot hold.
-        """
-        if part.checks:
-            self._check(part)
-        pieces = []
-        for number, start in enumerate(range(0, len(self.ids), PIECE_ROWS)):
-            stop = min(start + PIECE_ROWS, len(self.ids))
-            piece = UtteranceBatch()
-            piece.ids = self.ids[start:stop]
-            piece.arrays = part.prepare_piece(self.ids, self.features, start, stop)
-            piece.checksums = {
-                name: checksums(each)
-                for name, each in piece.arrays.items()
-                if isinstance(each, EncodedArrays)
-            }
-            piece.stamps = [self.stamps.get(id, UNKNOWN) for id in piece.ids]
-            piece.annotations = [self.annotations.get(id, NONE) for id in piece.ids]
-            piece.add_stats(
-                {name: each.stats[number] for name, each in self.features.items() if each.stats},
-                sum(each.rows(start, stop).nbytes for each in self.features.values()),
-            )
-            pieces.append(piece)
-        return pieces
-
-    def _check(self, part: OpenPart) -> None:
-        row_bytes = {
-            name: each.array.nbytes // max(len(each.array), 1)
-            for name, each in self.features.items()
-        }
-        lengths = zip(*(each.lengths for each in self.features.values()), strict=True)
-        for id, rows in zip(self.ids, lengths, strict=True):
-            sizes = zip(row_bytes.items(), rows, strict=True)
-            part.check(id, {name: (length, length * row) for (name, row), length in sizes})
-
-
-def check_batch(
-    ids: Sequence[str],
-    arrays: Mapping[str, ArrayLike],
-    lengths: LengthsByFeature,
-    layout: BatchLayout,
-    annotations: Mapping[str, Values],
-    stamps: Mapping[str, Stamps],
-    features: Mapping[str, FeatureStorageConfig],
-    memory: CopyMemory,
-) -> CheckedBatch:
-    """Return a batch of the declared features as it is stored; annotations and stamps are checked.
-
-    Raises `FeatureError` for what cannot be stored, naming the utterance where it can.
-    """
-    listed = _checked_ids(ids, annotations, stamps)
-    check_features(listed[0] if listed else "", arrays, features)
-    rows = lengths_of(listed, lengths, features)
-    packed = {
-        name: pack(listed, arrays[name], rows[name], layout, feature, memory)
-        for name, feature in features.items()
-    }
-    return CheckedBatch(listed, packed, stamps, annotations)
-
-
-def _checked_ids(ids: Sequence[str], *by_id: Mapping[str, object]) -> list[str]:
-    """Return the ids of a batch; raises `FeatureError` for one twice, and for what is by others."""
-    if isinstance(ids, str) or not isinstance(ids, Iterable):
-        raise FeatureError(f"ids are a list of strings, not {ids!r}")
-    listed = list(ids)
-    for id in listed:
-        check_id(id)
-    known = set(listed)
-    if len(known) < len(listed):
-        twice = next(id for id in listed if listed.count(id) > 1)
-        raise FeatureError(f"utterance {twice!r} is in the batch twice")
-    for given in by_id:
-        for id in given:
-            if id not in known:
-                raise FeatureError(
-                    f"annotations or stamps are given for {id!r}, which is not in the batch; "
-                    f"{nearest(str(id), listed)}"
-                )
-    return listed
-
-
-# `PartWriter`: stores utterances, part after part.
-#
-# It checks arrays in the caller's thread; another thread encodes and writes them.
 
 T = TypeVar("T")
 PART_BYTES = 8 << 30  # a killed writer's part is read when it is recovered, and an HDF5 file copied
@@ -235,38 +121,11 @@ class PartWriter:
     ) -> None:
         """Store the features of one utterance, as `CacheWriter.write` does."""
         check_id(id)
-        values = check_annotations(id, annotations, self._names) if annotations else NONE
-        if stamps is not UNKNOWN:
-            stamps = check_stamps(id, stamps)
-        stored = store_all(id, arrays, self.features)
+        values = {id: check_annotations(id, annotations, self._names)} if annotations else NOTHING
+        known = {id: check_stamps(id, stamps)} if stamps is not UNKNOWN else NOTHING
+        utterance = check_one(id, arrays, known, values, self.features)
         with self.lock:
-            self._take(id, stored, stamps, values)
-
-    def _take(self, id: str, stored: Mapping[str, Array], stamps: Stamps, values: Values) -> None:
-        self._check_not_closed()
-        self._thread.check()
-        self._known.check_new(id, self._count)
-        kinds = with_kinds(id, values, self._kinds) if values else self._kinds
-        nbytes = 0
-        for name, array in stored.items():
-            feature, shape = self.features[name], array.shape
-            feature.check_dims(id, shape[1:], self._dims.get(name), shape[0])
-            self._first_shapes.check(id, feature, shape)
-            nbytes += array.nbytes
-        if self._first_shapes.has_times:
-            lengths = {name: [len(each)] for name, each in stored.items()}
-            self._first_shapes.check_times([id], lengths)
-        self._space.check(self._thread.nbytes + nbytes, self._under_way.kept)
-        part = self._part  # here, since a call costs a twentieth of a short utterance
-        if part is None:
-            part = self._part_for({name: array.shape[1:] for name, array in stored.items()})
-        # in this thread, so that a refused utterance is an error of its own `write`
-        encoded = part.encode_lossy(id, stored)
-        if part.checks:
-            part.check(id, {name: (len(each), each.nbytes) for name, each in stored.items()})
-        self._thread.add(part, id, stored, encoded, stamps, values)
-        self._kinds = kinds
-        self._count_taken([id], nbytes)
+            self._take((utterance,), self._thread.add)
 
     def write_batch(
         self,
@@ -284,42 +143,50 @@ class PartWriter:
         values = {id: check_annotations(id, each, self._names) for id, each in told.items()}
         known = {id: check_stamps(id, each) for id, each in known.items()}
         given = (arrays, lengths, layout)
-        batch = check_batch(ids, *given, values, known, self.features, self._memory)
+        pieces = check_batch(ids, *given, values, known, self.features, self._memory)
         with self.lock:
-            self._check_not_closed()
-            self._thread.check()
-            if batch.ids:
-                self._take_batch(batch)
+            self._take(pieces, self._thread.put_batch)
 
-    def _take_batch(self, batch: CheckedBatch) -> None:
-        self._known.check_all_new(batch.ids, self._count)
-        kinds = self._kinds
-        for id, each in batch.annotations.items():
-            kinds = with_kinds(id, each, kinds)
-        dims = batch.dims()
-        for name, packed in batch.features.items():
-            feature = self.features[name]
-            feature.check_dims(batch.ids[0], dims[name], self._dims.get(name), packed.lengths[0])
-            self._first_shapes.check_many(batch.ids, feature, packed.lengths, dims[name])
-        lengths = {name: packed.lengths for name, packed in batch.features.items()}
-        self._first_shapes.check_times(batch.ids, lengths)
-        self._space.check(self._thread.nbytes + batch.nbytes, self._under_way.kept)
-        pieces = batch.pieces(self._part_for(dims))
+    def _take(
+        self,
+        pieces: Sequence[Utterances],
+        hand_over: Callable[[OpenPart, Utterances], object],
+    ) -> None:
+        """Hand over utterances, once it is sure that all of them can be stored."""
+        self._check_not_closed()
+        self._thread.check()
+        kinds, dims, nbytes, number = self._kinds, self._dims, 0, self._count
+        for piece in pieces:
+            self._known.check_new(piece.ids, number)
+            number += len(piece.ids)
+            for id, values in piece.annotations.items():
+                kinds = with_kinds(id, values, kinds)
+            for name, packed in piece.arrays.items():
+                shape = packed.array.shape[1:]
+                self.features[name].check_dims(
+                    piece.ids[0], shape, dims.get(name), packed.lengths[0]
+                )
+            self._first_shapes.check(piece)
+            nbytes += piece.nbytes
+        self._space.check(self._thread.nbytes + nbytes, self._under_way.kept)
+        # in this thread, so that a refused utterance is an error of its own `write`
+        for piece in pieces:
+            self._part_for(piece).prepare(piece)
         self._kinds = kinds
         for piece in pieces:
-            if self._part_rows + len(piece) > PART_ROWS and self._may_seal():
+            if self._part_rows + len(piece.ids) > PART_ROWS and self._may_seal():
                 self._end_part()
-            self._thread.put_batch(self._part_for(dims), piece)
-            self._count_taken(piece.ids, piece.nbytes)
+            hand_over(self._part_for(piece), piece)
+            self._count_taken(piece)
 
-    def _count_taken(self, ids: Sequence[str], nbytes: int) -> None:
-        for id in ids:
+    def _count_taken(self, taken: Utterances) -> None:
+        for id in taken.ids:
             self._known.take(id, self._count)
             self._count += 1
-        self.bytes_written += nbytes
-        self._part_bytes += nbytes
-        self._part_rows += len(ids)
-        self._space.take(nbytes, len(ids))
+        self.bytes_written += taken.nbytes
+        self._part_bytes += taken.nbytes
+        self._part_rows += len(taken.ids)
+        self._space.take(taken.nbytes, len(taken.ids))
         is_full = self._part_bytes >= PART_BYTES or self._part_rows >= PART_ROWS
         if is_full and self._may_seal():
             self._end_part()
@@ -440,8 +307,9 @@ class PartWriter:
         if self.closed or self._thread.is_stopping:
             raise ClosedError(f"the writer of {str(self.path)!r} is closed; open another one")
 
-    def _part_for(self, dims: Mapping[str, tuple[int, ...]]) -> OpenPart:
+    def _part_for(self, utterances: Utterances) -> OpenPart:
         if self._part is None:
+            dims = {name: each.array.shape[1:] for name, each in utterances.arrays.items()}
             header = header_for(self.features, dims, self._build, self._fingerprint)
             self._part = self._under_way.start(self.features, header)
             self.on_part(self._part.name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -23,7 +24,7 @@ from featcache.format.manifest import NAME, PARTS, read_manifest
 from featcache.format.part import remove_part
 from featcache.interface import Array, Bytes, EncodedArray
 from featcache.stats import FeatureStats
-from featcache.writing.arrays import BLOCK_BYTES, CopyMemory, Packed, UtteranceBatch
+from featcache.writing.arrays import BLOCK_BYTES, CopyMemory, Packed, Utterances
 from featcache.writing.background import Background, nothing
 from featcache.writing.known_ids import KnownIds
 from featcache.writing.open_part import Declarations, OpenPart
@@ -129,6 +130,7 @@ class PartsUnderWay:
 #
 # Their arrays are copied one behind the other, so that statistics and files take many as one.
 
+T = TypeVar("T")
 MOST_ROWS = 256  # utterances that are handed over together
 LEAST_BYTES = 1 << 12  # of the memory of a feature
 COUNTED_VALUES = 1 << 16  # whose statistics are taken together, while they are in cache
@@ -137,11 +139,14 @@ COUNTED_VALUES = 1 << 16  # whose statistics are taken together, while they are 
 class Staging:
     """Utterances that were checked and cast, in the order in which they were given.
 
+    An interrupt (Ctrl-C) in `add` leaves all of an utterance or nothing that counts: it counts from
+    the moment on at which it is in one list, and the next one lies where the last in it ends.
+
     Args:
         part: takes them.
         features: the declarations, by name.
         memory: takes the copies.
-        first: the arrays of the first utterance, by feature; memory is shared out as they share it.
+        first: the first utterance; memory is shared out among the features as its arrays share it.
 
     Attributes:
         nbytes: of their arrays, before any codec.
@@ -153,139 +158,110 @@ class Staging:
         part: OpenPart,
         features: Mapping[str, FeatureStorageConfig],
         memory: CopyMemory,
-        first: Mapping[str, Array],
+        first: Utterances,
     ) -> None:
         self.part = part
         self.nbytes = self.memory = 0
-        total = max(sum(array.nbytes for array in first.values()), 1)
         self._rows: dict[str, _Rows] = {}
-        for name, array in first.items():
-            share = min(BLOCK_BYTES * array.nbytes // total, 2 * MOST_ROWS * array.nbytes)
-            taken = memory.take(max(share, array.nbytes, LEAST_BYTES))
+        for name, packed in first.arrays.items():
+            array = packed.array
+            share = BLOCK_BYTES * array.nbytes // max(first.nbytes, 1)
+            share = min(share, 2 * MOST_ROWS * array.nbytes)
+            taken = memory.take(max(share, array.nbytes, len(array), LEAST_BYTES))
             self._rows[name] = _Rows(features[name], array, taken, is_raw=part.is_raw(name))
             self.memory += len(taken)
-        self._utterances: list[_Utterance] = []
-        self._batch: UtteranceBatch | None = None
+        self._taken: list[_Taken] = []
+        self._counted = 0  # bytes up to where statistics were looked at
+        self._batch: Utterances | None = None
 
     def __len__(self) -> int:
-        return len(self._utterances)
+        return len(self._taken)
 
-    def has_room(self, arrays: Mapping[str, Array]) -> bool:
-        """Whether one more utterance fits, before `batch` is called."""
-        if self._batch is not None:
+    def add(self, utterance: Utterances) -> bool:
+        """Copy the arrays of one utterance; False if there is no room, or `batch` was called."""
+        number = len(self._taken)
+        if self._batch is not None or 0 < number >= MOST_ROWS:
             return False
-        for name, array in arrays.items():
-            if self._rows[name].room < array.nbytes:
+        for rows, packed in zip(self._rows.values(), utterance.arrays.values(), strict=True):
+            array, begin = packed.array, rows.ends[number]
+            end = begin + len(array)
+            if end > rows.most:
                 return False
-        return len(self._utterances) < MOST_ROWS
+            copy = rows.values[begin:end]
+            np.copyto(copy, array)
+            if rows.is_raw:
+                rows.checksums[number:] = (xxhash.xxh3_64_intdigest(copy.data),)
+            rows.ends[number + 1 :] = (end,)
+        self.nbytes += utterance.nbytes
+        taken = utterance.ids[0], utterance.stamps, utterance.annotations, utterance.encoded
+        self._taken.append(taken)
+        if self.nbytes - self._counted >= COUNTED_VALUES:
+            for rows in self._rows.values():
+                rows.count(number + 1)
+            self._counted = self.nbytes
+        return True
 
-    def add(
-        self,
-        id: str,
-        arrays: Mapping[str, Array],
-        encoded: Mapping[str, EncodedArray],
-        stamps: Stamps,
-        annotations: Values,
-    ) -> None:
-        """Copy arrays of an utterance, (rows, *dims), storage dtype; some are `encoded` as well.
-
-        An interrupt (Ctrl-C) leaves all of it or nothing that counts.
-        """
-        number = len(self._utterances)
-        for name, array in arrays.items():
-            self._rows[name].add(number, array)
-            self.nbytes += array.nbytes
-        self._utterances.append(_Utterance(id, encoded, stamps, annotations))
-        for rows in self._rows.values():
-            rows.count()
-
-    def batch(self) -> UtteranceBatch:
+    def batch(self) -> Utterances:
         """Return the utterances as the part takes them: the same object each time."""
         self._batch = self._batch or self._made_batch()
         return self._batch
 
-    def _made_batch(self) -> UtteranceBatch:
-        ids, encoded, stamps, annotations = zip(*self._utterances, strict=True)
-        for rows in self._rows.values():
-            rows.end(len(ids))
-        raw = {n: rows.packed() for n, rows in self._rows.items() if n not in encoded[0]}
-        batch = UtteranceBatch()
-        batch.ids, batch.stamps, batch.annotations = [*ids], [*stamps], [*annotations]
-        batch.arrays = self.part.prepare_piece(ids, raw, 0, len(ids))
-        batch.arrays |= {name: [each[name] for each in encoded] for name in encoded[0]}
-        batch.checksums = {n: rows.checksums for n, rows in self._rows.items() if rows.is_raw}
-        batch.add_stats({n: r.stats() for n, r in self._rows.items() if r.has_stats}, self.nbytes)
+    def _made_batch(self) -> Utterances:
+        ids, stamps, annotations, encoded = zip(*self._taken, strict=True)
+        arrays = {name: rows.packed(len(ids)) for name, rows in self._rows.items()}
+        batch = Utterances(ids, arrays, _joined(stamps), _joined(annotations))
+        batch.encoded = {name: [each[name][0] for each in encoded] for name in encoded[0]}
         return batch
 
 
-class _Utterance(NamedTuple):
-    id: str
-    encoded: Mapping[str, EncodedArray]
-    stamps: Stamps
-    annotations: Values
+# id, stamps, annotations and arrays of lossy codecs of one of `Utterances`, which has more of it
+_Taken = tuple[
+    str, Mapping[str, Stamps], Mapping[str, Values], Mapping[str, Sequence[EncodedArray]]
+]
+
+
+def _joined(mappings: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return {id: each for mapping in mappings for id, each in mapping.items()}
 
 
 class _Rows:
-    """Arrays of a feature, such as the first, one behind the other.
+    """Memory for arrays of a feature, such as the first, one behind the other.
 
     Attributes:
-        room: bytes for more.
-        checksums: of the arrays, if they are raw.
+        values: (rows, *dims), storage dtype.
+        most: rows.
+        ends: rows before the array of each utterance, and after the last: an interrupt may leave
+            one more there, and in `checksums`.
     """
 
     def __init__(
         self, feature: FeatureStorageConfig, first: Array, memory: Bytes, *, is_raw: bool
     ) -> None:
-        self._dtype, self.has_stats, self.is_raw = feature.dtype, feature.stats, is_raw
-        self._dims = first.shape[1:]
-        self._width = math.prod(self._dims)
-        self._values = memory[: len(memory) - len(memory) % first.itemsize].view(first.dtype)
-        self.room = self._values.nbytes
+        self._dtype, self._has_stats, self.is_raw = feature.dtype, feature.stats, is_raw
+        dims = first.shape[1:]
+        width = math.prod(dims)
+        self.most = len(memory) // max(width * first.itemsize, 1)
+        self.values = np.ndarray((self.most, *dims), first.dtype, memory.data)
+        self.ends = [0]
         self.checksums: list[int] = []
-        self._lengths: list[int] = []
-        self._used = 0  # rows
-        self._counted: tuple[int, list[FeatureStats]] = 0, []  # rows, and their statistics
+        self._least = COUNTED_VALUES // max(width, 1)  # rows whose statistics are taken together
+        self._counted: tuple[int, FeatureStats] = 0, FeatureStats.empty(dims)  # of so many rows
 
-    def add(self, number: int, array: Array) -> None:
-        """Copy the array of an utterance, behind those of so many."""
-        if len(self._lengths) > number:
-            self.end(number)
-        self._lengths.append(len(array))  # first, so that `end` finds what an interrupt cut off
-        begin, self._used = self._used, self._used + len(array)
-        copy = self._values[begin * self._width : self._used * self._width]
-        np.copyto(copy.reshape(array.shape), array)
-        if self.is_raw:
-            self.checksums.append(xxhash.xxh3_64_intdigest(copy.data))
-        self.room -= array.nbytes
+    def count(self, number: int, *, whole: bool = False) -> None:
+        """Take the statistics of arrays of so many utterances, once enough rows wait for that."""
+        (begin, stats), end = self._counted, self.ends[number]
+        if self._has_stats and (whole or end - begin >= self._least):
+            taken = FeatureStats.of(from_storage(self.values[begin:end], self._dtype))
+            self._counted = end, stats.merge(taken)
 
-    def end(self, number: int) -> None:
-        """Forget what an interrupt left behind the arrays of so many utterances."""
-        lengths = self._lengths[:number]
-        self.checksums = self.checksums[:number]
-        self._used = sum(lengths)
-        self.room = self._values.nbytes - self._used * self._width * self._values.itemsize
-        self._lengths = lengths  # last, so that one more interrupt leaves that to the next call
-
-    def count(self, least: int = COUNTED_VALUES) -> None:
-        """Take the statistics of those that wait for that, if they are enough."""
-        counted, stats = self._counted
-        if self.has_stats and (self._used - counted) * max(self._width, 1) >= least:
-            values = self._values[counted * self._width : self._used * self._width]
-            frames = values.reshape(self._used - counted, *self._dims)
-            taken = FeatureStats.of(from_storage(frames, self._dtype))
-            self._counted = self._used, [*stats, taken]
-
-    def stats(self) -> FeatureStats:
-        """Return the statistics of all."""
-        self.count(1)
-        _, stats = self._counted
-        return FeatureStats.empty(self._dims).merge_all(stats)
-
-    def packed(self) -> Packed:
-        """Return all arrays."""
-        ends = [0, *np.cumsum(self._lengths, dtype=np.int64).tolist()]
-        array = self._values[: self._used * self._width].reshape(self._used, *self._dims)
-        return Packed(array, self._lengths, ends, [])
+    def packed(self, number: int) -> Packed:
+        """Return the arrays of so many utterances."""
+        self.count(number, whole=True)
+        ends = self.ends[: number + 1]
+        lengths = [end - begin for begin, end in itertools.pairwise(ends)]
+        stats = self._counted[1] if self._has_stats else None
+        checksums = self.checksums[:number] if self.is_raw else None
+        return Packed(self.values[: ends[-1]], lengths, stats, checksums)
 
 
 # `HandOver`: utterances on their way from those who write to the thread that stores.
@@ -348,27 +324,18 @@ class HandOver:
         if self._background.error is not None:
             self.drain()
 
-    def add(
-        self,
-        part: OpenPart,
-        id: str,
-        arrays: Mapping[str, Array],
-        encoded: Mapping[str, EncodedArray],
-        stamps: Stamps,
-        annotations: Values,
-    ) -> None:
+    def add(self, part: OpenPart, utterance: Utterances) -> None:
         """Copy an utterance, as `Staging.add` does, and hand it over, maybe with some to follow."""
-        waiting = self._waiting
-        if waiting is not None and not waiting.has_room(arrays):
-            self._put_waiting()
         with self._taking:
-            waiting = self._waiting
-            if waiting is None:
-                waiting = Staging(part, self._features, self._memory, arrays)
-            waiting.add(id, arrays, encoded, stamps, annotations)
+            if self._waiting is not None and self._waiting.add(utterance):
+                return
+        self._put_waiting()
+        with self._taking:
+            waiting = Staging(part, self._features, self._memory, utterance)
+            waiting.add(utterance)
             self._waiting = waiting  # which is never empty, whatever interrupts this
 
-    def put_batch(self, part: OpenPart, batch: UtteranceBatch) -> None:
+    def put_batch(self, part: OpenPart, batch: Utterances) -> None:
         """Hand over utterances."""
         self._put_waiting()
         self._put(part, batch, batch.nbytes)
@@ -403,7 +370,7 @@ class HandOver:
                     self._put(waiting.part, waiting.batch(), waiting.memory)
                     self._waiting = None
 
-    def _put(self, part: OpenPart, batch: UtteranceBatch, memory: int) -> None:
+    def _put(self, part: OpenPart, batch: Utterances, memory: int) -> None:
         with explained(self._path, self._kept):
             task = partial(_store, part, batch)
             self._background.put(task, batch.nbytes, memory + NOTE_BYTES * len(batch))
@@ -418,7 +385,7 @@ class HandOver:
             self._commit()
 
 
-def _store(part: OpenPart, batch: UtteranceBatch) -> None:
+def _store(part: OpenPart, batch: Utterances) -> None:
     if not batch.is_stored:
         batch.is_stored = True
         part.append(batch)

@@ -15,10 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
 from featcache.container_files import sync_directory
 from featcache.errors import CacheLockedError, CorruptCacheError, StorageFullError
 from featcache.format import journal as journals
+from featcache.format.annotations import AnnotationValues, kinds_of
+from featcache.format.columns import Strings
 from featcache.format.files import remove_unfinished
+from featcache.format.index import DIGEST_BYTES, ContainerColumns
 from featcache.format.journal import Journal, Placed, Utterance, read_journal
 from featcache.format.lock import (
     HOLDER,
@@ -32,17 +37,18 @@ from featcache.format.lock import (
 from featcache.format.lock import NAME as LOCK
 from featcache.format.manifest import PARTS, Manifest
 from featcache.format.part import SEAL, checksum, list_parts, read_part, remove_part
-from featcache.interface import EncodedArray, Extent, FinishesFiles
+from featcache.interface import Extent, FinishesFiles
 from featcache.reading.containers import Containers
+from featcache.writing.copies import CopySource, StoredArrays, copy_rows
 from featcache.writing.free_space import margin
 from featcache.writing.open_part import (
     Declarations,
-    Listed,
-    OpenPart,
+    PartRows,
     container_groups,
     extents_of,
     seal_directory,
 )
+from featcache.writing.publish import AnnotatedRows
 
 # Copies what a dead writer had committed into a new part, its blocks as they are.
 #
@@ -64,7 +70,13 @@ class DeadPart:
         files = (self.directory / path for path in paths)
         sizes = [file.stat().st_size if file.is_file() else -1 for file in files]
         self._numbers = {path: number for number, path in enumerate(paths)}
-        self._containers = Containers(self.directory, paths.__getitem__, sizes)
+        self._columns = ContainerColumns(
+            paths=Strings.of(paths),
+            sizes=np.array(sizes, np.int64),
+            digests=np.zeros(len(paths) * DIGEST_BYTES, np.uint8),
+            parts=np.zeros(len(paths), np.int32),
+        )
+        self._containers = Containers.of(self.directory, self._columns)
 
     def holds(self, utterance: Utterance) -> bool:
         """Whether an utterance has all features, with the bytes that the journal says."""
@@ -76,12 +88,19 @@ class DeadPart:
         except CorruptCacheError:
             return False
 
-    def encoded(self, utterance: Utterance) -> dict[str, EncodedArray]:
-        """Return the blocks of an utterance's arrays as they lie there, by feature."""
-        return {
-            name: EncodedArray(placed.rows, self._blocks(placed))
-            for name, placed in utterance.arrays.items()
-        }
+    def source(self, features: Declarations, utterances: Sequence[Utterance]) -> CopySource:
+        """Return utterances to be copied."""
+        index = PartRows.of(utterances, [*features]).index(self._columns, {})
+        kinds = kinds_of((each.id, each.annotations) for each in utterances)
+
+        def column(name: str) -> AnnotationValues:
+            values = [each.annotations.get(name) for each in utterances]
+            return AnnotationValues.of(values, kinds[name])
+
+        count, none = len(utterances), np.empty(0, np.int64)
+        annotated = AnnotatedRows(self.name, count, kinds, column, lambda: none)
+        arrays = StoredArrays(self.cache, f"{PARTS}/{self.name}", index, features)
+        return CopySource(arrays, annotated, np.arange(count))
 
     def let_go(self) -> None:
         """Close the files until they are needed again: not all systems remove open ones."""
@@ -105,19 +124,10 @@ def copy_part(
     if target.exists():
         remove_part(target)
     _check_space(dead, utterances)
-    part = OpenPart(dead.cache, features, dead.journal.header, target.name)
+    sources = [dead.source(features, utterances)]
+    stats = dead.journal.stats if whole else None
     try:
-        for utterance in utterances:
-            encoded = dead.encoded(utterance)
-            if not whole:
-                part.add_to_stats({key: part.decode(key, each) for key, each in encoded.items()})
-            part.append_encoded(utterance.id, encoded, utterance.stamps, utterance.annotations)
-        if whole:
-            part.stats = dict(dead.journal.stats)
-        part.seal()
-    except BaseException:
-        part.discard()
-        raise
+        copy_rows(dead.cache, features, dead.journal.header, sources, stats, name=target.name)
     finally:
         dead.let_go()
 
@@ -267,7 +277,8 @@ def _seal_in_place(dead: DeadPart, features: Declarations) -> bool:
             "part %r is copied, for its files cannot be finished: %s", str(dead.directory), error
         )
         return False
-    seal_directory(dead.cache, dead.name, header, Listed(utterances), dead.journal.stats, {})
+    rows = PartRows.of(utterances, [*header.dims])
+    seal_directory(dead.cache, dead.name, header, rows, dead.journal.stats, {})
     return True
 
 

@@ -16,12 +16,9 @@ from staging_helpers import FEATURES, arrays_of, check
 
 import featcache
 from featcache import CacheWriter
-from featcache.container_files import EncodedArrays
-from featcache.format.annotations import NONE
-from featcache.format.index import UNKNOWN
 from featcache.format.part import checksums
 from featcache.writing import queue
-from featcache.writing.arrays import CopyMemory
+from featcache.writing.arrays import CopyMemory, Utterances, check_one, pieces_of
 
 WRITING = LIBRARY / "writing"
 
@@ -91,7 +88,7 @@ def test_two_interrupts_in_a_row_spoil_no_other_utterance(
         assert part is not None
         memory, lines = CopyMemory(), range(1, 40)
         for first, second in itertools.product(lines, lines):
-            waiting = queue.Staging(part, features, memory, {"fbank": arrays_of(0)["fbank"]})
+            waiting = queue.Staging(part, features, memory, utterance(0))
             added = [
                 is_added(waiting, number, Interrupt(line, WRITING))
                 for number, line in enumerate((0, first, second, 0))
@@ -101,19 +98,25 @@ def test_two_interrupts_in_a_row_spoil_no_other_utterance(
             assert {*itertools.compress(range(4), added)} <= {*numbers}
             frames = np.concatenate([arrays_of(number)["fbank"] for number in numbers])
             stored = batch.arrays["fbank"]
-            assert isinstance(stored, EncodedArrays)
-            assert b"".join(stored.pieces) == frames.tobytes()
-            assert batch.checksums["fbank"] == checksums(stored)
-            assert batch.stats[0]["fbank"].count == len(frames)
-            np.testing.assert_allclose(batch.stats[0]["fbank"].mean, frames.mean(0), atol=1e-6)
+            assert stored.array.tobytes() == frames.tobytes()
+            assert stored.checksums is not None
+            assert [*stored.checksums] == checksums(pieces_of(stored.array, stored.lengths))
+            assert stored.stats is not None
+            assert stored.stats.count == len(frames)
+            np.testing.assert_allclose(stored.stats.mean, frames.mean(0), atol=1e-6)
         assert is_added(waiting, 9, Interrupt(max(lines), WRITING))  # all lines were interrupted
 
 
-def is_added(waiting: queue.Staging, number: int, interrupt: Interrupt) -> bool:
+def utterance(number: int) -> Utterances:
     arrays = {"fbank": arrays_of(number)["fbank"]}
+    return check_one(f"utt-{number}", arrays, {}, {}, {"fbank": FEATURES[0]})
+
+
+def is_added(waiting: queue.Staging, number: int, interrupt: Interrupt) -> bool:
+    added = utterance(number)
     try:
         sys.settrace(interrupt)
-        waiting.add(f"utt-{number}", arrays, {}, UNKNOWN, NONE)
+        waiting.add(added)
     except KeyboardInterrupt:
         return False
     finally:

@@ -16,7 +16,7 @@ from featcache.container_files import Extents, append_many
 from featcache.errors import CorruptCacheError
 from featcache.format.part import SealedPart
 from featcache.writing import copies, open_part, part_writer
-from featcache.writing.copies import CopiedPart
+from featcache.writing.open_part import OpenPart
 
 BACKENDS = ["memmap", "hdf5", "webdataset", "zarr"]
 
@@ -96,9 +96,9 @@ def test_of_a_format_that_knows_no_pages_every_array_is_read_back(
 ) -> None:
     """A byte is changed where no sample would look, before the pages of the file are hashed."""
     make_source(tmp_path / "a", ["fbank"], 200)
-    seal = CopiedPart.seal
+    seal = OpenPart.seal
 
-    def damage(self: CopiedPart, *args: object) -> SealedPart:
+    def damage(self: OpenPart, *args: object) -> SealedPart | None:
         (file,) = (tmp_path / "b").glob("parts/*/fbank.npy")
         data = file.read_bytes()
         with featcache.open(tmp_path / "a") as source:
@@ -111,6 +111,6 @@ def test_of_a_format_that_knows_no_pages_every_array_is_read_back(
         return seal(self, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(open_part, "SupportsPages", ())  # which nothing is an instance of
-    monkeypatch.setattr(CopiedPart, "seal", damage)
+    monkeypatch.setattr(OpenPart, "seal", damage)
     with pytest.raises(CorruptCacheError, match=r"'utt-.* is not what was written"):
         converted(tmp_path / "a", tmp_path / "b", "memmap", ["fbank"])

@@ -28,7 +28,6 @@ from featcache.errors import (
     NotACacheError,
     UnknownNameError,
 )
-from featcache.writing.arrays import FirstShapes
 
 DIMS = Feature("fbank", dims=[80])
 UNSAID = Feature("fbank")
@@ -425,22 +424,27 @@ def test_41_one_frame_of_two_axes_looks_like_a_batch_of_one(shape: tuple[int, ..
     Feature("f", dims=shape[1:]).check_dims("u", shape[1:], rows=1)  # the advice helps
 
 
-def test_41_a_second_batch_of_one_is_refused_until_one_looks_right() -> None:
-    first, feature = FirstShapes({}), Feature("f")
-    with pytest.warns(UserWarning, match="utterance 'u1', feature 'f': .*batch axis"):
-        first.check("u1", feature, (1, 700, 80))
-    for id in ("u2", "u3"):
-        with pytest.raises(FeatureError, match=f"utterance '{id}', feature 'f': .*batch axis"):
-            first.check(id, feature, (1, 700, 80))
-    first.check("u4", feature, (7, 700, 80))
-    first.check("u5", feature, (1, 700, 80))  # an utterance of one frame
-    first.check("u5", Feature("other", dims=[700, 80]), (1, 700, 80))
+def test_41_a_second_batch_of_one_is_refused_until_one_looks_right(tmp_path: Path) -> None:
+    features = [Feature("f"), Feature("other", dims=[2, 3])]
+
+    def write(id: str, shape: tuple[int, ...]) -> None:
+        arrays = {"f": np.zeros(shape, np.float32), "other": np.zeros((1, 2, 3), np.float32)}
+        writer.write(id, arrays)
+
+    with CacheWriter(tmp_path, features) as writer:
+        with pytest.warns(UserWarning, match="utterance 'u1', feature 'f': .*batch axis"):
+            write("u1", (1, 7, 8))
+        for id in ("u2", "u3"):
+            with pytest.raises(FeatureError, match=f"utterance '{id}', feature 'f': .*batch axis"):
+                write(id, (1, 7, 8))
+        write("u4", (7, 7, 8))
+        write("u5", (1, 7, 8))  # an utterance of one frame
 
 
-def test_41_one_frame_after_others_is_one_frame() -> None:
-    first, feature = FirstShapes({}), Feature("f")
-    for shape in ((2, 12, 80), (1, 12, 80), (1, 12, 80)):
-        first.check("u", feature, shape)
+def test_41_one_frame_after_others_is_one_frame(tmp_path: Path) -> None:
+    with CacheWriter(tmp_path, [Feature("f")]) as writer:
+        for number, frames in enumerate((2, 1, 1)):
+            writer.write(str(number), {"f": np.zeros((frames, 7, 8), np.float32)})
 
 
 def test_43_the_docstring_tells_how_to_declare_an_embedding() -> None:

@@ -363,7 +363,7 @@ def test_an_unfinished_copy_counts_for_nothing(
 ) -> None:
     deleted(path)
     with monkeypatch.context() as patched:
-        kill_in(compact, "merged_stats", patched, after=False)
+        kill_in(OpenPart, "seal", patched, after=False)
         patched.setattr(OpenPart, "discard", lambda part: (part.commit(), part.release()))
         compact_until_killed(path, tmp_path / "killed")
     check_cache(tmp_path / "killed", LEFT)

@@ -256,7 +256,6 @@ def test_what_a_format_cannot_hold_is_refused_whole(tmp_path: Path) -> None:
 def test_batches_go_on_in_the_next_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_writer, "PART_ROWS", 8)
     monkeypatch.setattr(arrays, "PIECE_ROWS", 3)
-    monkeypatch.setattr(part_writer, "PIECE_ROWS", 3)
     with CacheWriter(tmp_path, two_features(), FINGERPRINT) as writer:
         write_batches(writer, range(40), 10)
         writer._parts.seal()
