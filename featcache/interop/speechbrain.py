@@ -101,13 +101,13 @@ def with_items(dataset: Any, keys: Iterable[str] | Mapping[str, str] | None = No
     >>> from speechbrain.dataio.dataset import DynamicItemDataset
     >>> count = {"func": len, "takes": "text", "provides": "letters"}
     >>> dataset = DynamicItemDataset({"utt-1": {"text": "yes"}}, [count])
-    >>> with_items(dataset, ["text", "letters"])({"id": "utt-1"})
+    >>> with_items(dataset, ["text", "letters"])({"id": "utt-1"}, np.random.default_rng())
     {'id': 'utt-1', 'text': 'yes', 'letters': 3}
     """
     return partial(_add_items, DynamicItems(dataset, keys))
 
 
-def _add_items(items: DynamicItems, item: Item) -> Item:
+def _add_items(items: DynamicItems, item: Item, _: np.random.Generator) -> Item:
     found = items.of(item["id"], less=item)
     arrays = [key for key, value in found.items() if _is_array(value)]
     return item | {f"{key}_lengths": len(found[key]) for key in arrays} | found

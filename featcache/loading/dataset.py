@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from featcache._checks import errors_about
+from featcache._checks import errors_about, whole_number
 from featcache.errors import ConfigError, WindowError, nearest
 from featcache.interface import Ints
 from featcache.loading.memory import Allocate, fresh, worker_memory
@@ -84,7 +84,7 @@ def span_of(feature: str, key: Key, length: int, cut: slice) -> tuple[int, int]:
 
 _log = logging.getLogger("featcache")
 Dtype = str | torch.dtype
-Transform = Callable[[Item], Item]
+Transform = Callable[[Item, np.random.Generator], Item]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ class BatchPlan:
     spans: Mapping[str, tuple[Ints, Ints]]
     shapes: Mapping[str, tuple[int, ...]]
     nbytes: int
+    draw: tuple[int, int]  # seed and epoch
 
 
 class _WholeBatch(Batch):
@@ -133,9 +134,15 @@ class FeatureDataset(Dataset[Item]):
             utterance of the caches has are a tensor.
         dtypes: dtypes to convert features to, e.g. {"ssl": "float32", "tokens": torch.int64}; else
             as declared. As torch does it: what does not fit into a smaller dtype overflows.
-        transform: called with each item, returns an item. It runs where the reading runs. A tensor
-            that it adds with "<name>_lengths" beside it is padded along axis 0, other tensors and
-            numbers are stacked, the rest listed. A note on its errors names the utterance.
+        transform: called with each item and a generator, `transform(item, rng)`, returns an item.
+            It runs where the reading runs. A tensor that it adds with "<name>_lengths" beside it is
+            padded along axis 0, other tensors and numbers are stacked, the rest listed. A note on
+            its errors names the utterance. The generator is
+            `numpy.random.default_rng((seed, epoch, row))`: a row has the same draw on any worker
+            and rank, and after a resume. Seed and epoch are those of the sampler that made a batch,
+            where it is one of `featcache.samplers`, also in a DataLoader; else those of this data
+            set, whose `set_epoch` workers hear of that are started after it.
+        seed: that of a batch whose sampler has none, and of single items.
         allow_incomplete: also read caches that their writer has not finished.
 
     Raises `IncompleteError` for an unfinished cache, `KeyNotFoundError` for an unknown feature or
@@ -157,8 +164,11 @@ class FeatureDataset(Dataset[Item]):
         annotations: str | Sequence[str] = (),
         dtypes: Mapping[str, Dtype] | None = None,
         transform: Transform | None = None,
+        seed: int = 0,
         allow_incomplete: bool = False,
     ) -> None:
+        self.seed = whole_number("seed", seed, 0)
+        self.epoch = 0
         self.table = FeatureTable.of(source)
         if not allow_incomplete:
             self.table.require_complete()
@@ -182,19 +192,31 @@ class FeatureDataset(Dataset[Item]):
 
     def view(self, table: FeatureTable) -> FeatureDataset:
         """Return a data set over a view of the table, with the same features and transform."""
-        return FeatureDataset(
+        made = FeatureDataset(
             table,
             self.features,
             annotations=self._annotations,
             dtypes=self._dtypes,
             transform=self._transform,
+            seed=self.seed,
             allow_incomplete=True,  # as this one, if it is
         )
+        made.set_epoch(self.epoch)
+        return made
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that `transform` draws for, where no sampler or loader has one."""
+        self.epoch = whole_number("epoch", epoch, 0)
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the features in an item."""
         return tuple(self._dtypes)
+
+    @property
+    def transforms(self) -> bool:
+        """Whether items go through a transform."""
+        return self._transform is not None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -213,7 +235,7 @@ class FeatureDataset(Dataset[Item]):
             index = cast(list[Index], index.tolist())
         if isinstance(index, list):
             return [self[one] for one in index]
-        return next(self._items(self._read(self.plan([self._from_the_end(index)]), fresh)))
+        return next(self._items(self.plan([self._from_the_end(index)])))
 
     def __getitems__(self, indices: Sequence[Index]) -> Batch:
         allocate = fresh if get_worker_info() is None else worker_memory()
@@ -224,8 +246,11 @@ class FeatureDataset(Dataset[Item]):
         """Hand on a batch, and pad a list of items: the `collate_fn` of a DataLoader."""
         return pad(batch) if isinstance(batch, list) else dict(batch)
 
-    def plan(self, indices: Sequence[Index]) -> BatchPlan:
-        """Return the rows, frames and size of a batch, without reading any array."""
+    def plan(self, indices: Sequence[Index], epoch: int | None = None) -> BatchPlan:
+        """Return the rows, frames and size of a batch, without reading any array.
+
+        `epoch` is that of a batch which does not say it, as those of foreign samplers.
+        """
         if isinstance(indices, str) or not isinstance(indices, Sized):
             raise ConfigError(f"a batch is a list of row numbers or ids, not {indices!r}")
         if len(indices) == 0:
@@ -246,7 +271,9 @@ class FeatureDataset(Dataset[Item]):
                 shape = (int(lengths.max()), *shape)
             spans[name], shapes[name] = (starts, lengths), (len(rows), *shape)
             nbytes += math.prod(shapes[name]) * dtype.itemsize
-        return BatchPlan(rows, spans, shapes, nbytes)
+        draw = getattr(indices, "draw", None)
+        draw = draw or (self.seed, self.epoch if epoch is None else epoch)
+        return BatchPlan(rows, spans, shapes, nbytes, draw)
 
     def require_rows(self, numbers: object) -> None:
         """Raise `ConfigError` for a batch or a sampler whose numbers count other utterances."""
@@ -265,7 +292,7 @@ class FeatureDataset(Dataset[Item]):
                     numbers = torch.tensor(batch[name])
                     batch[name] = allocate(tuple(numbers.shape), numbers.dtype).copy_(numbers)
             return batch
-        return pad(list(self._items(self._read(plan, fresh))), allocate, self._listed)
+        return pad(list(self._items(plan)), allocate, self._listed)
 
     def _read(self, plan: BatchPlan, allocate: Allocate) -> Batch:
         batch: Batch = {"id": [self.table.id(row) for row in plan.rows.tolist()]}
@@ -290,9 +317,10 @@ class FeatureDataset(Dataset[Item]):
         annotation = self.table.annotation(name)
         return annotation.kind in ("int", "float", "bool") and not annotation.has_missing
 
-    def _items(self, batch: Batch) -> Iterator[Item]:
-        for number, id in enumerate(batch["id"]):
-            item: Item = {"id": id}
+    def _items(self, plan: BatchPlan) -> Iterator[Item]:
+        batch = self._read(plan, fresh)
+        for number, row in enumerate(plan.rows.tolist()):
+            item: Item = {"id": batch["id"][number]}
             for name in self._dtypes:
                 item[name] = batch[name][number]
                 if self.table.has_frames(name):
@@ -302,9 +330,9 @@ class FeatureDataset(Dataset[Item]):
                 item[name] = batch[name][number]
             if self._transform is not None:
                 try:
-                    item = self._transform(item)
+                    item = self._transform(item, np.random.default_rng((*plan.draw, row)))
                 except Exception as error:
-                    error.add_note(f"in the transform of utterance {id!r}")
+                    error.add_note(f"in the transform of utterance {batch['id'][number]!r}")
                     raise
             yield item
 

@@ -34,6 +34,7 @@ from featcache.loading.memory import (
 from featcache.loading.padding import Batch, Item
 from featcache.reading.opening import CachePath
 from featcache.samplers.epoch import EpochSampler, Iteration
+from featcache.samplers.order import VERSION, check_version
 from featcache.samplers.shuffled import PlainBatchSampler
 from featcache.tables.table import FeatureTable
 
@@ -93,6 +94,11 @@ class Position:
             self._iteration, batches.delivered = batches, 0
         return islice(batches, self._start, None)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration that was begun last."""
+        return self._epoch
+
     def deliver(self) -> None:
         """Count a batch that is handed on."""
         self._delivered += 1
@@ -118,10 +124,10 @@ class Position:
 
     def state_dict(self) -> dict[str, object]:
         """Return epoch, place in it and a digest of the data, as plain numbers and strings."""
-        sampler, data = self._sampler, self._table.digest
+        sampler, known = self._sampler, {"data": self._table.digest, "version": VERSION}
         if isinstance(sampler, EpochSampler):
             state = sampler.state_dict()
-            return {"epoch": state["epoch"], "sampler": state, "data": data}
+            return {"epoch": state["epoch"], "sampler": state, **known}
         self._follow()
         if isinstance(sampler, SupportsState):
             if not inspect.signature(sampler.state_dict).parameters:
@@ -130,22 +136,25 @@ class Position:
                     "loader reads ahead of what it delivered; let it take the number of batches"
                 )
             state = sampler.state_dict(self._delivered)
-            return {"epoch": self._epoch, "sampler": state, "data": data}
+            return {"epoch": self._epoch, "sampler": state, **known}
         done = self._start + self._delivered
         here = {"batches": done, "of": self._count(), "ended": self._ended}
-        return {"epoch": self._epoch, **here, "data": data}
+        return {"epoch": self._epoch, **here, **known}
 
     def load_state_dict(self, state: LoaderState) -> None:
         """Continue from a state in the next iteration.
 
-        Raises `StateError` for the state of other data or samplers; all then stays as it was.
+        Raises `StateError` for the state of other data or samplers, and of another version of the
+        order that a seed gives; all then stays as it was.
         """
         sampler = self._sampler
         counted = {"sampler"} if isinstance(sampler, SupportsState) else {"batches", "of", "ended"}
-        if not isinstance(state, Mapping) or state.keys() != {"epoch", "data", *counted}:
+        keys = {"epoch", "data", "version", *counted}
+        if not isinstance(state, Mapping) or state.keys() != keys:
             raise StateError(
                 f"this is no state of a FeatureLoader over a {type(sampler).__name__}: {state!r}"
             )
+        check_version(state)
         if state["data"] != self._table.digest:
             raise StateError(
                 f"the state is that of a loader over other utterances than those of {self._table!r}"
@@ -380,13 +389,14 @@ class FeatureLoader(Generic[T]):
             sampler.
         shuffle: whether these are drawn at random, anew in each epoch; else they come in the order
             of the rows.
-        seed: draws another order.
+        seed: draws another order, and other numbers for `transform`.
         drop_last: leaves out the last batch of an epoch where it is smaller than the others, and
             what then does not come out even for the ranks.
         annotations: names of the annotations to read, none by default; see `FeatureDataset`.
         dtypes: dtypes to convert features to, e.g. {"ssl": "float32"} or {"ssl": torch.float32};
             else as declared.
-        transform: called with each item, in the reading threads; see `FeatureDataset`.
+        transform: called with each item and a generator, `transform(item, rng)`, in the reading
+            threads; see `FeatureDataset`.
         collate: makes of each batch what the loop gets, in the reading threads, e.g.
             `featcache.interop.speechbrain.padded_batch`.
         threads: number of batches that are read side by side; 0 reads each when it is asked for.
@@ -437,6 +447,7 @@ class FeatureLoader(Generic[T]):
                 annotations=annotations,
                 dtypes=dtypes,
                 transform=transform,
+                seed=0 if seed is None else seed,
                 allow_incomplete=allow_incomplete,
             )
         elif annotations or (features, dtypes, transform, allow_incomplete) != _OF_DATASET:
@@ -447,7 +458,7 @@ class FeatureLoader(Generic[T]):
         if threads < 0 or prefetch_bytes < 0:
             raise ConfigError(f"{threads=}, {prefetch_bytes=}: neither can be negative")
         if batch_sampler is None:
-            batch_sampler = _plain_sampler(dataset.table, batch_size, shuffle, seed, drop_last)
+            batch_sampler = _plain_sampler(dataset, batch_size, shuffle, seed, drop_last)
         elif (batch_size, shuffle, seed, drop_last) != (None, None, None, None):
             raise ConfigError(
                 "give either batch_sampler, or batch_size, shuffle, seed and drop_last; a batch "
@@ -554,8 +565,10 @@ class FeatureLoader(Generic[T]):
         self._position.load_state_dict(state)
 
     def _jobs(self) -> Iterator[Job[T]]:
-        for indices in self._position.begin():
-            plan = self.dataset.plan(indices)
+        batches = self._position.begin()
+        epoch = self._position.epoch
+        for indices in batches:
+            plan = self.dataset.plan(indices, epoch)
             yield plan.nbytes, partial(self._read, plan)
 
     def _read(self, plan: BatchPlan) -> T:
@@ -563,7 +576,7 @@ class FeatureLoader(Generic[T]):
 
 
 def _plain_sampler(
-    table: FeatureTable,
+    dataset: FeatureDataset,
     batch_size: int | None,
     shuffle: bool | None,
     seed: int | None,
@@ -571,8 +584,12 @@ def _plain_sampler(
 ) -> PlainBatchSampler:
     if batch_size is None:
         raise ConfigError("the loader needs a batch_sampler, or a batch_size to make batches of")
-    if seed is not None and not shuffle:
-        raise ConfigError(f"seed={seed!r} is for shuffle=True")
+    if seed is not None and not shuffle and not dataset.transforms:
+        raise ConfigError(f"seed={seed!r} is for shuffle=True, or for a transform")
     return PlainBatchSampler(
-        table, batch_size, shuffle=bool(shuffle), seed=seed or 0, drop_last=bool(drop_last)
+        dataset.table,
+        batch_size,
+        shuffle=bool(shuffle),
+        seed=dataset.seed if seed is None else seed,
+        drop_last=bool(drop_last),
     )

@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from featcache.interface import Ints
-from featcache.tables.table import Numbering, Rows
+from featcache.samplers.order import Order
+from featcache.tables.table import BatchOf, Numbering
 
 
 class Batches(Sequence[list[int] | list[str]]):
     """A list of batches, each a list of row numbers, or of ids where `keys` are given.
 
     Batch b is `items[ends[b]:ends[b + 1]]`. `numbering` says which utterances row numbers count,
-    where that is known.
+    `draw` of which seed and epoch they are, where that is known.
 
     >>> Batches([2, 0, 1], [0, 1, 3])[1]
     [0, 1]
@@ -26,20 +27,27 @@ class Batches(Sequence[list[int] | list[str]]):
 
     def __init__(
         self,
-        items: ArrayLike,
+        items: ArrayLike | Order,
         ends: ArrayLike,
         keys: Sequence[str] | None = None,
         numbering: Numbering | None = None,
+        draw: tuple[int, int] | None = None,
     ) -> None:
-        self.items: Ints = np.asarray(items, np.int64)
+        self._items = items if isinstance(items, Order) else np.asarray(items, np.int64)
         self.ends: Ints = np.asarray(ends, np.int64)
         self.keys = keys
         self.numbering = numbering
+        self.draw = draw
 
     @classmethod
     def of(cls, batches: Sequence[Sequence[int]]) -> Batches:
         """Make them from lists of row numbers."""
         return cls([item for batch in batches for item in batch], ends_of(list(map(len, batches))))
+
+    @property
+    def items(self) -> Ints:
+        """The row numbers of all batches."""
+        return self._items[:]
 
     @property
     def sizes(self) -> Ints:
@@ -60,14 +68,20 @@ class Batches(Sequence[list[int] | list[str]]):
 
     def __iter__(self) -> Iterator[list[int] | list[str]]:
         for begin, end in zip(self.ends[:-1].tolist(), self.ends[1:].tolist(), strict=True):
-            yield self._named(self.items[begin:end].tolist())
+            yield self._named(self._items[begin:end].tolist())
 
     def __repr__(self) -> str:
-        return f"<{len(self)} batches of {len(self.items)} utterances>"
+        return f"<{len(self)} batches of {self.utterances} utterances>"
+
+    @property
+    def utterances(self) -> int:
+        """Utterances of all batches."""
+        return len(self._items)
 
     def batch(self, number: int) -> list[int] | list[str]:
         """Return batch `number`, counted from 0 on: what `[number]` does, in half the time."""
-        return self._named(self.items[self.ends.item(number) : self.ends.item(number + 1)].tolist())
+        rows = self._items[self.ends.item(number) : self.ends.item(number + 1)]
+        return self._named(rows.tolist())
 
     def take(self, order: Ints) -> Batches:
         """Return the batches that `order` numbers, in that order."""
@@ -75,10 +89,16 @@ class Batches(Sequence[list[int] | list[str]]):
         source = np.repeat(self.ends[order], sizes) + counted(sizes)
         return Batches(self.items[source], ends_of(sizes), self.keys, self.numbering)
 
+    def recut(self, ends: Ints, draw: tuple[int, int]) -> Batches:
+        """Return batches of the same utterances that end elsewhere, of this seed and epoch."""
+        return Batches(self._items, ends, self.keys, self.numbering, draw)
+
     def _named(self, rows: list[int]) -> list[int] | list[str]:
         if self.keys is not None:
-            return [self.keys[row] for row in rows]
-        return rows if self.numbering is None else Rows(rows, self.numbering)
+            ids = [self.keys[row] for row in rows]
+            return ids if self.draw is None else BatchOf(ids, None, self.draw)
+        known = self.numbering is not None or self.draw is not None
+        return BatchOf(rows, self.numbering, self.draw) if known else rows
 
 
 def ends_of(sizes: Sequence[int] | NDArray[np.integer]) -> Ints:

@@ -21,6 +21,7 @@ from featcache.interface import Ints
 from featcache.reading.opening import CachePath
 from featcache.samplers.batches import Batches
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups, split_up
+from featcache.samplers.order import Order, drawn, share_of
 from featcache.tables.columns import stable_order
 from featcache.tables.table import (
     FeatureTable,
@@ -309,10 +310,9 @@ class BucketBatchSampler(EpochSampler):
         """Return the batches of an epoch, in its order."""
         if not self.shuffle:
             return self._batches_of(self._rows, self._cut(self._rows, 0))
-        random = np.random.default_rng((self.seed, epoch))
-        rows, ends = self._draw(epoch, random)
+        rows, ends = self._draw(epoch)
         batches = self._batches_of(rows, split_up(ends, self._count))
-        return batches.take(shuffled_in_groups(len(batches), random))
+        return batches.take(shuffled_in_groups(len(batches), drawn(self.seed, "batches", epoch)))
 
     def settings(self) -> State:
         """Return what the order depends on: limits, shuffle, and a digest of the lengths."""
@@ -329,31 +329,33 @@ class BucketBatchSampler(EpochSampler):
         ids = "\0".join(self._ids or ()).encode(errors="surrogatepass")
         return digest("".join([*map(column_digest, self._lengths), digest(ids)]).encode())
 
-    def _draw(self, epoch: int, random: np.random.Generator) -> tuple[Ints, Ints]:
+    def _draw(self, epoch: int) -> tuple[Ints, Ints]:
         """Return the rows of an epoch, and where its batches end.
 
         Epoch 0 settles how many they are; it comes again where no draw of an epoch keeps to that.
         """
         if epoch and not self._count:
-            self._draw(0, random)
-        for _ in range(DRAWS if epoch else 0):
-            rows = self._ordered(random)
+            self._draw(0)
+        for number in range(DRAWS if epoch else 0):
+            key = drawn(self.seed, "rows", epoch, number)
+            rows = self._ordered(key)
             # a first batch of any size moves the ends of all others: neighbours part also where
             # utterances are few
-            ends = self._cut(rows, random.random())
+            ends = self._cut(rows, share_of(drawn(key, "first")))
             if len(ends) - 1 <= self._count:
                 return rows, ends
-        rows = self._ordered(np.random.default_rng(self.seed))
+        rows = self._ordered(drawn(self.seed, "rows", 0, 0))
         ends = self._cut(rows, 0.5)
         usual = len(ends) - 1
         self._count = min(usual + usual // SPARE, len(rows))
         return rows, ends
 
-    def _ordered(self, random: np.random.Generator) -> Ints:
+    def _ordered(self, key: int) -> Ints:
         """Return the rows by length, those of about the same length in random order."""
         rows = self._rows.copy()
-        for begin, end in pairwise(_bucket_ends(self._longest[rows], random.random())):
-            random.shuffle(rows[begin:end])
+        bounds = _bucket_ends(self._longest[rows], share_of(drawn(key, "bounds")))
+        for number, (begin, end) in enumerate(pairwise(bounds)):
+            rows[begin:end] = rows[begin:end][Order(end - begin, drawn(key, "bucket", number))[:]]
         return rows
 
     def _batches_of(self, rows: Ints, ends: Ints) -> Batches:

@@ -13,9 +13,10 @@ import numpy as np
 
 from featcache._checks import number_in_state, whole_number
 from featcache.errors import ConfigError, StateError
-from featcache.format.files import digest
 from featcache.interface import Ints
 from featcache.samplers.batches import Batches
+from featcache.samplers.order import VERSION, Order, check_version, drawn
+from featcache.tables.columns import mixed
 
 # One iteration of a sampler on one rank, and hosts that would share its batches out again.
 
@@ -40,7 +41,7 @@ class RankShare:
     def position(self, step: int) -> int:
         """Return how many utterances of the epoch all ranks have taken after that many steps."""
         if step == len(self):  # what drop_last leaves out is done with, too
-            return len(self.batches.items)
+            return self.batches.utterances
         return int(self.batches.ends[step * self.world_size])
 
 
@@ -169,7 +170,7 @@ def share_out(ends: Ints, position: int, world_size: int, drop_last: bool) -> In
     return np.concatenate([rest[: first + 1], *cuts])
 
 
-def shuffled_in_groups(count: int, random: np.random.Generator) -> Ints:
+def shuffled_in_groups(count: int, key: int) -> Ints:
     """Return the numbers below `count` in random order: groups of neighbours, each shuffled, too.
 
     The size of a group depends on `count` alone, so that any number of ranks sees one order. It is
@@ -177,17 +178,18 @@ def shuffled_in_groups(count: int, random: np.random.Generator) -> Ints:
     ranks batches that are alike. Numbers that fill no group (6 here) come last, so that all groups
     begin at a multiple of their size.
 
-    >>> shuffled_in_groups(9, np.random.default_rng(5)).tolist()
-    [1, 0, 7, 8, 3, 2, 5, 4, 6]
+    >>> shuffled_in_groups(9, key=5).tolist()
+    [2, 3, 5, 4, 7, 6, 1, 0, 8]
     """
     size = max(size for size in GROUP_SIZES if size * size <= max(count, 1))
     groups, over = divmod(count, size)
-    begin = int(random.integers(groups + 1)) * size
+    begin = (drawn(key, "begin") * (groups + 1) >> 64) * size
     order = np.arange(count)
     whole = np.delete(order, slice(begin, begin + over)).reshape(groups, size)
-    last = order[begin : begin + over]
-    random.shuffle(whole)
-    return np.concatenate([random.permuted(whole, axis=1).ravel(), random.permutation(last)])
+    within = mixed(order[: groups * size].astype(np.uint64), drawn(key, "within"))
+    within_groups = np.argsort(within.reshape(groups, size), axis=1, kind="stable")
+    whole = np.take_along_axis(whole, within_groups, axis=1)[Order(groups, drawn(key, "groups"))[:]]
+    return np.concatenate([whole.ravel(), begin + Order(over, drawn(key, "over"))[:]])
 
 
 def split_up(ends: Ints, count: int) -> Ints:
@@ -388,7 +390,7 @@ class EpochSampler(ABC):
             "position": share.position(done),
             # then the next epoch comes, unless set_epoch names this one
             "ended": ended and steps is None,
-            "order": self._order(epoch),
+            "version": VERSION,
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -397,15 +399,15 @@ class EpochSampler(ABC):
         What is left of its epoch comes next.
 
         Raises `StateError` for a state of other data, another seed or other settings, which it
-        names, and for a dict that is no state; the sampler is then as it was.
+        names, of another version of the order, and for a dict that is no state; the sampler is then
+        as it was.
         """
         epoch, position, ended = self._check(state)
-        items = len(self._epoch(epoch).items)
-        if position > items or state["order"] != self._order(epoch):
+        utterances = self._epoch(epoch).utterances
+        if position > utterances:
             raise StateError(
-                f"epoch {epoch} has {items} utterances in another order than when the state was "
-                f"saved at position {position}; was that with another version of NumPy? begin the "
-                "epoch anew, without the state"
+                f"epoch {epoch} has {utterances} utterances, and the state is of position "
+                f"{position}; begin the epoch anew, without the state"
             )
         self._go_to(epoch, position, ended)
 
@@ -448,15 +450,12 @@ class EpochSampler(ABC):
         if self._share is None or self._share[0] != wanted:
             batches = self._epoch(epoch)
             ends = share_out(batches.ends, start, world_size, self.drop_last)
-            left = Batches(batches.items, ends, batches.keys, batches.numbering)
+            left = batches.recut(ends, (self.seed, epoch))
             self._share = wanted, RankShare(left, rank, world_size)
         return self._share[1]
 
     def _identity(self) -> State:
         return {"sampler": type(self).__name__, "seed": self.seed, **self.settings()}
-
-    def _order(self, epoch: int) -> str:
-        return digest(np.ascontiguousarray(self._epoch(epoch).items).data)
 
     def _check(self, state: Mapping[str, object]) -> tuple[int, int, bool]:
         """Return epoch, position and end of a state that is one of this sampler's."""
@@ -467,7 +466,8 @@ class EpochSampler(ABC):
             raise StateError(
                 f"the state is of a {state['sampler']}, and this is a {mine['sampler']}"
             )
-        keys = {*mine, "epoch", "position", "ended", "order"}
+        check_version(state)
+        keys = {*mine, "epoch", "position", "ended", "version"}
         if keys != set(state):
             found = sorted(map(str, state))
             raise StateError(

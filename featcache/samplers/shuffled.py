@@ -12,6 +12,7 @@ from featcache.errors import ConfigError
 from featcache.format.files import digest
 from featcache.samplers.batches import Batches, ends_of
 from featcache.samplers.epoch import EpochSampler, State, shuffled_in_groups
+from featcache.samplers.order import Order, drawn
 from featcache.tables.table import FeatureTable, Numbering
 
 # `ShuffledBatchSampler`: batches that were made before, in another order each epoch.
@@ -69,7 +70,7 @@ class ShuffledBatchSampler(EpochSampler):
         if not self.shuffle:
             return self.batches
         return self.batches.take(
-            shuffled_in_groups(len(self.batches), np.random.default_rng((self.seed, epoch)))
+            shuffled_in_groups(len(self.batches), drawn(self.seed, "batches", epoch))
         )
 
     def settings(self) -> State:
@@ -139,8 +140,7 @@ class PlainBatchSampler(EpochSampler):
     def epoch_batches(self, epoch: int) -> Batches:
         """Return the batches of an epoch, in its order."""
         count = len(self.table)
-        random = np.random.default_rng((self.seed, epoch))
-        rows = random.permutation(count) if self.shuffle else np.arange(count)
+        rows = Order(count, drawn(self.seed, "rows", epoch) if self.shuffle else None)
         ends = np.arange(0, count + 1, self.batch_size)
         if ends[-1] < count and not self.drop_last:
             ends = np.append(ends, count)

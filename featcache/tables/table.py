@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -394,6 +394,8 @@ def within_table(dataset: object) -> tuple[HasTable, FeatureTable] | None:
 
 # Row numbers that know which utterances they count: none is taken for a row of other data.
 
+K = TypeVar("K")
+
 
 class Numbering:
     """The utterances that row numbers count: rows of a table, or of arrays of lengths alone."""
@@ -423,17 +425,26 @@ class Numbering:
         return Numbering.of_proof, (self.proof,)
 
 
-class Rows(list[int]):
-    """Row numbers of a batch: a list that also says what they number."""
+class BatchOf(list[K]):
+    """Row numbers or ids of a batch: a list that also says what its numbers count, and its draw.
 
-    __slots__ = ("numbering",)
+    Attributes:
+        numbering: the utterances that row numbers count, where that is known.
+        draw: seed and epoch of the sampler, where it has them: what is random for the utterances of
+            the batch is drawn of these, in whatever process.
+    """
 
-    def __init__(self, rows: Iterable[int], numbering: Numbering) -> None:
-        super().__init__(rows)
+    __slots__ = ("draw", "numbering")
+
+    def __init__(
+        self, keys: Iterable[K], numbering: Numbering | None, draw: tuple[int, int] | None
+    ) -> None:
+        super().__init__(keys)
         self.numbering = numbering
+        self.draw = draw
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Rows, (list(self), self.numbering)
+        return BatchOf, (list(self), self.numbering, self.draw)
 
 
 def require_rows_of(table: FeatureTable, numbering: Numbering) -> None:

@@ -66,7 +66,7 @@ def plain(cache: featcache.Cache) -> Any:
     return FeatureLoader(cache, batch_size=5, shuffle=True)
 
 
-def labelled(item: dict[str, Any]) -> dict[str, Any]:
+def labelled(item: dict[str, Any], rng: object) -> dict[str, Any]:
     return {**item, "labels": 1}
 
 

@@ -86,7 +86,7 @@ def test_a_batch_without_any_frame_has_lengths_of_zero() -> None:
 
 
 def test_numbers_and_other_things_of_a_transform_stay(cache: featcache.Cache) -> None:
-    def with_labels(item: dict[str, Any]) -> dict[str, Any]:
+    def with_labels(item: dict[str, Any], rng: object) -> dict[str, Any]:
         return {**item, "digit": int(item["id"][4:]), "gain": 0.5, "words": ["a", "word"]}
 
     loader = FeatureLoader(

@@ -22,6 +22,7 @@ from featcache import FeatureLoader, KeyNotFoundError
 from featcache.errors import ConfigError
 from featcache.interop.speechbrain import padded_batch, with_items
 
+RNG = np.random.default_rng(0)
 INDICES = [[0, 5, 7], [3], [22, 1]]
 
 
@@ -113,7 +114,7 @@ def test_threads_that_ask_at_a_time_do_not_share_a_generator(cache: featcache.Ca
     dataset.add_dynamic_item(slowly, takes="text", provides=["same", "upper"])
     add = with_items(dataset, ["upper"])
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda id: add({"id": id})["upper"], cache.ids[:4]))
+        found = list(threads.map(lambda id: add({"id": id}, RNG)["upper"], cache.ids[:4]))
     assert found == [id.upper() for id in cache.ids[:4]]
 
 
@@ -122,7 +123,7 @@ def test_the_data_set_stays_as_it_is(cache: featcache.Cache) -> None:
     running = iter(DataLoader(dataset, batch_size=None))
     first = next(running)
     add = with_items(dataset, ["tokens"])
-    assert add({"id": cache.ids[3]}).keys() == {"id", "tokens", "tokens_lengths"}
+    assert add({"id": cache.ids[3]}, RNG).keys() == {"id", "tokens", "tokens_lengths"}
     assert dataset.pipeline.output_mapping == {"id": "id", "words": "words"}
     assert next(running).keys() == first.keys() == {"id", "words"}
 
@@ -139,7 +140,7 @@ def test_without_keys_the_output_keys_are_computed_less_what_the_loader_gives(
 def test_output_keys_may_have_other_names(cache: featcache.Cache) -> None:
     dataset = make_dataset(cache)
     id = cache.ids[6]
-    assert with_items(dataset, {"labels": "words"})({"id": id}) == {
+    assert with_items(dataset, {"labels": "words"})({"id": id}, RNG) == {
         "id": id,
         "labels": dataset.data[id]["text"].split(),
     }
@@ -150,9 +151,9 @@ def test_only_what_the_keys_need_is_pickled(cache: featcache.Cache) -> None:
     dataset.add_dynamic_item(lambda id: id, takes="id", provides="not-picklable")
     add = with_items(dataset, ["mask"])
     item = {"id": cache.ids[3]}
-    first = add(item)["mask"]
+    first = add(item, RNG)["mask"]
     again = pickle.loads(pickle.dumps(add))  # noqa: S301
-    assert np.array_equal(again(item)["mask"], first)
+    assert np.array_equal(again(item, RNG)["mask"], first)
 
 
 def test_a_key_that_the_data_set_lacks_is_refused_at_once(cache: featcache.Cache) -> None:
@@ -167,7 +168,7 @@ def test_an_item_that_takes_what_nothing_provides_is_refused_at_once(
     dataset.add_dynamic_item(len, takes="txt", provides="letters")
     with pytest.raises(ConfigError, match=r"takes 'txt', which the data set lacks; .*'text'"):
         with_items(dataset, ["letters"])
-    assert with_items(dataset, ["words"])({"id": cache.ids[0]})["words"]
+    assert with_items(dataset, ["words"])({"id": cache.ids[0]}, RNG)["words"]
 
 
 def test_another_data_set_is_refused() -> None:

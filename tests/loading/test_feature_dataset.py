@@ -170,7 +170,7 @@ def test_a_transform_that_changes_nothing_gives_the_same_batch(tmp_path: Path) -
                 {"xvector": np.full(5, number), "label": np.int16(number), **arrays_of(number)},
             )
     plain = FeatureDataset(tmp_path)
-    transformed = FeatureDataset(tmp_path, transform=lambda item: item)
+    transformed = FeatureDataset(tmp_path, transform=lambda item, rng: item)
     expected = plain.__getitems__([2, 0, 1])
     for found in (
         transformed.__getitems__([2, 0, 1]),
@@ -186,7 +186,7 @@ def test_a_transform_that_changes_nothing_gives_the_same_batch(tmp_path: Path) -
 
 
 def test_what_transform_returns_is_padded_anew(cache: Path) -> None:
-    def spliced(item: dict[str, Any]) -> dict[str, Any]:
+    def spliced(item: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         twice = torch.cat([item["fbank"], item["fbank"]])
         mean, n = item["fbank"].sum(), item["fbank_lengths"]
         return {
@@ -215,16 +215,16 @@ def test_what_transform_returns_is_padded_anew(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda item: {item["id"]: 1}, "have different keys"),
+        (lambda item, rng: {item["id"]: 1}, "have different keys"),
         (
-            lambda item: {"x": torch.zeros(item["fbank_lengths"])},
+            lambda item, rng: {"x": torch.zeros(item["fbank_lengths"])},
             r"'x' of items .* give x_lengths, too",
         ),
         (
-            lambda item: {"x": torch.zeros(2, item["fbank_lengths"]), "x_lengths": 2},
+            lambda item, rng: {"x": torch.zeros(2, item["fbank_lengths"]), "x_lengths": 2},
             r"'x' of items .* \(2, 15\) and",
         ),
-        (lambda item: None, "transform returned None"),
+        (lambda item, rng: None, "transform returned None"),
     ],
 )
 def test_items_that_do_not_fit_together_are_refused(cache: Path, change: Any, match: str) -> None:

@@ -97,7 +97,7 @@ def test_a_loader_that_is_dropped_in_the_middle_leaves_nothing(cache: Path) -> N
 def test_closing_the_iterator_waits_for_its_threads(cache: Path) -> None:
     begun: list[str] = []
 
-    def slow(item: dict[str, Any]) -> dict[str, Any]:
+    def slow(item: dict[str, Any], rng: object) -> dict[str, Any]:
         begun.append(item["id"])
         time.sleep(0.05)
         return item
@@ -147,7 +147,7 @@ def test_what_goes_wrong_while_reading_is_raised_in_the_training_loop(
 
 
 def test_a_transform_that_fails_is_raised_in_the_training_loop(cache: Path) -> None:
-    def fail(item: dict[str, Any]) -> dict[str, Any]:
+    def fail(item: dict[str, Any], rng: object) -> dict[str, Any]:
         raise LookupError(item["id"])
 
     with pytest.raises(LookupError, match=id_of(0)):

@@ -97,7 +97,7 @@ def test_batches_of_a_size_come_in_order_or_shuffled_anew_in_each_epoch(
         ({}, "needs a batch_sampler, or a batch_size"),
         ({"shuffle": True}, "needs a batch_sampler, or a batch_size"),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, not 0"),
-        ({"batch_size": 2, "seed": 1}, "seed=1 is for shuffle=True"),
+        ({"batch_size": 2, "seed": 1}, "seed=1 is for shuffle=True, or for a transform"),
         ({"batch_sampler": [[0]], "batch_size": 2}, "either batch_sampler, or batch_size"),
         ({"batch_sampler": [[0]], "shuffle": False}, "either batch_sampler, or batch_size"),
         (
@@ -150,7 +150,7 @@ class MineError(Exception):
     pass
 
 
-def failing(item: dict[str, Any]) -> dict[str, Any]:
+def failing(item: dict[str, Any], rng: object) -> dict[str, Any]:
     if item.pop("id") == id_of(5):
         raise MineError("mine")
     return item

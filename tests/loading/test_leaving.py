@@ -26,7 +26,7 @@ import featcache
 
 first = featcache.open(sys.argv[1], expect={"model": "wavlm"}).ids[0]
 
-def slow(item):
+def slow(item, rng):
     if item["id"] != first:
         time.sleep(2)
     print(item["id"], flush=True)

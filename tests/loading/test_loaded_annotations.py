@@ -42,7 +42,7 @@ def test_an_item_has_plain_values(cache: featcache.Cache) -> None:
             assert wanted is None or name == "duration" or type(value) is type(wanted)
 
 
-@pytest.mark.parametrize("transform", [None, lambda item: item])
+@pytest.mark.parametrize("transform", [None, lambda item, rng: item])
 def test_a_batch_lists_values_and_stacks_numbers_that_all_have(
     cache: featcache.Cache, transform: Any
 ) -> None:
@@ -57,7 +57,7 @@ def test_a_batch_lists_values_and_stacks_numbers_that_all_have(
 
 
 def test_loaders_and_their_transforms_have_annotations(cache: featcache.Cache) -> None:
-    def transform(item: dict[str, Any]) -> dict[str, Any]:
+    def transform(item: dict[str, Any], rng: object) -> dict[str, Any]:
         return item | {
             "tokens": torch.tensor([*item["text"].encode()], dtype=torch.uint8),
             "tokens_lengths": 0,

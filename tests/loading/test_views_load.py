@@ -58,7 +58,7 @@ def test_states_and_samplers_of_other_views_are_refused(whole: FeatureTable) -> 
     assert sorted(ids_of(FeatureLoader(one, batch_sampler=pickled))) == sorted(one)
 
 
-@pytest.mark.parametrize("transform", [None, lambda item: {**item, "twice": 2}])
+@pytest.mark.parametrize("transform", [None, lambda item, rng: {**item, "twice": 2}])
 def test_a_subset_of_torch_is_a_view(whole: FeatureTable, transform: Any) -> None:
     dataset = FeatureDataset(whole, "fbank", dtypes={"fbank": "float64"}, transform=transform)
     subset: Any = Subset(dataset, range(3, 30))

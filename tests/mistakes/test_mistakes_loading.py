@@ -90,7 +90,7 @@ def twice(path: Path) -> Any:
     return concat(made(path / "a", "u"), made(path / "b", "u"))
 
 
-def tokens(item: dict[str, Any]) -> dict[str, Any]:
+def tokens(item: dict[str, Any], rng: object) -> dict[str, Any]:
     return item | {"tokens": torch.ones(int(item["id"][1:]))}
 
 
@@ -128,7 +128,7 @@ MISTAKES: list[tuple[str, Callable[[Path], object], type[FeatcacheError], list[s
     ),
     (
         "127-nothing-returned",
-        lambda path: all_of(Loader(made(path), batch_size=2, transform=lambda item: None)),
+        lambda path: all_of(Loader(made(path), batch_size=2, transform=lambda item, rng: None)),
         FeatureError,
         ["an item is a dict", "transform returned None"],
     ),
@@ -237,7 +237,7 @@ def test_126_a_bucket_samplers_batches_come_in_another_order_each_epoch(tmp_path
 
 
 def test_127_an_error_of_transform_keeps_its_kind_and_names_the_utterance(tmp_path: Path) -> None:
-    loader = Loader(made(tmp_path, "u"), batch_size=2, transform=lambda item: 1 / 0)
+    loader = Loader(made(tmp_path, "u"), batch_size=2, transform=lambda item, rng: 1 / 0)
     with pytest.raises(ZeroDivisionError) as caught:
         all_of(loader)
     assert caught.value.__notes__ == ["in the transform of utterance 'u'"]

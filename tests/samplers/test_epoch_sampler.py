@@ -134,7 +134,7 @@ def test_in_most_steps_the_ranks_get_neighbouring_batches(
 def test_shuffling_in_groups_is_a_permutation_whose_groups_are_neighbours(
     count: int, seed: int
 ) -> None:
-    order = shuffled_in_groups(count, np.random.default_rng(seed))
+    order = shuffled_in_groups(count, seed)
     assert sorted(order.tolist()) == list(range(count))
     size = max(size for size in (1, 2, 4, 6, 12) if size * size <= count)
     whole = order[: count - count % size].reshape(-1, size)

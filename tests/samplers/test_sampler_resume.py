@@ -241,12 +241,11 @@ def changed(**entries: object) -> State:
         (None, "the dict that state_dict"),
         ([1, 2], "the dict that state_dict"),
         ({**changed(), "more": 1}, r"has the keys .*, not .*'more'"),
-        (changed(position=91), "position 91; "),
+        (changed(position=91), "has 90 utterances, and the state is of position 91; begin"),
         (changed(position=-1), "position must be an integer of at least 0, not -1"),
         (changed(position="3"), "position must be an integer"),
         (changed(epoch=1.5), "epoch must be an integer"),
-        (changed(order="00"), "has 90 utterances in another order than .* begin the epoch anew"),
-        (changed(epoch=1), "epoch 1 has 90 utterances in another order"),
+        (changed(version=2), "version 2 of the order .* draws version 1: begin the epoch anew"),
     ],
 )
 def test_a_state_of_something_else_is_refused_and_changes_nothing(state: Any, message: str) -> None:
